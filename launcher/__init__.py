@@ -1,0 +1,1 @@
+"""The login node's part: compose the config, split the devices, submit the jobs, watch. No torch, no zmq."""

@@ -1,0 +1,62 @@
+"""How devices are split between inference and training. Pure.
+
+A device is a GPU, or a CPU process where there are none. Replicas = floor(fraction * devices / replica size), at least
+one, and so few that at least one training unit is left; training takes whole units of what is left; the remainder is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from workers.config import AllocationConfig, ConfigError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The split: inference has `num_replicas` of `replica_size` devices, training `num_train_devices`."""
+
+    num_devices: int
+    replica_size: int
+    num_replicas: int
+    num_train_devices: int
+
+    @property
+    def num_inference_devices(self) -> int:
+        """Devices that generate."""
+        return self.num_replicas * self.replica_size
+
+    @property
+    def num_unused(self) -> int:
+        """Devices that fit into neither part."""
+        return self.num_devices - self.num_inference_devices - self.num_train_devices
+
+    def describe(self) -> str:
+        """One line for people."""
+        share = self.num_inference_devices / self.num_devices
+        unused = f", {self.num_unused} unused" if self.num_unused else ""
+        return (f"{self.num_devices} devices: {self.num_inference_devices} for inference ({self.num_replicas} x {self.replica_size}, "
+                f"{share:.0%}), {self.num_train_devices} for training{unused}")
+
+
+def split(allocation: AllocationConfig, train_unit: int = 1) -> Plan:
+    """Split the devices; `train_unit` is the number of devices of one model copy in training (tp * pp * cp).
+
+    Raises `ConfigError` where no split exists, naming the nearest that does.
+    """
+    devices, size = allocation.num_devices, allocation.replica_size
+    per_node = allocation.devices_per_node or devices
+    if size < 1 or (per_node % size and size % per_node):
+        raise ConfigError(f"allocation.replica_size={size}: must divide the {per_node} devices of a node, or be a multiple of them. "
+                          f"Use one of {[number for number in range(1, per_node + 1) if per_node % number == 0]}")
+    if devices < size + train_unit:
+        raise ConfigError(f"allocation.num_devices={devices}: must be at least {size + train_unit}, one replica of {size} and one "
+                          f"training unit of {train_unit}. Use allocation.num_devices={size + train_unit}")
+    # The fraction is a decimal number that binary floats miss by a hair: 0.7 * 10 is 7, not 6.999.
+    wanted = math.floor(allocation.inference_fraction * devices / size + 1e-9)
+    replicas = max(1, min(wanted, (devices - train_unit) // size))
+    if allocation.min_replicas > replicas:
+        raise ConfigError(f"allocation.min_replicas={allocation.min_replicas}: the split gives {replicas} replicas. "
+                          f"Use allocation.min_replicas={replicas} or fewer")
+    left = devices - replicas * size
+    return Plan(devices, size, replicas, left // train_unit * train_unit)

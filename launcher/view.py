@@ -1,0 +1,113 @@
+"""What a run looks like to people: tables for a terminal, lines for everything else. Pure: files' contents in, text out."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+STALE_S = 10.0
+
+
+def duration(seconds: float) -> str:
+    """2h03m, 4m05s, 12s."""
+    minutes, rest = divmod(int(max(0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def eta(status: dict, steps: list[dict]) -> str:
+    """Time left, from the pace of the last ten steps; '?' before the second step."""
+    if len(steps) < 2:
+        return "?"
+    recent = steps[-11:]
+    pace = (recent[-1]["seconds"] - recent[0]["seconds"]) / (len(recent) - 1)
+    return duration(pace * (status["num_steps"] - steps[-1]["step"]))
+
+
+def rates(steps: list[dict]) -> tuple[float, float]:
+    """Tokens per second generated and trained, over the last ten steps."""
+    if len(steps) < 2:
+        return 0.0, 0.0
+    first, last = steps[-min(11, len(steps))], steps[-1]
+    seconds = max(1e-9, last["seconds"] - first["seconds"])
+    return tuple((last[key] - first[key]) / seconds for key in ("tokens_generated", "tokens_trained"))  # type: ignore[return-value]
+
+
+def histogram(counts: dict[str, int]) -> str:
+    """'0: 12  1: 40  2: 28'."""
+    return "  ".join(f"{age}: {count}" for age, count in counts.items())
+
+
+def step_line(record: dict, status: dict | None) -> str:
+    """One plain line a training step."""
+    return (f"step {record['step']:>4}  {duration(record['seconds']):>7}  reward {record['reward']:+.2f}  sampled accuracy {record['accuracy']:.3f}  "
+            f"age mean {record['staleness_mean']:.1f} max {record['staleness_max']}  w {record.get('behavior_weight_mean', 1.0):.3f}  "
+            f"clip {record.get('clip_share', 0.0):.3f}  entropy {record.get('entropy', 0.0):.3f}  grad {record.get('grad_norm', 0.0):.2f}  "
+            f"tokens {record['tokens_generated']} generated {record['tokens_trained']} trained {record['tokens_interrupted']} interrupted  "
+            f"buffer {record['buffer']}")
+
+
+def evaluation_line(record: dict) -> str:
+    """One plain line an evaluation."""
+    failed = f", {record['num_failed']} could not be judged" if record["num_failed"] else ""
+    return f"held-out accuracy after step {record['step']}: {record['accuracy']:.3f} ({record['num_prompts']} prompts, greedy{failed})"
+
+
+def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    generated, trained = rates(steps)
+    last = steps[-1] if steps else {}
+    held = "  ".join(f"{record['accuracy']:.3f} (step {record['step']})" for record in evaluations[-4:]) or "-"
+    rows = [
+        ("step", f"{status['step']} of {status['num_steps']}   {duration(status['seconds'])} elapsed, {eta(status, steps)} left"),
+        ("reward", f"{last['reward']:+.3f}   sampled accuracy {last['accuracy']:.3f}" if last else "-"),
+        ("held-out", held + (f"   evaluating {status['evaluating']}" if status["evaluating"] else "")),
+        ("staleness", f"eta {status['eta']} ({status['bound']})   groups by age  {histogram(status['staleness']) or '-'}"),
+        ("tokens/s", f"{generated:.1f} generated   {trained:.1f} trained   {status['tokens_interrupted']} kept across interruptions"),
+        ("groups", f"{status['running']} running   {status['buffer']} in the buffer   {status['set_aside']} set aside"),
+    ]
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), value)
+    return table
+
+
+def _workers(status: dict) -> Table:
+    table = Table("worker", "process", "weights", "running", "waits for", box=None, header_style="dim")
+    for worker in status["workers"]:
+        part = worker["name"].split()[0]
+        waits = worker["waiting_for"]
+        if not waits or waits == "leases":
+            waits = status["waiting"].get(part, "") or waits
+        silent = f" (silent {worker['silent_s']:.0f} s)" if worker["silent_s"] > STALE_S else ""
+        weights = worker["version"] + (f" -> {worker['fetching']}" if worker["fetching"] else "")
+        table.add_row(worker["name"], f"{worker['host']}:{worker['pid']}", weights, str(worker["running"]), waits + silent)
+    return table
+
+
+def panel(name: str, status: dict | None, steps: list[dict], evaluations: list[dict], now: float, ended: dict | None) -> Panel:
+    """The live view. `now`: seconds since 1970."""
+    title = f"headway  {name}"
+    if status is None:
+        return Panel(Text("waiting for the coordinator to start" if ended is None else f"ended: {ended['cause'] or 'complete'}"), title=title)
+    parts: list = [_facts(status, steps, evaluations), Text(), _workers(status)]
+    if ended is not None:
+        parts.append(Text(f"ended: {ended['cause'] or 'complete'}", style="bold"))
+    elif now - status["time"] > STALE_S:
+        parts.append(Text(f"the coordinator has not written its status for {now - status['time']:.0f} s", style="bold red"))
+    return Panel(Group(*parts), title=title)
+
+
+def summary_lines(summary: dict) -> list[str]:
+    """The end of a run, for people."""
+    def show(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    return [
+        f"held-out accuracy {show(summary['heldout_before'])} -> {show(summary['heldout_after'])} on {summary['heldout_prompts']} prompts "
+        f"never trained on, in {summary['num_steps']} steps and {duration(summary['seconds'])}",
+        f"staleness: eta {summary['eta']} ({summary['bound']}), consumed groups by age  {histogram(summary['staleness_histogram'])}; "
+        f"oldest {summary['max_staleness']}; {summary['share_stale']:.0%} begun under an older version than they trained",
+        f"tokens: {summary['tokens_generated']} generated, {summary['tokens_trained']} trained",
+    ]

@@ -1,0 +1,19 @@
+"""Small groups for tests."""
+
+from __future__ import annotations
+
+from workers.messages.arrays import Bool, Float32, Int32
+from workers.messages.types import Group, Purpose
+
+
+def make_group(group_id: str = "g0", attempt: int = 0, steps: list[int] | None = None, *, rewards: list[float] | None = None,
+               purpose: Purpose = Purpose.training) -> Group:
+    """One sample of one token for each entry of `steps`, sampled at that step."""
+    steps = [0] if steps is None else steps
+    count = len(steps)
+    values = rewards or [1.0] * count
+    return Group(
+        group_id=group_id, attempt=attempt, purpose=purpose, prompt_id="p", prompt=Int32.of([1, 2]), lengths=Int32.of([1] * count),
+        tokens=Int32.of([3] * count), logprobs=Float32.of([-0.5] * count), loss_mask=Bool.of([True] * count),
+        rewards=Float32.of(values), scores=Float32.of(values), epochs=Int32.of([1] * count), steps=Int32.of(steps),
+        run_lengths=Int32.of([1] * count))

@@ -1,0 +1,176 @@
+"""Messages survive the wire exactly, and nothing malformed is ever decoded."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.groups import make_group
+from workers.messages.arrays import Bool, Float32, Int32
+from workers.messages.codec import MessageError, encode, from_coordinator, from_workers
+from workers.messages.groups import check_group, head_step, samples, token_steps
+from workers.messages.types import Batch, Credit, Group, GroupFinished, Heartbeat, Purpose, Register, Role, Version
+
+LIMIT = 1 << 20
+
+
+def frames_of(message) -> list[bytes]:
+    return [bytes(frame) for frame in encode(message)]
+
+
+@st.composite
+def groups(draw) -> Group:
+    lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    total = sum(lengths)
+    runs, left = [], total
+    while left:
+        runs.append(draw(st.integers(1, left)))
+        left -= runs[-1]
+    floats = st.floats(-100, 100, width=32)
+    numbers = st.integers(0, 2**31 - 1)
+
+    def many(strategy, count):
+        return draw(st.lists(strategy, min_size=count, max_size=count))
+
+    return Group(
+        group_id=draw(st.text(min_size=1, max_size=20)), attempt=draw(st.integers(0, 9)), purpose=draw(st.sampled_from(Purpose)),
+        prompt_id="p", prompt=Int32.of(draw(st.lists(numbers, min_size=1, max_size=9))), lengths=Int32.of(lengths),
+        tokens=Int32.of(many(numbers, total)), logprobs=Float32.of(np.array(many(floats, total), np.float32)),
+        loss_mask=Bool.of(np.array(many(st.booleans(), total), bool)), rewards=Float32.of(np.array(many(floats, len(lengths)), np.float32)),
+        scores=Float32.of(np.array(many(floats, len(lengths)), np.float32)), epochs=Int32.of(many(st.integers(1, 3), len(runs))),
+        steps=Int32.of(many(st.integers(0, 99), len(runs))), run_lengths=Int32.of(runs))
+
+
+@given(groups())
+@settings(max_examples=150, deadline=None)
+def test_a_group_comes_back_as_it_was(group: Group) -> None:
+    back = from_workers(LIMIT).decode(frames_of(GroupFinished(group))).group
+    for name in Group.__struct_fields__:
+        before, after = getattr(group, name), getattr(back, name)
+        if isinstance(before, np.ndarray):
+            assert type(after) is type(before) and after.dtype == before.dtype and np.array_equal(before, after)
+        else:
+            assert before == after
+    check_group(back)
+    assert [len(view.tokens) for view in samples(back)] == group.lengths.tolist()
+    assert len(token_steps(back)) == group.tokens.size
+    assert head_step(back) == min(int(view.steps[0]) for view in samples(back))
+
+
+@given(st.lists(groups(), max_size=3))
+@settings(max_examples=50, deadline=None)
+def test_a_batch_of_groups_comes_back(batch: list[Group]) -> None:
+    back = from_coordinator(LIMIT).decode(frames_of(Batch(3, batch, Version(1, 2))))
+    assert back.step == 3 and back.needed == Version(1, 2)
+    assert [group.tokens.tolist() for group in back.groups] == [group.tokens.tolist() for group in batch]
+
+
+@given(st.lists(st.binary(max_size=200), max_size=6))
+@settings(max_examples=300, deadline=None)
+def test_arbitrary_bytes_never_decode_and_never_crash(frames: list[bytes]) -> None:
+    for decoder in (from_workers(LIMIT), from_coordinator(LIMIT)):
+        with pytest.raises(MessageError):
+            decoder.decode(frames)
+
+
+@given(groups(), st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_message_is_refused_or_is_still_whole(group: Group, data: st.DataObject) -> None:
+    frames = frames_of(GroupFinished(group))
+    index = data.draw(st.integers(0, len(frames) - 1))
+    damage = data.draw(st.sampled_from(["cut", "grow", "drop", "repeat"]))
+    if damage == "cut" and frames[index]:
+        frames[index] = frames[index][:-1]
+    elif damage == "grow":
+        frames[index] += b"\0"
+    elif damage == "drop":
+        del frames[index]
+    else:
+        frames.insert(index, frames[index])
+    if frames == frames_of(GroupFinished(group)):
+        return
+    with pytest.raises(MessageError):
+        from_workers(LIMIT).decode(frames)
+
+
+def encoded_with(change) -> list[bytes]:
+    frames = frames_of(GroupFinished(make_group()))
+    header = msgspec.msgpack.decode(frames[0])
+    change(header)
+    return [msgspec.msgpack.encode(header), *frames[1:]]
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda header: header.update(type="Surprise"), "Surprise"),
+    (lambda header: header.update(extra=1), "extra"),
+    (lambda header: header["group"].pop("prompt"), "prompt"),
+    (lambda header: header["group"].update(attempt="three"), "attempt"),
+    (lambda header: header["group"].update(attempt=-1), "attempt"),
+    (lambda header: header["group"].update(tokens=[1, 1]), "frame 1"),
+    (lambda header: header["group"].update(tokens=[99, 1]), "frame 99"),
+    (lambda header: header["group"].update(tokens=[3, 2]), "bytes"),
+    (lambda header: header["group"].update(tokens=[3, 1.0]), "reference"),
+    (lambda header: header["group"].update(tokens="abcd"), "reference"),
+])
+def test_a_wrong_header_is_refused_with_the_reason(change, words: str) -> None:
+    with pytest.raises(MessageError, match=words):
+        from_workers(LIMIT).decode(encoded_with(change))
+
+
+def test_wrong_mask_bytes_are_refused() -> None:
+    frames = frames_of(GroupFinished(make_group()))
+    where = msgspec.msgpack.decode(frames[0])["group"]["loss_mask"][0]
+    frames[where] = b"\x02"
+    with pytest.raises(MessageError, match="0 or 1"):
+        from_workers(LIMIT).decode(frames)
+
+
+def test_a_message_over_the_limit_is_refused_with_the_remedy() -> None:
+    with pytest.raises(MessageError, match="max_message_mb"):
+        from_workers(10).decode(frames_of(GroupFinished(make_group())))
+
+
+def test_directions_are_separate() -> None:
+    with pytest.raises(MessageError):
+        from_coordinator(LIMIT).decode(frames_of(Register(Role.rollout, "host", 1)))
+    with pytest.raises(MessageError):
+        from_workers(LIMIT).decode(frames_of(Batch(0, [], Version(1, 0))))
+
+
+@pytest.mark.parametrize("message", [Register(Role.trainer, "host", 7), Heartbeat(Version(1, 2), None), Credit(3)])
+def test_small_messages_come_back(message) -> None:
+    assert from_workers(LIMIT).decode(frames_of(message)) == message
+
+
+@pytest.mark.parametrize(("kind", "values"), [(Int32, [0.5]), (Int32, np.zeros((2, 2), np.int32)), (Bool, [1.5]), (Float32, ["a"])])
+def test_arrays_that_do_not_fit_are_not_sent(kind, values) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        kind.of(values)
+
+
+def test_a_plain_array_in_an_array_field_is_not_sent() -> None:
+    with pytest.raises(TypeError, match="Int32"):
+        encode(GroupFinished(msgspec.structs.replace(make_group(), tokens=np.zeros(1, np.int32))))
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("lengths", Int32.of([2])), ("lengths", Int32.of([0])), ("logprobs", Float32.of([])), ("logprobs", Float32.of(np.array([np.nan], np.float32))),
+    ("rewards", Float32.of([1, 2])), ("run_lengths", Int32.of([2])), ("steps", Int32.of([-1])), ("prompt", Int32.of([])), ("tokens", Int32.of([-3])),
+])
+def test_groups_whose_arrays_do_not_fit_together_are_refused(field: str, value) -> None:
+    with pytest.raises(MessageError, match="group g0"):
+        check_group(msgspec.structs.replace(make_group(), **{field: value}))
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_versions_read_back(epoch: int, step: int) -> None:
+    assert Version.parse(str(Version(epoch, step))) == Version(epoch, step)
+
+
+@pytest.mark.parametrize("text", ["", "1", "1.", ".1", "a.b", "-1.2", "1.2.3", "default"])
+def test_anything_else_is_no_version(text: str) -> None:
+    with pytest.raises(ValueError, match="EPOCH.STEP"):
+        Version.parse(text)

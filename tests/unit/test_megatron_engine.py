@@ -1,0 +1,367 @@
+"""The Megatron engine against Hugging Face models with autograd, on the CPU, in one process.
+
+Megatron's parallel groups are global to the process, so the engines of all tests share them; they come down at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("megatron.core")
+
+from workers.config import Config, Dtype, OffPolicy, RunConfig, Schedule, TrainerConfig  # noqa: E402
+from workers.trainer.batch import TrainGroup  # noqa: E402
+from workers.trainer.megatron import cpu_backend, process_group  # noqa: E402
+from workers.trainer.megatron.engine import MegatronEngine  # noqa: E402
+from workers.trainer.megatron.optimizer import build_scheduler  # noqa: E402
+
+VOCAB = 96
+MODELS = ["llama", "llama-tied", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied"]
+
+
+def hf_config(kind: str) -> Any:
+    tied = kind.endswith("-tied")
+    common: dict[str, Any] = dict(  # noqa: C408
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=512, tie_word_embeddings=tied, rms_norm_eps=1e-6, attention_dropout=0.0, initializer_range=0.2)
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    if kind.startswith("qwen3"):
+        return transformers.Qwen3Config(head_dim=16, rope_parameters=plain, **common)
+    if kind.startswith("qwen2"):
+        return transformers.Qwen2Config(rope_parameters=plain, **common)
+    scaled = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 16}
+    return transformers.LlamaConfig(head_dim=8, rope_parameters=scaled, **common)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def groups_of_this_process() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    process_group.close()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    for kind in MODELS:
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(hf_config(kind)).float()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:  # norms and biases that matter
+                    parameter.normal_(0.9, 0.3)
+        model.save_pretrained(root / kind)
+    return {kind: root / kind for kind in MODELS}
+
+
+def config(**trainer: Any) -> Config:
+    result = Config()
+    result.trainer = TrainerConfig(**{"microbatch_tokens": 64, "num_minibatches": 1, "lr": 1e-2, "adam_eps": 1e-8, **trainer})
+    result.workflow.temperature = 0.7
+    return result
+
+
+def load_reference(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+
+
+def make_groups(num: int = 4, seed: int = 0) -> list[TrainGroup]:
+    """Ragged groups, with a response of one token, equal ones, a shared beginning and masked tokens among them."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for index in range(num):
+        lengths = rng.integers(1, 9, size=5).tolist()
+        responses = [rng.integers(0, VOCAB, size=length).astype(np.int32) for length in lengths]
+        responses[1] = responses[0].copy()
+        responses[2] = responses[2][:1]
+        responses[4] = np.concatenate([responses[3][:3], responses[4]])
+        masks = [rng.random(len(response)) > 0.2 for response in responses]
+        groups.append(TrainGroup(
+            group_id=f"g{index}", prompt=rng.integers(0, VOCAB, size=int(rng.integers(3, 14))).astype(np.int32), responses=responses,
+            behavior_logprobs=[rng.normal(-4, 0.3, size=len(response)).astype(np.float32) for response in responses],
+            loss_mask=masks, rewards=rng.normal(size=5).astype(np.float32),
+            versions=[np.zeros(len(response), np.int32) for response in responses], head_version=0))
+    return groups
+
+
+def reference_logprobs(model: Any, group: TrainGroup, temperature: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Every response on its own, unpacked and unpadded: log-probs and entropies."""
+    logprobs, entropies = [], []
+    for response in group.responses:
+        tokens = torch.from_numpy(np.concatenate([group.prompt, response]).astype(np.int64))
+        logits = model(tokens[None]).logits[0, len(group.prompt) - 1:-1].float() / temperature
+        table = torch.log_softmax(logits, dim=-1)
+        logprobs.append(table.gather(1, tokens[len(group.prompt):, None])[:, 0])
+        entropies.append(-(table.exp() * table).sum(-1))
+    return logprobs, entropies
+
+
+def reference_loss(model: Any, groups: list[TrainGroup], proximal: list[list[np.ndarray]], setup: Config) -> torch.Tensor:
+    """Eq. 5 for the whole batch with rewards as advantages, straight from the definition."""
+    algorithm, total = setup.algorithm, torch.zeros(())
+    for index, group in enumerate(groups):
+        current, _ = reference_logprobs(model, group, setup.workflow.temperature)
+        for sample, logprobs in enumerate(current):
+            weight = np.exp(proximal[index][sample] - group.behavior_logprobs[sample])
+            capped = np.minimum(weight, algorithm.behavior_cap)
+            weight = capped if algorithm.off_policy is OffPolicy.clamp else np.where(weight > algorithm.behavior_cap, 0, weight)
+            ratio = (logprobs - torch.from_numpy(proximal[index][sample])).exp()
+            clipped = ratio.clamp(1 - algorithm.clip_epsilon, 1 + algorithm.clip_epsilon)
+            advantage = float(group.rewards[sample])
+            gain = torch.minimum(ratio * advantage, clipped * advantage) * torch.from_numpy(weight)
+            total = total - gain[torch.from_numpy(group.loss_mask[sample])].sum()
+    return total / sum(group.num_valid_tokens for group in groups)
+
+
+def rewards_of(groups: list[TrainGroup]) -> list[np.ndarray]:
+    return [group.rewards for group in groups]
+
+
+def gradients(engine: MegatronEngine, groups: list[TrainGroup], proximal: Any) -> dict[str, torch.Tensor]:
+    """Gradients of one minibatch under Megatron's names, before clipping."""
+    engine._minibatch(groups, list(range(len(groups))), proximal, rewards_of(groups))
+    return {name: parameter.main_grad.clone() for name, parameter in engine._model.named_parameters()}
+
+
+def off_policy(groups: list[TrainGroup], engine: MegatronEngine, seed: int = 5) -> list[list[np.ndarray]]:
+    """Proximal log-probs near the current ones, behaviour log-probs near the proximal ones: all branches of the loss."""
+    rng = np.random.default_rng(seed)
+    proximal = [[row + rng.normal(0, 0.2, row.shape).astype(np.float32) for row in rows] for rows in engine.logprobs(groups)]
+    for group, rows in zip(groups, proximal, strict=True):
+        group.behavior_logprobs = [row + rng.normal(-0.3, 1.0, row.shape).astype(np.float32) for row in rows]
+    return proximal
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("share", [True, False])
+def test_logprobs_and_entropies_are_those_of_hugging_face(folders: dict[str, Path], kind: str, share: bool) -> None:
+    engine = MegatronEngine(config(share_prompts=share), folders[kind])
+    groups = make_groups(6)
+    logprobs, entropies = engine.logprobs_and_entropy(groups)
+    model = load_reference(folders[kind])
+    for index, group in enumerate(groups):
+        with torch.no_grad():
+            expected = reference_logprobs(model, group, 0.7)
+        for sample in range(group.num_samples):
+            assert logprobs[index][sample].dtype == np.float32
+            assert np.abs(logprobs[index][sample] - expected[0][sample].numpy()).max() <= 1e-4
+            assert np.abs(entropies[index][sample] - expected[1][sample].numpy()).max() <= 1e-4
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+
+
+@pytest.mark.parametrize("kind", ["llama-tied", "qwen3"])
+def test_shared_prompts_leave_gradients_as_they_are(folders: dict[str, Path], kind: str) -> None:
+    groups = make_groups()
+    shared = MegatronEngine(config(), folders[kind])
+    proximal = off_policy(groups, shared)
+    expected = gradients(MegatronEngine(config(share_prompts=False, microbatch_tokens=4096), folders[kind]), groups, proximal)
+    for name, gradient in gradients(shared, groups, proximal).items():
+        assert relative(gradient, expected[name]) <= 1e-5, name
+
+
+@pytest.mark.parametrize("policy", [OffPolicy.mask, OffPolicy.clamp])
+@pytest.mark.parametrize("kind", ["llama", "qwen2-tied", "qwen3"])
+def test_gradients_are_those_of_hugging_face(folders: dict[str, Path], kind: str, policy: OffPolicy) -> None:
+    setup = config()
+    setup.algorithm.off_policy = policy
+    groups = make_groups()
+    engine = MegatronEngine(setup, folders[kind])
+    proximal = off_policy(groups, engine)
+    found = gradients(engine, groups, proximal)
+    model = load_reference(folders[kind])
+    reference_loss(model, groups, proximal, setup).backward()
+    for name, parameter in model.named_parameters():
+        if name == "model.embed_tokens.weight":
+            assert relative(found["embedding.word_embeddings.weight"], parameter.grad) <= 1e-4
+        if name.endswith("1.mlp.down_proj.weight"):
+            assert relative(found["decoder.layers.1.mlp.linear_fc2.weight"], parameter.grad) <= 1e-4
+        if name.endswith("0.input_layernorm.weight"):
+            assert relative(found["decoder.layers.0.input_layernorm.weight"], parameter.grad) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2-tied", "qwen3"])
+def test_an_optimizer_step_is_that_of_torch_adamw_with_clipping(folders: dict[str, Path], kind: str) -> None:
+    setup = config(clip_grad=0.05, weight_decay=0.1, adam_eps=1e-5)
+    groups = make_groups()
+    engine = MegatronEngine(setup, folders[kind])
+    proximal = off_policy(groups, engine)
+    model = load_reference(folders[kind])
+    decay = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    rest = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    trainer = setup.trainer
+    optimizer = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
+        lr=trainer.lr, betas=(trainer.adam_beta1, trainer.adam_beta2), eps=trainer.adam_eps)
+    for _ in range(2):
+        loss = reference_loss(model, groups, proximal, setup)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), trainer.clip_grad)
+        optimizer.step()
+        metrics = engine.train_step(groups, proximal, rewards_of(groups))
+        assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
+        assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    expected = model.state_dict()
+    for name, tensor in engine.iter_hf_tensors():
+        # Adam turns gradients that are nothing but rounding into whole steps; key biases have no other gradient.
+        if not name.endswith("k_proj.bias"):
+            assert relative(tensor, expected[name]) <= 1e-5, name
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_export_gives_back_what_was_loaded(folders: dict[str, Path], tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    model = load_reference(folders[kind]).to(dtype)
+    model.save_pretrained(tmp_path)
+    engine = MegatronEngine(config(dtype=Dtype(str(dtype).removeprefix("torch."))), tmp_path)
+    exported = dict(engine.iter_hf_tensors())
+    assert sorted(exported) == sorted(engine.architecture.tensor_shapes())
+    for name, tensor in exported.items():
+        assert tensor.dtype == dtype and torch.equal(tensor, model.state_dict()[name]), name
+
+
+def test_bfloat16_follows_float32(folders: dict[str, Path]) -> None:
+    groups = make_groups()
+    results = []
+    for dtype in (Dtype.float32, Dtype.bfloat16):
+        engine = MegatronEngine(config(dtype=dtype, lr=1e-3), folders["qwen3"])
+        for group, rows in zip(groups, engine.logprobs(groups), strict=True):
+            group.behavior_logprobs = rows
+        results.append([engine.train_step(groups, None, rewards_of(groups)) for _ in range(2)])
+    assert results[1][0]["grad_norm"] == pytest.approx(results[0][0]["grad_norm"], rel=0.1)
+    assert results[1][1]["loss"] == pytest.approx(results[0][1]["loss"], abs=0.05)
+
+
+def test_own_proximal_logprobs_are_those_of_the_caller(folders: dict[str, Path]) -> None:
+    groups = make_groups(6)
+    given, own = (MegatronEngine(config(num_minibatches=3), folders["qwen2"]) for _ in range(2))
+    for _ in range(2):
+        expected = given.train_step(groups, given.logprobs(groups), rewards_of(groups))
+        found = own.train_step(groups, None, rewards_of(groups))
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+def test_groups_without_advantage_count_but_have_no_gradient(folders: dict[str, Path]) -> None:
+    groups = make_groups()
+    groups[1].rewards = np.zeros(5, np.float32)
+    engine = MegatronEngine(config(), folders["llama"])
+    proximal = off_policy(groups, engine)
+    setup = config()
+    metrics = engine.train_step(groups, proximal, rewards_of(groups))
+    model = load_reference(folders["llama"])
+    reference_loss(model, groups, proximal, setup).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert metrics["num_tokens"] == sum(group.num_valid_tokens for group in groups)
+
+
+def test_training_raises_the_probability_of_rewarded_responses(folders: dict[str, Path]) -> None:
+    engine = MegatronEngine(config(lr=2e-3, num_minibatches=2), folders["qwen3-tied"])
+    groups = make_groups(4, seed=3)
+    for group in groups:
+        group.responses = [np.full(4, 7, np.int32), np.full(4, 9, np.int32)]
+        group.loss_mask = [np.ones(4, bool)] * 2
+        group.versions = [np.zeros(4, np.int32)] * 2
+        group.rewards = np.array([1.0, -1.0], np.float32)
+        group.behavior_logprobs = [np.zeros(4, np.float32)] * 2
+    before = engine.logprobs(groups)
+    for _ in range(5):
+        for group, rows in zip(groups, engine.logprobs(groups), strict=True):
+            group.behavior_logprobs = rows
+        metrics = engine.train_step(groups, None, rewards_of(groups))
+    after = engine.logprobs(groups)
+    assert all(new[0].sum() > old[0].sum() and new[1].sum() < old[1].sum() for new, old in zip(after, before, strict=True))
+    assert 0.99 < metrics["behavior_ess"] <= 1.0 and metrics["num_microbatches"] >= 2
+
+
+def expected_lr(schedule: Schedule, step: int, warmup: int, num_steps: int) -> float:
+    if step <= warmup:
+        return step / warmup
+    ratio = (step - warmup) / (num_steps + 1 - warmup)
+    return {Schedule.constant: 1.0, Schedule.linear: 1 - 0.9 * ratio,
+            Schedule.cosine: 0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * ratio))}[schedule]
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_learning_rate(schedule: Schedule, warmup: int) -> None:
+    class Optimizer:
+        param_groups: list[dict] = [{"params": []}]
+
+    trainer = TrainerConfig(lr=1.0, min_lr=0.1, lr_schedule=schedule, warmup_steps=warmup)
+    scheduler = build_scheduler(Optimizer(), trainer, RunConfig(num_steps=10))
+    for step in range(1, 11):
+        scheduler.step(1)
+        assert Optimizer.param_groups[0]["lr"] == pytest.approx(expected_lr(schedule, step, warmup, 10))
+
+
+def test_warmup_longer_than_the_run_is_refused() -> None:
+    with pytest.raises(ValueError, match="warmup_steps=11"):
+        build_scheduler(None, TrainerConfig(warmup_steps=11), RunConfig(num_steps=10))
+
+
+def test_non_finite_values_do_not_touch_the_weights(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = MegatronEngine(config(), folders["qwen2"])
+    groups = make_groups()
+    before = {name: tensor.clone() for name, tensor in engine.iter_hf_tensors()}
+    original = engine._loss
+
+    def poisoned_gradient(*args: Any, **kwargs: Any) -> Any:
+        loss, stats = original(*args, **kwargs)
+        return loss * float("nan"), stats
+
+    monkeypatch.setattr(engine, "_loss", poisoned_gradient)
+    with pytest.raises(FloatingPointError, match=r"training step 1: the gradient norm is nan.*trainer\.lr"):
+        engine.train_step(groups, None, rewards_of(groups))
+    monkeypatch.setattr(engine, "_loss", lambda *args, **kwargs: (original(*args, **kwargs)[0], {"loss": torch.tensor(float("inf"))}))
+    with pytest.raises(FloatingPointError, match="the loss is inf"):
+        engine.train_step(groups, None, rewards_of(groups))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in engine.iter_hf_tensors())
+    monkeypatch.setattr(engine, "_loss", original)
+    assert np.isfinite(engine.train_step(groups, None, rewards_of(groups))["grad_norm"])
+
+
+def test_bad_input_is_refused(folders: dict[str, Path]) -> None:
+    engine = MegatronEngine(config(num_minibatches=2), folders["llama"])
+    groups = make_groups(3)
+    with pytest.raises(ValueError, match="3 groups cannot be split"):
+        engine.train_step(groups, None, rewards_of(groups))
+    groups = make_groups(2)
+    with pytest.raises(ValueError, match="advantages are for 1 groups"):
+        engine.train_step(groups, None, rewards_of(groups)[:1])
+    with pytest.raises(ValueError, match="not aligned"):
+        engine.train_step(groups, [[np.zeros(1, np.float32)] * 5] * 2, rewards_of(groups))
+    groups[1].responses[0] = np.array([VOCAB], np.int32)
+    with pytest.raises(ValueError, match=f"token {VOCAB} is outside the vocabulary"):
+        engine.logprobs(groups)
+
+
+# What Megatron-core 0.16.1 takes from CUDA on the paths used here. A new entry after an upgrade: look at it, then add it.
+EXPECTED_HITS = {
+    ("distributed/param_and_grad_buffer.py:__init__", "current_device()"),
+    ("optimizer/clip_grads.py:get_grad_norm_fp32", "device='cuda'"),
+    ("optimizer/optimizer.py:__init__", ".type()"),
+    ("optimizer/optimizer.py:__init__", "device='cuda'"),
+    ("pipeline_parallel/schedules.py:forward_backward_no_pipelining", "device='cuda'"),
+    ("utils.py:local_multi_tensor_l2_norm", "device='cuda'"),
+}
+
+
+def test_places_that_need_the_cpu_backend(folders: dict[str, Path]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the CPU backend is off where CUDA is available")
+    for dtype in Dtype:
+        engine = MegatronEngine(config(dtype=dtype, clip_grad=1e-3), folders["llama"])
+        engine.train_step(make_groups(), None, rewards_of(make_groups()))
+    assert cpu_backend.HITS == EXPECTED_HITS

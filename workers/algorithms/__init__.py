@@ -1,0 +1,1 @@
+"""Advantages and objectives: pure torch functions, without processes, config objects or Megatron."""

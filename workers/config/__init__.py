@@ -1,0 +1,118 @@
+"""The workers' part of the one typed config: plain dataclasses, no torch, no Hydra.
+
+The launcher composes these with Hydra, checks them (`check`), and writes them to the run folder as JSON; every worker
+reads that file back with `load` and from then on holds these objects only. Units stand in the names (`_s`, `_mb`,
+`num_`). A value that cannot work raises `ConfigError` naming the key, the value, the rule and the remedy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from workers.config.choices import (
+    Advantage,
+    Bound,
+    DataKind,
+    Dtype,
+    Interrupt,
+    ModelSource,
+    OffPolicy,
+    Schedule,
+    Server,
+)
+from workers.config.generation import (
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RewardConfig,
+    RolloutConfig,
+    WorkflowConfig,
+)
+from workers.config.rules import (
+    ConfigError,
+    require,
+)
+from workers.config.system import (
+    AllocationConfig,
+    RunConfig,
+    TransportConfig,
+)
+from workers.config.training import (
+    AlgorithmConfig,
+    StalenessConfig,
+    TrainerConfig,
+    WeightsConfig,
+)
+
+__all__ = [
+    "Advantage",
+    "AlgorithmConfig",
+    "AllocationConfig",
+    "Bound",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "DataKind",
+    "Dtype",
+    "EngineConfig",
+    "EvaluationConfig",
+    "Interrupt",
+    "ModelConfig",
+    "ModelSource",
+    "OffPolicy",
+    "RewardConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "Schedule",
+    "Server",
+    "StalenessConfig",
+    "TrainerConfig",
+    "TransportConfig",
+    "WeightsConfig",
+    "WorkflowConfig",
+    "load",
+    "require",
+]
+
+
+@dataclass
+class Config:
+    """Everything that the workers of one run need to know."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    allocation: AllocationConfig = field(default_factory=AllocationConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    workflow: WorkflowConfig = field(default_factory=WorkflowConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    staleness: StalenessConfig = field(default_factory=StalenessConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
+
+    def check(self) -> None:
+        """Check every part, then what holds between parts. Raises `ConfigError`."""
+        for name in ("run", "allocation", "model", "data", "workflow", "reward", "rollout", "engine", "staleness",
+                     "algorithm", "trainer", "weights", "evaluation", "transport"):
+            getattr(self, name).check()
+        require(self.workflow.max_new_tokens < self.engine.context_length, "workflow.max_new_tokens", self.workflow.max_new_tokens,
+                f"must be less than engine.context_length={self.engine.context_length}", "The prompt needs room too")
+        require(self.algorithm.advantage is not Advantage.group_norm or self.workflow.group_size >= 2, "workflow.group_size",
+                self.workflow.group_size, "must be 2 or more with algorithm.advantage=group_norm",
+                "A group of one has no spread; use algorithm.advantage=batch_norm")
+
+
+def load(path: Path) -> Config:
+    """Read the config that the launcher wrote. Raises `ConfigError` if it is not valid."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Config, strict=True)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path}: not a readable run config ({error}). Start the run again with the launcher") from error

@@ -1,0 +1,72 @@
+"""The values that can be chosen by name."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Bound(str, enum.Enum):
+    """How staleness is bounded; see docs/design.md, 'Staleness'."""
+
+    admission = "admission"
+    hard = "hard"
+
+
+class Server(str, enum.Enum):
+    """Which inference server a rollout worker starts."""
+
+    embedded = "embedded"
+    synthetic = "synthetic"
+
+
+class Interrupt(str, enum.Enum):
+    """What a weight update does to running generations (SGLang's pause modes)."""
+
+    retract = "retract"
+    abort = "abort"
+    in_place = "in_place"
+
+
+class ModelSource(str, enum.Enum):
+    """Where the starting model comes from."""
+
+    folder = "folder"
+    smollm2 = "smollm2"
+    tiny = "tiny"
+
+
+class Dtype(str, enum.Enum):
+    """Arithmetic of a model's parameters and activations."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class DataKind(str, enum.Enum):
+    """Which prompt data set is read."""
+
+    arithmetic = "arithmetic"
+    reasoning_gym = "reasoning_gym"
+    jsonl = "jsonl"
+
+
+class Advantage(str, enum.Enum):
+    """How rewards become advantages."""
+
+    group_norm = "group_norm"
+    batch_norm = "batch_norm"
+
+
+class OffPolicy(str, enum.Enum):
+    """What is done with behaviour weights above the cap."""
+
+    mask = "mask"
+    clamp = "clamp"
+
+
+class Schedule(str, enum.Enum):
+    """Learning rate after warm-up."""
+
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"

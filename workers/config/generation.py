@@ -1,0 +1,146 @@
+"""Config of what happens on inference devices: model, prompts, samples, rewards, engine, evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from workers.config.choices import DataKind, Dtype, Interrupt, ModelSource, Server
+from workers.config.rules import require
+
+
+@dataclass
+class ModelConfig:
+    """The starting model: a Hugging Face folder, or one that is made on the spot."""
+
+    source: ModelSource = ModelSource.folder
+    path: str = ""
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work; the folder is checked by workers/prepare.py."""
+        require(bool(self.path), "model.path", self.path, "must name a folder",
+                "Give the Hugging Face folder of the starting model (config.json, *.safetensors, tokenizer.json)")
+
+
+@dataclass
+class DataConfig:
+    """Prompts. Training and held-out prompts are disjoint; order depends on `run.seed` only."""
+
+    kind: DataKind = DataKind.arithmetic
+    num_heldout: int = 200
+    digits: int = 2
+    num_examples: int = 2
+    task: str = "chain_sum"
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    path: str = ""
+    heldout_path: str = ""
+    chat_template: bool = False
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(self.num_heldout >= 1, "data.num_heldout", self.num_heldout, "must be at least 1", "200 or more give a useful figure")
+        require(1 <= self.digits <= 6, "data.digits", self.digits, "must be from 1 to 6", "It is the number of digits of each summand")
+        require(0 <= self.num_examples <= 16, "data.num_examples", self.num_examples, "must be from 0 to 16",
+                "It is the number of worked examples in front of each question")
+        if self.kind is DataKind.jsonl:
+            for key, value in (("path", self.path), ("heldout_path", self.heldout_path)):
+                require(bool(value), f"data.{key}", value, "must name a JSONL file when data.kind=jsonl",
+                        'Each line: {"prompt": ..., "answer": ...}')
+
+
+@dataclass
+class WorkflowConfig:
+    """How one group of samples is generated."""
+
+    group_size: int = 8
+    max_new_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(self.group_size >= 1, "workflow.group_size", self.group_size, "must be at least 1",
+                "Group-normalised advantages need 2 or more")
+        require(self.max_new_tokens >= 1, "workflow.max_new_tokens", self.max_new_tokens, "must be at least 1", "Give the longest answer")
+        require(self.temperature > 0, "workflow.temperature", self.temperature, "must be greater than 0",
+                "Training samples need a distribution; evaluation is greedy by itself")
+        require(0 < self.top_p <= 1, "workflow.top_p", self.top_p, "must be in (0, 1]", "Use 1 for no nucleus cut")
+        require(self.top_k == -1 or self.top_k >= 1, "workflow.top_k", self.top_k, "must be -1 or at least 1", "Use -1 for no cut")
+
+
+@dataclass
+class RewardConfig:
+    """The verifier and the pool of processes that runs it beside generation."""
+
+    verifier: str = "numeric"
+    correct: float = 5.0
+    wrong: float = -5.0
+    num_processes: int = 1
+    timeout_s: float = 10.0
+    memory_mb: int = 1024
+    max_retries: int = 2
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(self.correct > self.wrong, "reward.correct", self.correct, f"must be greater than reward.wrong={self.wrong}",
+                "The paper uses +5 and -5")
+        require(self.num_processes >= 1, "reward.num_processes", self.num_processes, "must be at least 1", "Give 1 or more")
+        require(self.timeout_s > 0, "reward.timeout_s", self.timeout_s, "must be positive", "A verifier is killed after this time")
+        require(self.memory_mb >= 128, "reward.memory_mb", self.memory_mb, "must be at least 128", "It bounds each verifier process")
+        require(self.max_retries >= 0, "reward.max_retries", self.max_retries, "must not be negative", "Give 0 or more")
+
+
+@dataclass
+class RolloutConfig:
+    """Leases and failures of rollout workers."""
+
+    concurrency: int = 16
+    max_attempts: int = 3
+    max_idle_minutes: float = 10.0
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(self.concurrency >= 1, "rollout.concurrency", self.concurrency, "must be at least 1",
+                "It is the number of groups in flight over all workers")
+        require(self.max_attempts >= 1, "rollout.max_attempts", self.max_attempts, "must be at least 1",
+                "A group that fails this often is set aside")
+        require(self.max_idle_minutes > 0, "rollout.max_idle_minutes", self.max_idle_minutes, "must be positive",
+                "A worker without a coordinator exits after this time")
+
+
+@dataclass
+class EngineConfig:
+    """The inference server that a rollout worker starts and owns."""
+
+    server: Server = Server.embedded
+    dtype: Dtype = Dtype.float32
+    num_slots: int = 64
+    context_length: int = 256
+    prefill_chunk: int = 512
+    interrupt: Interrupt = Interrupt.retract
+    start_timeout_s: float = 120.0
+    request_timeout_s: float = 600.0
+    num_threads: int = 1
+    synthetic_tokens_per_s: float = 2000.0
+    synthetic_mean_tokens: float = 64.0
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        for key in ("num_slots", "context_length", "prefill_chunk", "num_threads"):
+            require(getattr(self, key) >= 1, f"engine.{key}", getattr(self, key), "must be at least 1", "Give 1 or more")
+        for key in ("start_timeout_s", "request_timeout_s", "synthetic_tokens_per_s", "synthetic_mean_tokens"):
+            require(getattr(self, key) > 0, f"engine.{key}", getattr(self, key), "must be positive", "Give a positive number")
+
+
+@dataclass
+class EvaluationConfig:
+    """Held-out evaluation through the same fleet: before, every `every_steps`, after."""
+
+    every_steps: int = 0
+    timeout_s: float = 1800.0
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(self.every_steps >= 0, "evaluation.every_steps", self.every_steps, "must not be negative", "0 evaluates only before and after")
+        require(self.timeout_s > 0, "evaluation.timeout_s", self.timeout_s, "must be positive", "Give seconds")

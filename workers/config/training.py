@@ -1,0 +1,88 @@
+"""Config of what happens on training devices: staleness, objective, optimiser, weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workers.config.choices import Advantage, Bound, Dtype, OffPolicy, Schedule
+from workers.config.rules import require
+
+
+@dataclass
+class StalenessConfig:
+    """How far rollouts may run ahead of the trainer."""
+
+    eta: int = 4
+    bound: Bound = Bound.admission
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(self.eta >= 0, "staleness.eta", self.eta, "must be 0 or more",
+                "0 is synchronous training, 4 the paper's choice for code, 8 for mathematics")
+
+
+@dataclass
+class AlgorithmConfig:
+    """The objective: decoupled PPO (AReaL, arXiv 2505.24298, Eq. 5), or plain PPO with `decoupled=false`."""
+
+    decoupled: bool = True
+    advantage: Advantage = Advantage.group_norm
+    clip_epsilon: float = 0.2
+    behavior_cap: float = 5.0
+    off_policy: OffPolicy = OffPolicy.mask
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(0 < self.clip_epsilon < 1, "algorithm.clip_epsilon", self.clip_epsilon, "must be in (0, 1)", "The paper uses 0.2")
+        require(self.behavior_cap >= 1, "algorithm.behavior_cap", self.behavior_cap, "must be 1 or more",
+                "Tokens whose proximal/behaviour ratio is above it are masked or clamped")
+
+
+@dataclass
+class TrainerConfig:
+    """The optimiser and the batch. Batches are counted in prompt groups."""
+
+    batch_groups: int = 8
+    num_minibatches: int = 2
+    microbatch_tokens: int = 2048
+    dtype: Dtype = Dtype.float32
+    lr: float = 2e-5
+    lr_schedule: Schedule = Schedule.constant
+    warmup_steps: int = 0
+    min_lr: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-5
+    weight_decay: float = 0.05
+    clip_grad: float = 1.0
+    share_prompts: bool = True
+    export_final: bool = True
+    num_threads: int = 1
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(self.batch_groups >= 1, "trainer.batch_groups", self.batch_groups, "must be at least 1", "Give the groups per training step")
+        require(self.num_minibatches >= 1, "trainer.num_minibatches", self.num_minibatches, "must be at least 1", "The paper uses 4")
+        require(self.batch_groups % self.num_minibatches == 0, "trainer.num_minibatches", self.num_minibatches,
+                f"must divide trainer.batch_groups={self.batch_groups}",
+                f"Use one of {[d for d in range(1, self.batch_groups + 1) if self.batch_groups % d == 0]}")
+        require(self.microbatch_tokens >= 1, "trainer.microbatch_tokens", self.microbatch_tokens, "must be at least 1", "Give a token budget")
+        require(self.lr >= 0, "trainer.lr", self.lr, "must not be negative", "The paper uses 2e-5")
+        require(0 <= self.min_lr <= self.lr, "trainer.min_lr", self.min_lr, f"must be from 0 to trainer.lr={self.lr}", "Use 0 to decay to nothing")
+        require(self.warmup_steps >= 0, "trainer.warmup_steps", self.warmup_steps, "must not be negative", "Use 0 for no warm-up")
+        require(self.clip_grad > 0, "trainer.clip_grad", self.clip_grad, "must be positive", "The paper uses 1.0")
+        require(self.num_threads >= 1, "trainer.num_threads", self.num_threads, "must be at least 1", "Give 1 or more")
+
+
+@dataclass
+class WeightsConfig:
+    """Where new weights are published for the rollout workers."""
+
+    dir: str = "auto"
+    fetch_timeout_s: float = 300.0
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(bool(self.dir), "weights.dir", self.dir, "must name a folder",
+                "'auto' takes memory-backed storage on one machine, 'run' the run folder")
+        require(self.fetch_timeout_s > 0, "weights.fetch_timeout_s", self.fetch_timeout_s, "must be positive", "Give seconds")

@@ -1,0 +1,1 @@
+"""Ledger, staleness, buffer, registry: pure state machines, and the process that drives them."""

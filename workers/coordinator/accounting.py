@@ -1,0 +1,73 @@
+"""What the coordinator knows about consumption: ages of groups and tokens, and the run's totals. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from workers.messages.groups import head_step, token_steps
+from workers.messages.types import Group
+
+
+@dataclass(frozen=True)
+class BatchAges:
+    """How old the groups of one batch are, in training steps, when they are consumed at `step`."""
+
+    step: int
+    head_ages: list[int]
+    mean_token_age: float
+    max_token_age: int
+    share_mixed: float
+    mean_reward: float
+    mean_score: float
+    mean_length: float
+    num_samples: int
+    share_no_spread: float
+
+
+def measure(step: int, groups: list[Group]) -> BatchAges:
+    """Measure the batch of `step`; a group's age is that of its oldest first token."""
+    ages = [step - token_steps(group) for group in groups]
+    tokens = np.concatenate(ages)
+    rewards = [np.asarray(group.rewards) for group in groups]
+    return BatchAges(
+        step=step,
+        head_ages=[max(0, step - head_step(group)) for group in groups],
+        mean_token_age=float(np.maximum(tokens, 0).mean()),
+        max_token_age=int(max(0, tokens.max())),
+        share_mixed=float(np.mean([group.run_lengths.size > 1 and len(set(group.steps.tolist())) > 1 for group in groups])),
+        mean_reward=float(np.concatenate(rewards).mean()),
+        mean_score=float(np.concatenate([np.asarray(group.scores) for group in groups]).mean()),
+        mean_length=float(np.concatenate([np.asarray(group.lengths) for group in groups]).mean()),
+        num_samples=sum(group.rewards.size for group in groups),
+        share_no_spread=float(np.mean([np.ptp(reward) == 0 for reward in rewards])),
+    )
+
+
+@dataclass
+class Totals:
+    """Counters over the whole run."""
+
+    head_ages: Counter[int] = field(default_factory=Counter)
+    tokens_trained: int = 0
+    num_steps: int = 0
+    num_duplicates: int = 0
+    num_retries: int = 0
+    lost_tokens: int = 0
+
+    def consumed(self, ages: BatchAges) -> None:
+        """Count a batch."""
+        self.head_ages.update(ages.head_ages)
+
+    @property
+    def max_staleness(self) -> int:
+        """The oldest head consumed, in steps."""
+        return max(self.head_ages, default=0)
+
+    @property
+    def share_stale(self) -> float:
+        """Share of consumed groups that were begun under an older version than the one they trained."""
+        total = sum(self.head_ages.values())
+        return 1 - self.head_ages[0] / total if total else 0.0

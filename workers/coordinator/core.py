@@ -1,0 +1,353 @@
+"""What the coordinator decides: a pure state machine over messages. Sockets, files and the clock are in worker.py.
+
+    handle(peer, message, now)  tick(now)
+        -> outbox:      (peer, message) to send; peer None is published to everyone
+        -> records:     finished steps and evaluations, to be written to the metrics
+        -> ended:       None while the run goes on; then the cause ('' is a complete run)
+
+    rollout: Credit -> Leases -> GroupFinished -> ledger -> (staleness) -> Batch -> trainer: StepFinished -> version + 1
+
+Who waits for whom: a rollout worker waits only where the staleness or the concurrency limit forbids a new group; the
+trainer waits only until a batch can be formed; both reasons stand in `waiting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from workers.config import Config
+from workers.coordinator.accounting import BatchAges, Totals, measure
+from workers.coordinator.evaluation import Evaluation, Result
+from workers.coordinator.ledger import Ledger
+from workers.coordinator.registry import Registry, Worker
+from workers.coordinator.staleness import StalenessPolicy
+from workers.messages.codec import MessageError
+from workers.messages.groups import check_group
+from workers.messages.types import (
+    PROTOCOL,
+    Acknowledged,
+    Announcement,
+    Batch,
+    BatchRequest,
+    Credit,
+    Goodbye,
+    GroupFailed,
+    GroupFinished,
+    Heartbeat,
+    HeartbeatReply,
+    Lease,
+    Leases,
+    Message,
+    Purpose,
+    Refused,
+    Register,
+    Role,
+    StepFinished,
+    Version,
+    VersionAnnounced,
+    Welcome,
+    WorkerFailed,
+)
+
+
+class Prompt(Protocol):
+    """What the coordinator reads of a prompt."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def verifier(self) -> str: ...
+    @property
+    def reference(self) -> str: ...
+
+
+class Prompts(Protocol):
+    """Training prompts by index, endlessly, and the held-out ones."""
+
+    def train(self, index: int) -> Prompt: ...
+    def heldout(self) -> Sequence[Prompt]: ...
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A finished training step: the trainer's metrics and the ages of what it consumed."""
+
+    step: int
+    ages: BatchAges
+    metrics: dict[str, float]
+    tokens_trained: int
+
+
+class Coordinator:
+    """The state of one incarnation (epoch) of a run."""
+
+    def __init__(self, config: Config, prompts: Prompts, epoch: int, now: float) -> None:
+        self.config, self.prompts, self.epoch = config, prompts, epoch
+        self.policy = StalenessPolicy(config.staleness.eta, config.trainer.batch_groups, config.staleness.bound)
+        self.ledger = Ledger(config.rollout.max_attempts)
+        self.registry = Registry(config.transport.heartbeat_timeout_s, config.transport.reconnect_grace_s)
+        self.heldout = prompts.heldout()
+        self.evaluation = Evaluation(len(self.heldout), config.rollout.max_attempts)
+        self.totals = Totals()
+        self.announcement: Announcement | None = None
+        self.outbox: list[tuple[bytes | None, Message]] = []
+        self.records: list[StepRecord | Result] = []
+        self.ended: str | None = None
+        self.last_progress = now
+        self.early_reason = ""
+        self._asking: bytes | None = None
+        self._training: BatchAges | None = None
+        self._final_evaluation_due = False
+        self._failures_in_a_row = 0
+
+    # -- what the rest asks -------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Completed training steps; before the starting weights are there, -1."""
+        return -1 if self.announcement is None else self.announcement.version.step
+
+    @property
+    def training_is_over(self) -> bool:
+        """Whether the last training step is done."""
+        return self.step >= self.config.run.num_steps or bool(self.early_reason)
+
+    def waiting(self) -> dict[str, str]:
+        """What each part waits for, in words for people; '' where it works."""
+        rollouts = self.registry.of(Role.rollout)
+        if self.announcement is None:
+            return {"rollout": "the starting weights", "trainer": "" if self.registry.of(Role.trainer) else "its start"}
+        if not rollouts:
+            return {"rollout": "a rollout worker to start", "trainer": "rollouts"}
+        trainer = "" if self._asking is None else f"a batch: {len(self.ledger.finished)} of {self.policy.batch_groups} groups finished"
+        if self._asking is not None and self._first_evaluation_runs():
+            trainer = "the first evaluation"
+        elif self._asking is not None and len(self.ledger.finished) >= self.policy.batch_groups:
+            trainer = "stragglers with an earlier deadline (staleness.bound=hard)"
+        if self.training_is_over:
+            trainer = "the last evaluation"
+        return {"rollout": self._rollout_waits(), "trainer": trainer}
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def handle(self, peer: bytes, message: Message, now: float) -> None:
+        """Take one message. Unknown senders are told to register; wrong messages are refused with the reason."""
+        if isinstance(message, Register):
+            self._register(peer, message, now)
+            return
+        worker = self.registry.heard(peer, now)
+        if worker is None:
+            self.outbox.append((peer, HeartbeatReply(self.announcement, known=False)))
+            return
+        match message:
+            case Heartbeat():
+                worker.held, worker.fetching, worker.status = message.held, message.fetching, message.status
+                self.outbox.append((peer, HeartbeatReply(self.announcement, known=True)))
+            case Credit():
+                worker.credits += message.num_samples
+            case GroupFinished():
+                self._finished(peer, message, now)
+            case GroupFailed():
+                self._failed(peer, message)
+            case BatchRequest():
+                self._asked(peer, message.step)
+            case StepFinished():
+                self._step_finished(worker, message, now)
+            case WorkerFailed():
+                self._lost(worker, message.cause)
+            case Goodbye():
+                self.registry.remove(peer)
+                self._gone(worker)
+            case _:
+                self._refuse(peer, f"{type(message).__name__}: not a message for the coordinator")
+        self._advance(now)
+
+    def tick(self, now: float) -> None:
+        """Notice what happens by time alone: lost workers, and a run in which nothing moves."""
+        for worker, why in self.registry.lost(now):
+            self._lost(worker, why)
+        if now - self.last_progress > self.config.run.stall_timeout_s:
+            waits = "; ".join(f"{part} waits for {what}" for part, what in self.waiting().items() if what)
+            self.end(f"nothing has moved for {now - self.last_progress:.0f} s (run.stall_timeout_s): {waits or 'no part says that it waits'}")
+        self._advance(now)
+
+    def end(self, cause: str) -> None:
+        """End the run; only the first cause counts."""
+        if self.ended is None:
+            self.ended = cause
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def _register(self, peer: bytes, message: Register, now: float) -> None:
+        if message.protocol != PROTOCOL:
+            self._refuse(peer, f"protocol {message.protocol}: this run speaks {PROTOCOL}. Use one version of Headway on all nodes")
+            return
+        if message.role is Role.trainer and any(worker.peer != peer for worker in self.registry.of(Role.trainer)):
+            self._refuse(peer, "a trainer is registered already")
+            return
+        worker = self.registry.register(peer, message.role, message.host, message.pid, now)
+        self.last_progress = now
+        self.outbox.append((peer, Welcome(worker.slot, self.epoch, self.announcement)))
+
+    def _refuse(self, peer: bytes, reason: str) -> None:
+        self.outbox.append((peer, Refused(reason)))
+
+    def _lost(self, worker: Worker, why: str) -> None:
+        self.registry.remove(worker.peer)
+        self._gone(worker, f"{worker.name} (process {worker.pid} on {worker.host}) was lost: {why}")
+
+    def _gone(self, worker: Worker, cause: str = "") -> None:
+        self.totals.num_retries += self.ledger.release(worker.peer) + self.evaluation.release(worker.peer)
+        if self.ended is not None:
+            return
+        cause = cause or f"{worker.name} left before the run was over"
+        if worker.role is Role.trainer:
+            self.end(cause)
+        elif len(self.registry.of(Role.rollout)) < self.config.allocation.min_replicas:
+            self.end(f"{cause}. Fewer rollout workers are left than allocation.min_replicas={self.config.allocation.min_replicas}")
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    def _finished(self, peer: bytes, message: GroupFinished, now: float) -> None:
+        group = message.group
+        try:
+            check_group(group)
+        except MessageError as error:
+            self._refuse(peer, str(error))
+            self._failed(peer, GroupFailed(group.group_id, group.attempt, str(error)))
+            return
+        accepted = (self.evaluation if group.purpose is Purpose.evaluation else self.ledger).finish(group)
+        self.outbox.append((peer, Acknowledged(group.group_id, group.attempt, accepted)))
+        if accepted:
+            self._failures_in_a_row, self.last_progress = 0, now
+        else:
+            self.totals.num_duplicates += 1
+
+    def _failed(self, peer: bytes, message: GroupFailed) -> None:
+        taken = self.ledger.fail(message.group_id, message.attempt, message.cause, message.fatal) or self.evaluation.fail(
+            message.group_id, message.attempt, message.cause, message.fatal)
+        self.outbox.append((peer, Acknowledged(message.group_id, message.attempt, taken)))
+        if not taken:
+            return
+        self.totals.num_retries += 1
+        self._failures_in_a_row += 1
+        limit = max(8, 2 * self.config.rollout.max_attempts * self.policy.batch_groups)
+        if self._failures_in_a_row >= limit:
+            self.end(f"{limit} groups in a row have failed; the last one because: {message.cause}")
+
+    def _asked(self, peer: bytes, step: int) -> None:
+        if step == self.step:
+            self._asking = peer
+        else:
+            self._refuse(peer, f"batch of step {step}: this is step {self.step}")
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def _step_finished(self, worker: Worker, message: StepFinished, now: float) -> None:
+        version = message.announcement.version
+        if worker.role is not Role.trainer or version != Version(self.epoch, self.step + 1):
+            self._refuse(worker.peer, f"version {version}: the next one is {self.epoch}.{self.step + 1}")
+            return
+        self.announcement, self.last_progress = message.announcement, now
+        self.outbox.append((None, VersionAnnounced(message.announcement)))
+        if self._training is not None:
+            self.totals.num_steps += 1
+            self.totals.tokens_trained += message.tokens_trained
+            self.records.append(StepRecord(version.step, self._training, message.metrics, message.tokens_trained))
+            self._training = None
+        every = self.config.evaluation.every_steps
+        if version.step == 0 or (every and version.step % every == 0 and not self.evaluation.active and not self.training_is_over):
+            self.evaluation.start(version.step)
+        self._final_evaluation_due = self.training_is_over
+
+    def _advance(self, now: float) -> None:
+        if self.ended is not None or self.announcement is None:
+            return
+        self._evaluate(now)
+        self._assign()
+        self._form_batch()
+
+    def _evaluate(self, now: float) -> None:
+        result = self.evaluation.result()
+        if result is not None:
+            self.last_progress = now
+            self.records.append(result)
+            if result.num_failed == result.num_prompts:
+                self.end(f"every prompt of the evaluation at step {result.step} failed; one because: {self.evaluation.failed[0]}")
+            elif self.training_is_over and result.step == self.step:
+                self.end("")
+            elif self._reached(result.accuracy):
+                self.early_reason = f"held-out accuracy {result.accuracy:.3f} reached run.target_accuracy={self.config.run.target_accuracy}"
+                if result.step == self.step and self._training is None:
+                    self.end("")
+                self._final_evaluation_due = True
+        if self._final_evaluation_due and not self.evaluation.active and self._training is None and self.ended is None:
+            self._final_evaluation_due = False
+            self.evaluation.start(self.step)
+
+    def _reached(self, accuracy: float) -> bool:
+        target = self.config.run.target_accuracy
+        return target is not None and accuracy >= target and not self.training_is_over
+
+    def _first_evaluation_runs(self) -> bool:
+        return self.evaluation.active and self.evaluation.step == 0 and self.step == 0
+
+    def _form_batch(self) -> None:
+        if self._asking is None or self.training_is_over or self._first_evaluation_runs():
+            return
+        chosen = self.policy.choose(self.step, self.ledger.waiting_to_be_consumed(), self.ledger.running_versions())
+        if chosen is None:
+            return
+        groups = self.ledger.consume(chosen)
+        self._training = measure(self.step, groups)
+        self.totals.consumed(self._training)
+        assert self.announcement is not None
+        self.outbox.append((self._asking, Batch(self.step, groups, self.registry.needed(self.announcement.version))))
+        self._asking = None
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    def _may_train(self) -> bool:
+        return (not self.training_is_over and len(self.ledger.running) < self.config.rollout.concurrency
+                and self.policy.may_admit(self.ledger.admitted, self.step))
+
+    def _assign(self) -> None:
+        size = self.config.workflow.group_size
+        granted: dict[bytes, list[Lease]] = {}
+        while True:
+            evaluating = self.evaluation.has_work
+            if not evaluating and not self._may_train():
+                break
+            cost = 1 if evaluating else size
+            ready = [worker for worker in self.registry.of(Role.rollout) if worker.held is not None and worker.credits >= cost]
+            if not ready:
+                break
+            worker = max(ready, key=lambda candidate: candidate.credits)
+            worker.credits -= cost
+            granted.setdefault(worker.peer, []).append(self._lease(worker.peer, evaluating))
+        self.outbox.extend((peer, Leases(leases)) for peer, leases in granted.items())
+
+    def _lease(self, peer: bytes, evaluating: bool) -> Lease:
+        assert self.announcement is not None
+        version = self.announcement.version
+        if evaluating:
+            group_id, index, attempt = self.evaluation.lease(peer)
+            prompt, purpose = self.heldout[index], Purpose.evaluation
+        else:
+            group_id, index, attempt = self.ledger.lease(peer, version.step)
+            prompt, purpose = self.prompts.train(index), Purpose.training
+        seed = (self.config.run.seed * 1_000_003 + index) * 64 + attempt
+        return Lease(group_id, attempt, purpose, version, prompt.id, prompt.text, prompt.verifier, prompt.reference, seed % 2**31)
+
+    def _rollout_waits(self) -> str:
+        if self.evaluation.active or self._may_train():
+            return ""
+        if self.training_is_over:
+            return "the end of the run"
+        if len(self.ledger.running) >= self.config.rollout.concurrency:
+            return ""
+        return "" if self.ledger.running else f"the trainer: the staleness limit (eta={self.policy.eta}) is reached"

@@ -1,0 +1,89 @@
+"""Which workers there are, what they hold and when they were last heard. A pure state machine; time is an argument.
+
+A worker is lost when it has been silent for `heartbeat_timeout_s`, or when its connection broke and it did not come
+back within `reconnect_grace_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from workers.messages.types import Role, Version, WorkerStatus
+
+
+@dataclass
+class Worker:
+    """One registered worker. `slot` numbers the workers of a role in order of registration."""
+
+    peer: bytes
+    role: Role
+    slot: int
+    host: str
+    pid: int
+    last_heard: float
+    unreachable_since: float | None = None
+    held: Version | None = None
+    fetching: Version | None = None
+    credits: int = 0
+    status: WorkerStatus = field(default_factory=WorkerStatus)
+
+    @property
+    def name(self) -> str:
+        """For people: role and slot."""
+        return f"{self.role.value} {self.slot}"
+
+
+@dataclass
+class Registry:
+    """All workers of a run."""
+
+    heartbeat_timeout_s: float
+    reconnect_grace_s: float
+    workers: dict[bytes, Worker] = field(default_factory=dict)
+    num_registered: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+
+    def register(self, peer: bytes, role: Role, host: str, pid: int, now: float) -> Worker:
+        """Take in a worker, or the same one again after a reconnection."""
+        known = self.workers.get(peer)
+        if known is not None:
+            self.heard(peer, now)
+            return known
+        worker = Worker(peer, role, self.num_registered[role], host, pid, now)
+        self.num_registered[role] += 1
+        self.workers[peer] = worker
+        return worker
+
+    def heard(self, peer: bytes, now: float) -> Worker | None:
+        """Note a sign of life; returns the worker, None if it is unknown."""
+        worker = self.workers.get(peer)
+        if worker is not None:
+            worker.last_heard, worker.unreachable_since = now, None
+        return worker
+
+    def unreachable(self, peer: bytes, now: float) -> None:
+        """Note that a message could not be sent because the connection is gone."""
+        worker = self.workers.get(peer)
+        if worker is not None and worker.unreachable_since is None:
+            worker.unreachable_since = now
+
+    def lost(self, now: float) -> list[tuple[Worker, str]]:
+        """Workers that must be given up now, with why. They stay registered until `remove`."""
+        found = []
+        for worker in self.workers.values():
+            if worker.unreachable_since is not None and now - worker.unreachable_since > self.reconnect_grace_s:
+                found.append((worker, f"its connection broke and it did not come back in {self.reconnect_grace_s:g} s; the process has died"))
+            elif now - worker.last_heard > self.heartbeat_timeout_s:
+                found.append((worker, f"it has been silent for {now - worker.last_heard:.0f} s (transport.heartbeat_timeout_s)"))
+        return found
+
+    def remove(self, peer: bytes) -> None:
+        """Forget a worker."""
+        self.workers.pop(peer, None)
+
+    def of(self, role: Role) -> list[Worker]:
+        """The workers of one role, by slot."""
+        return sorted((worker for worker in self.workers.values() if worker.role is role), key=lambda worker: worker.slot)
+
+    def needed(self, newest: Version) -> Version:
+        """Published versions older than this are being fetched by nobody."""
+        return min([newest, *(worker.fetching for worker in self.workers.values() if worker.fetching is not None)])

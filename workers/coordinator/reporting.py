@@ -1,0 +1,93 @@
+"""What the coordinator shows: records of steps and evaluations, the live status, the summary. Pure: state in, dicts out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from workers.coordinator.core import Coordinator, StepRecord
+from workers.coordinator.evaluation import Result
+from workers.messages.types import Role, WorkerStatus
+
+
+def fleet(coordinator: Coordinator) -> WorkerStatus:
+    """The rollout workers' counters, added up."""
+    total: Counter[str] = Counter()
+    for worker in coordinator.registry.of(Role.rollout):
+        for field in WorkerStatus.__struct_fields__:
+            value = getattr(worker.status, field)
+            if not isinstance(value, str):
+                total[field] += value
+    return WorkerStatus(**total)  # type: ignore[arg-type]
+
+
+def step_record(coordinator: Coordinator, record: StepRecord, seconds: float) -> dict:
+    """One line of metrics.jsonl. `seconds` since the run began; counters of tokens are totals so far."""
+    ages, rollouts = record.ages, fleet(coordinator)
+    histogram = Counter(ages.head_ages)
+    return {
+        "step": record.step, "seconds": round(seconds, 3), "reward": ages.mean_reward, "accuracy": ages.mean_score,
+        "response_tokens": ages.mean_length, "num_samples": ages.num_samples, "share_no_spread": ages.share_no_spread,
+        "staleness_mean": sum(ages.head_ages) / len(ages.head_ages), "staleness_max": max(ages.head_ages),
+        "staleness_histogram": {str(age): histogram[age] for age in sorted(histogram)},
+        "token_age_mean": ages.mean_token_age, "token_age_max": ages.max_token_age, "share_mixed_versions": ages.share_mixed,
+        **record.metrics,
+        "tokens_trained": coordinator.totals.tokens_trained, "tokens_generated": rollouts.tokens_generated,
+        "tokens_interrupted": rollouts.tokens_interrupted, "buffer": len(coordinator.ledger.finished),
+        "running": len(coordinator.ledger.running), "num_set_aside": len(coordinator.ledger.set_aside),
+        "num_retries": coordinator.totals.num_retries, "rollout_idle_s": round(rollouts.idle_s, 3),
+        "weight_updates": rollouts.num_updates, "weight_update_s": round(rollouts.update_s, 3),
+        "reward_busy_s": round(rollouts.reward_busy_s, 3), "rewards_killed": rollouts.rewards_killed,
+    }
+
+
+def evaluation_record(result: Result, seconds: float) -> dict:
+    """One line of evaluations.jsonl."""
+    return {"step": result.step, "seconds": round(seconds, 3), "accuracy": result.accuracy, "reward": result.mean_reward,
+            "num_prompts": result.num_prompts, "num_failed": result.num_failed, "first_step": result.first_step,
+            "last_step": result.last_step, "example": result.example}
+
+
+def status(coordinator: Coordinator, now: float, started: float, wall: float, refused: int, malformed: int) -> dict:
+    """status.json: what every part is doing. `wall` is the time of writing, seconds since 1970."""
+    state, rollouts = coordinator, fleet(coordinator)
+    return {
+        "time": wall, "epoch": state.epoch, "seconds": round(now - started, 1), "step": max(0, state.step),
+        "num_steps": state.config.run.num_steps, "eta": state.policy.eta, "bound": state.policy.bound.value,
+        "waiting": state.waiting(), "buffer": len(state.ledger.finished), "running": len(state.ledger.running),
+        "admitted": state.ledger.admitted, "set_aside": len(state.ledger.set_aside),
+        "evaluating": _evaluating(state),
+        "tokens_generated": rollouts.tokens_generated, "tokens_trained": state.totals.tokens_trained,
+        "tokens_interrupted": rollouts.tokens_interrupted, "refused_peers": refused, "malformed_messages": malformed,
+        "staleness": {str(age): count for age, count in sorted(state.totals.head_ages.items())},
+        "workers": [
+            {"name": worker.name, "host": worker.host, "pid": worker.pid, "version": str(worker.held) if worker.held else "",
+             "fetching": str(worker.fetching) if worker.fetching else "", "waiting_for": worker.status.waiting_for,
+             "running": worker.status.num_running, "tokens_generated": worker.status.tokens_generated,
+             "silent_s": round(now - worker.last_heard, 1)}
+            for role in Role for worker in state.registry.of(role)
+        ],
+    }
+
+
+def _evaluating(state: Coordinator) -> str:
+    evaluation = state.evaluation
+    return f"{evaluation.num_done}/{evaluation.num_prompts} at step {evaluation.step}" if evaluation.active else ""
+
+
+def summary(coordinator: Coordinator, evaluations: list[dict], seconds: float, tokens_generated: int) -> dict:
+    """summary.json: the figures of the whole run."""
+    state = coordinator
+    first, last = (evaluations[0], evaluations[-1]) if evaluations else (None, None)
+    before = first["accuracy"] if first and first["step"] == 0 else None
+    after = last["accuracy"] if last and last["step"] == state.step else None
+    return {
+        "name": state.config.run.name, "num_steps": state.totals.num_steps, "seconds": round(seconds, 1),
+        "heldout_before": before, "heldout_after": after, "heldout_prompts": len(state.heldout),
+        "eta": state.policy.eta, "bound": state.policy.bound.value, "max_staleness": state.totals.max_staleness,
+        "share_stale": round(state.totals.share_stale, 4),
+        "staleness_histogram": {str(age): count for age, count in sorted(state.totals.head_ages.items())},
+        "tokens_generated": tokens_generated, "tokens_trained": state.totals.tokens_trained,
+        "num_set_aside": len(state.ledger.set_aside), "num_retries": state.totals.num_retries,
+        "num_duplicates": state.totals.num_duplicates, "ended": state.ended or state.early_reason or "all steps done",
+        "state": "failed" if state.ended else "finished",
+    }

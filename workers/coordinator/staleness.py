@@ -1,0 +1,72 @@
+"""How far rollouts may run ahead of the trainer. Pure policy, counted in prompt groups.
+
+B groups make a training step; version v is the number of completed steps; eta is the most steps to run ahead.
+
+Admission (AReaL, arXiv 2505.24298, Eq. 3, in groups): a group may start iff
+
+    admitted < (v + eta + 1) * B            where admitted counts groups running, finished or consumed.
+
+A failed group gives its place back. eta = 0 is synchronous RL. This bounds how far rollouts run ahead, not the age of
+a straggler when it is consumed.
+
+Hard: nothing consumed is older than eta, and nothing is dropped to get there. A group admitted at version a has the
+deadline a + eta: batch i may take it only if i <= a + eta. Batch i takes finished groups by earliest deadline, and
+only if afterwards, for every j >= i, the unconsumed groups (running ones too) with deadline <= j number at most
+(j - i) * B. Else the trainer waits for a running group of an earlier deadline.
+
+    Proof. U_i(j): unconsumed groups with deadline <= j before batch i. Invariant: U_i(j) <= (j - i + 1) * B for
+    all j >= i. Batch i must take max_j (U_i(j) - (j - i) * B) <= B groups, so it can keep the invariant for i + 1.
+    Groups admitted at version i have deadline i + eta, and by the admission rule all unconsumed groups together number
+    at most (i + eta + 1) * B - i * B, so admitting keeps it too. At j = i it says: whatever must go into batch i fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workers.config import Bound
+
+
+class FinishedGroup(NamedTuple):
+    """A finished, unconsumed group: its id, the version it was admitted at, and the order in which it finished."""
+
+    group_id: str
+    admitted_at: int
+    order: int
+
+
+@dataclass(frozen=True)
+class StalenessPolicy:
+    """The admission rule and the choice of batches, for one `eta`, batch size B and bound."""
+
+    eta: int
+    batch_groups: int
+    bound: Bound
+
+    def may_admit(self, admitted: int, version: int) -> bool:
+        """Whether one more group may start at `version` when `admitted` are running, finished or consumed."""
+        return admitted < (version + self.eta + 1) * self.batch_groups
+
+    def choose(self, version: int, finished: Sequence[FinishedGroup], running: Iterable[int]) -> list[str] | None:
+        """The groups of the batch at `version`, or None if it cannot be formed yet.
+
+        `running`: for each running training group the version it was admitted at. Admission takes the groups that
+        finished first; hard takes the earliest deadlines, if the rest stays feasible.
+        """
+        if len(finished) < self.batch_groups:
+            return None
+        if self.bound is Bound.admission:
+            batch = sorted(finished, key=lambda group: group.order)[: self.batch_groups]
+            return [group.group_id for group in batch]
+        by_deadline = sorted(finished, key=lambda group: (group.admitted_at, group.order))
+        rest = [group.admitted_at for group in by_deadline[self.batch_groups :]] + list(running)
+        if not self._feasible(version, rest):
+            return None
+        return [group.group_id for group in by_deadline[: self.batch_groups]]
+
+    def _feasible(self, version: int, rest: list[int]) -> bool:
+        # The k-th unconsumed group (from 0, by deadline) is consumed at best by batch version + 1 + k // B.
+        deadlines = sorted(admitted_at + self.eta for admitted_at in rest)
+        return all(version + 1 + k // self.batch_groups <= deadline for k, deadline in enumerate(deadlines))

@@ -1,0 +1,106 @@
+"""The model's chat template: renders a question as the user's turn and opens the assistant's.
+
+The template is Jinja text from the model's folder. It is code from elsewhere, so it runs in Jinja's immutable sandbox,
+set up as transformers does it, without importing transformers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from workers.config import ConfigError
+from workers.data.prompts import Prompt, PromptSource, with_text
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """The chat template of `folder` (chat_template.jinja, else tokenizer_config.json). Raises `ConfigError` if there is none that works."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        config = _tokenizer_config(folder)
+        self._special = {name: _token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
+        try:
+            self._template = _environment().from_string(_template_text(folder, config))
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"{folder}: its chat template does not compile ({error}). Correct it or set data.chat_template=false") from error
+        self.render("test")
+
+    def render(self, text: str) -> str:
+        """`text` as the user's only message, with the opening of the assistant's answer behind it."""
+        messages = [{"role": "user", "content": text}]
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, tools=None, documents=None, **self._special)
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise ConfigError(f"{self._folder}: its chat template cannot render a user's message ({error}). "
+                              "Correct it or set data.chat_template=false") from error
+
+
+class ChatPrompts:
+    """A prompt source whose texts are rendered by a chat template."""
+
+    def __init__(self, source: PromptSource, template: ChatTemplate) -> None:
+        self._source = source
+        self._template = template
+
+    def train(self, index: int) -> Prompt:
+        """Training prompt number `index`, rendered."""
+        return self._render(self._source.train(index))
+
+    def heldout(self) -> list[Prompt]:
+        """The held-out prompts, rendered."""
+        return [self._render(prompt) for prompt in self._source.heldout()]
+
+    def _render(self, prompt: Prompt) -> Prompt:
+        return with_text(prompt, self._template.render(prompt.text))
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not readable ({error}). Copy the model again") from error
+    return config if isinstance(config, dict) else {}
+
+
+def _template_text(folder: Path, config: dict[str, Any]) -> str:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text()
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    if not isinstance(template, str):
+        raise ConfigError(f"data.chat_template=True: {folder} has no chat template (neither chat_template.jinja nor one in "
+                          "tokenizer_config.json). Set data.chat_template=false or use an instruction-tuned model")
+    return template
+
+
+def _token_text(token: object) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda text: datetime.datetime.now().strftime(text)
+    return environment
+
+
+def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

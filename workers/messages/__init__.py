@@ -1,0 +1,1 @@
+"""Typed messages and their encoding; knows no sockets."""

@@ -1,0 +1,89 @@
+"""Messages to frames and back: a msgpack header (msgspec, strict), then one raw frame for every array.
+
+    frame 0   msgpack of the struct; an array stands as [frame index, number of items]
+    frame i   the array's bytes, little-endian, dtype fixed by the field's class
+
+No pickle. Whatever does not fit exactly (unknown tag or field, wrong type, a frame too short, too long, missing,
+left over or used twice, more bytes than allowed) raises `MessageError`; nothing is decoded in part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from workers.messages.arrays import TypedArray
+from workers.messages.types import FromCoordinator, FromWorker, Message
+
+
+class MessageError(ValueError):
+    """A message that is malformed or over its limit. Its text names what and the rule."""
+
+
+def encode(message: Message) -> list[bytes | memoryview]:
+    """The frames of `message`. Raises TypeError or ValueError where an array has not its field's class."""
+    frames: list[bytes | memoryview] = [b""]
+
+    def array_hook(value: object) -> list[int]:
+        if not isinstance(value, TypedArray):
+            raise TypeError(f"{type(value).__name__}: an array field takes Int32, Float32 or Bool. Build it with `.of(...)`")
+        plain = np.ascontiguousarray(value, dtype=value.wire_dtype)
+        frames.append(plain.tobytes())
+        return [len(frames) - 1, plain.size]
+
+    frames[0] = msgspec.msgpack.encode(message, enc_hook=array_hook)
+    return frames
+
+
+class Decoder:
+    """Decodes one direction of traffic, with a limit on the bytes of one message."""
+
+    def __init__(self, union: object, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._frames: Sequence[bytes | memoryview] = ()
+        self._used: set[int] = set()
+        self._decoder = msgspec.msgpack.Decoder(union, strict=True, dec_hook=self._array)
+
+    def decode(self, frames: Sequence[bytes | memoryview]) -> Message:
+        """The message in `frames`. Raises `MessageError`."""
+        if not frames:
+            raise MessageError("a message without frames: must have a header")
+        size = sum(len(frame) for frame in frames)
+        if size > self._max_bytes:
+            raise MessageError(f"a message of {size} bytes: must be at most {self._max_bytes}. Raise transport.max_message_mb")
+        self._frames, self._used = frames, set()
+        try:
+            message = self._decoder.decode(frames[0])
+        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+            raise MessageError(f"malformed message: {error}") from error
+        if len(self._used) != len(frames) - 1:
+            raise MessageError(f"a message of {len(frames) - 1} array frames: its header names {len(self._used)}")
+        return message
+
+    def _array(self, kind: type, value: object) -> TypedArray:
+        if not issubclass(kind, TypedArray):
+            raise TypeError(f"cannot decode {kind.__name__}")
+        if not (isinstance(value, list) and len(value) == 2 and all(type(item) is int for item in value)):
+            raise ValueError(f"array reference {value!r}: must be [frame, number of items]")
+        index, num_items = value
+        if not 1 <= index < len(self._frames) or index in self._used:
+            raise ValueError(f"array frame {index}: must be one of 1..{len(self._frames) - 1}, each used once")
+        self._used.add(index)
+        dtype, frame = np.dtype(kind.wire_dtype), self._frames[index]
+        if num_items < 0 or len(frame) != num_items * dtype.itemsize:
+            raise ValueError(f"array frame of {len(frame)} bytes: must be {num_items} items of {dtype.itemsize} bytes")
+        if dtype.kind == "b" and num_items and np.frombuffer(frame, np.uint8).max() > 1:
+            raise ValueError("mask frame: every byte must be 0 or 1")
+        return np.frombuffer(frame, dtype=dtype).view(kind)
+
+
+def from_workers(max_bytes: int) -> Decoder:
+    """Decoder of what the coordinator receives."""
+    return Decoder(FromWorker, max_bytes)
+
+
+def from_coordinator(max_bytes: int) -> Decoder:
+    """Decoder of what workers receive."""
+    return Decoder(FromCoordinator, max_bytes)

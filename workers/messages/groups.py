@@ -1,0 +1,62 @@
+"""Checks and views of a group that arrives from outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workers.messages.codec import MessageError
+from workers.messages.types import Group
+
+
+@dataclass(frozen=True)
+class SampleView:
+    """One sample of a group: arrays over its response tokens, all of the same length."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    loss_mask: np.ndarray
+    steps: np.ndarray
+    reward: float
+
+
+def check_group(group: Group) -> None:
+    """Raise `MessageError` unless the arrays of `group` fit together (lengths, values, versions)."""
+    total = int(group.lengths.sum())
+    rules = {
+        "prompt must not be empty": group.prompt.size > 0,
+        "lengths must be positive and name at least one sample": group.lengths.size > 0 and bool((group.lengths > 0).all()),
+        "tokens, logprobs and loss_mask must have sum(lengths) items":
+            group.tokens.size == group.logprobs.size == group.loss_mask.size == total,
+        "rewards and scores must have one item a sample": group.rewards.size == group.scores.size == group.lengths.size,
+        "version runs must cover sum(lengths) tokens":
+            group.epochs.size == group.steps.size == group.run_lengths.size and int(group.run_lengths.sum()) == total
+            and bool((group.run_lengths > 0).all()),
+        "versions must not be negative": bool((group.steps >= 0).all()) and bool((group.epochs >= 0).all()),
+        "token ids must not be negative": bool((group.tokens >= 0).all()) and bool((group.prompt >= 0).all()),
+        "logprobs and rewards must be finite":
+            bool(np.isfinite(group.logprobs).all()) and bool(np.isfinite(group.rewards).all()) and bool(np.isfinite(group.scores).all()),
+    }
+    for rule, holds in rules.items():
+        if not holds:
+            raise MessageError(f"group {group.group_id}: {rule}")
+
+
+def token_steps(group: Group) -> np.ndarray:
+    """The step that sampled each of the flattened tokens, int32 [sum(lengths)]."""
+    return np.repeat(np.asarray(group.steps), np.asarray(group.run_lengths))
+
+
+def samples(group: Group) -> list[SampleView]:
+    """The samples of `group`, as views into its arrays."""
+    cuts = np.cumsum(np.asarray(group.lengths))[:-1]
+    parts = (np.split(np.asarray(array), cuts) for array in (group.tokens, group.logprobs, group.loss_mask, token_steps(group)))
+    return [SampleView(tokens, logprobs, mask, steps, float(reward))
+            for tokens, logprobs, mask, steps, reward in zip(*parts, group.rewards, strict=True)]
+
+
+def head_step(group: Group) -> int:
+    """The step whose weights sampled the oldest first token of the group's samples."""
+    firsts = np.concatenate([[0], np.cumsum(np.asarray(group.lengths))[:-1]])
+    return int(token_steps(group)[firsts].min())

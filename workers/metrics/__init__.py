@@ -1,0 +1,1 @@
+"""What a run measures: one JSON line a step, TensorBoard, the summary."""

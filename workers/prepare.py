@@ -1,0 +1,87 @@
+"""Makes a run ready to be submitted, and refuses what cannot work: `python -m workers.prepare RUN`.
+
+    starting model (made on the spot if asked for) -> architecture, tensors, tokenizer
+    data set -> opened, and its first prompts measured against the context
+    keys     -> made
+
+The launcher runs this as a short process of its own, because it needs packages that the launcher must not import.
+Errors are printed as one line; exit status 2.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer
+
+from workers.config import Config, ConfigError, ModelSource, load, require
+from workers.data.prompts import open_prompts
+from workers.rundir import RunFolder, RunFolderError, write_atomic
+from workers.transport.keys import make_keys
+from workers.weights.architecture import Architecture, ModelError, check_tensors, read_architecture
+from workers.weights.starting import make_smollm2, make_tiny
+
+NUM_CHECKED = 512
+
+
+def resolve_model(config: Config, run: RunFolder) -> Path:
+    """The folder of the starting model, made now if it is one that is made. Raises `ModelError`."""
+    if config.model.source is ModelSource.tiny:
+        make_tiny(run.model, config.run.seed)
+        return run.model
+    folder = Path(config.model.path).expanduser().absolute()
+    if config.model.source is ModelSource.smollm2:
+        make_smollm2(folder)
+    return folder
+
+
+def check_model(folder: Path, config: Config) -> Architecture:
+    """Check architecture, tensors and context. Raises `ModelError`, `ConfigError`."""
+    architecture = read_architecture(folder)
+    check_tensors(folder, architecture)
+    require(config.engine.context_length <= architecture.max_positions, "engine.context_length", config.engine.context_length,
+            f"must be at most the model's max_position_embeddings={architecture.max_positions}", "Shorten it")
+    return architecture
+
+
+def check_prompts(config: Config, folder: Path, architecture: Architecture) -> None:
+    """Check that prompts fit the vocabulary and the context. Raises `ConfigError`, `ModelError`."""
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{path}: not a readable tokenizer ({error}). Give the folder of a Hugging Face model with its tokenizer.json") from error
+    prompts = open_prompts(config.data, config.reward, config.run.seed, folder)
+    room = config.engine.context_length - config.workflow.max_new_tokens
+    for prompt in [*prompts.heldout(), *(prompts.train(index) for index in range(NUM_CHECKED))]:
+        tokens = tokenizer.encode(prompt.text, add_special_tokens=False).ids
+        if not 1 <= len(tokens) <= room:
+            raise ConfigError(f"data: prompt {prompt.id} has {len(tokens)} tokens; it must have at least 1 and leave room for "
+                              f"workflow.max_new_tokens={config.workflow.max_new_tokens} in engine.context_length="
+                              f"{config.engine.context_length}. Raise engine.context_length, or leave such prompts out")
+        if max(tokens) >= architecture.vocab_size:
+            raise ModelError(f"{path}: token {max(tokens)} is outside the model's vocabulary of {architecture.vocab_size}. "
+                             "Take tokenizer and model from the same folder")
+
+
+def prepare(run: RunFolder) -> None:
+    """All of it; the config in the run folder then names the model's folder."""
+    config = load(run.config)
+    folder = resolve_model(config, run)
+    architecture = check_model(folder, config)
+    check_prompts(config, folder, architecture)
+    config.model.path = str(folder)
+    write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config)))
+    make_keys(run)
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    try:
+        prepare(RunFolder.open(Path(sys.argv[1])))
+    except (ConfigError, ModelError, RunFolderError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,39 @@
+"""Processes that end with their parent, and that say how they died."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send signal `number` to this process when process `parent`, its parent, dies (Linux prctl(2)).
+
+    Exits at once if the parent is dead already.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        sys.exit(f"parent process {parent} is gone")
+
+
+def describe_exit(returncode: int) -> str:
+    """How a child ended, in words: 'exited with status 1', 'was killed by SIGKILL'."""
+    if returncode >= 0:
+        return f"exited with status {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"
+
+
+def first_cause(error: BaseException) -> str:
+    """The text of an error, or of the first one in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__

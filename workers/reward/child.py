@@ -1,0 +1,146 @@
+"""The pool's end of one reward process (process.py): start it, ask it, kill it, reap it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from workers.config import RewardConfig
+from workers.reward import tree
+from workers.reward.messages import LENGTH_BYTES, Failed, Loaded, Reply, Request, Scored, frame, frame_length
+
+LOAD_TIMEOUT_S = 60.0
+"""For a process to start and import its verifier; `reward.timeout_s` runs from there on."""
+
+REAP_TIMEOUT_S = 10.0
+"""For a killed process to be gone."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+_READ_BYTES = 1 << 16
+
+
+class NoScoreError(Exception):
+    """One attempt gave no score; its text is the cause."""
+
+
+class RewardProcess:
+    """One process, started at once by the constructor. Any error in `score`, cancellation included, leaves it to be killed.
+
+    It dies with the thread that started it, so start it from a thread that lives as long as the worker.
+    Raises `OSError` if it cannot be started.
+    """
+
+    def __init__(self, config: RewardConfig) -> None:
+        self._timeout_s = config.timeout_s
+        self._buffer = bytearray()
+        self._killed = False
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            ours.setblocking(False)
+            command = [sys.executable, "-m", "workers.reward.process", theirs.fileno(), os.getpid(), config.memory_mb, config.verifier]
+            self._popen = subprocess.Popen(
+                [str(part) for part in command], stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
+                start_new_session=True, env=_environment())
+            undo.pop_all()
+        self._socket = ours
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also its process group's."""
+        return self._popen.pid
+
+    def is_usable(self) -> bool:
+        """Whether an idle process still listens: neither ended nor out of step."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False  # closed by its end, or bytes that nobody asked for
+
+    async def score(self, request: Request) -> float:
+        """The score in [0, 1]. Raises `NoScoreError` with the cause if there is none in time."""
+        try:
+            reply = await self._exchange(request)
+        except (ConnectionError, EOFError):
+            self.kill()
+            raise NoScoreError(f"the process ended: {_describe_exit(await self.reap())}") from None
+        if isinstance(reply, Failed):
+            raise NoScoreError(reply.cause)
+        if not isinstance(reply, Scored):
+            raise NoScoreError(f"the process answered {type(reply).__name__} instead of a score")
+        return reply.score
+
+    async def _exchange(self, request: Request) -> Reply:
+        loop = asyncio.get_running_loop()
+        limit = f"no answer within {LOAD_TIMEOUT_S:g} s of starting and importing the verifier"
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                await loop.sock_sendall(self._socket, frame(request))
+                reply = await self._receive()
+            if isinstance(reply, Loaded):
+                limit = f"no score within reward.timeout_s={self._timeout_s:g}"
+                async with asyncio.timeout(self._timeout_s):
+                    reply = await self._receive()
+        except TimeoutError:
+            raise NoScoreError(limit) from None
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise NoScoreError(f"the exchange with the process failed: {error}") from error
+        return reply
+
+    async def _receive(self) -> Reply:
+        head = await self._exactly(LENGTH_BYTES)
+        return msgspec.msgpack.decode(await self._exactly(frame_length(head)), type=Reply)
+
+    async def _exactly(self, num_bytes: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        while len(self._buffer) < num_bytes:
+            piece = await loop.sock_recv(self._socket, _READ_BYTES)
+            if not piece:
+                raise EOFError
+            self._buffer += piece
+        data = bytes(self._buffer[:num_bytes])
+        del self._buffer[:num_bytes]
+        return data
+
+    def kill(self) -> None:
+        """Kill it with everything that it started. Returns at once; `reap` waits for it."""
+        if not self._killed:  # once reaped, its number may belong to someone else
+            self._killed = True
+            tree.kill(self._popen.pid)
+
+    async def reap(self) -> int:
+        """Wait for the killed process; returns its exit code, negative for a signal.
+
+        Raises `subprocess.TimeoutExpired` if the kernel does not let go of it within `REAP_TIMEOUT_S`.
+        """
+        return await asyncio.to_thread(self._popen.wait, REAP_TIMEOUT_S)
+
+    async def dispose(self) -> None:
+        """Kill it, close the socket and reap it. Nobody may be in `score` any more."""
+        self.kill()
+        self._socket.close()
+        await self.reap()
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, with the checkout importable and numerical libraries on one thread."""
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+    return {**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    return f"killed by {signal.Signals(-code).name}"

@@ -1,0 +1,1 @@
+"""The rollout worker: generates samples through an inference server it owns, and follows weight updates."""

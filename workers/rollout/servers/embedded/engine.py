@@ -1,0 +1,166 @@
+"""The engine loop: one thread that owns model and scheduler, and nothing else touches them.
+
+    event loop thread                              engine thread
+    -----------------                              -------------
+    submit(request) ---- append, notify ---->  inbox (deque + Condition)
+    call(function)  ---- append, notify ---->    |
+         |                                       v
+         |                              +-> run every command in the inbox, in order
+         |                              |   (submit, pause, update weights, ...: always between two steps)
+    Future <------- set_result -------- |        |
+                                        |   scheduler.plan -> copies, prefill, decode, sample -> scheduler.commit
+    on_finish(request) <--------------- |        |
+                                        +--------+     no step possible: wait on the Condition until notified
+
+The event loop never waits for the engine but through a Future. The engine waits for nobody but the Condition. So when
+`call(pause)` has answered, no forward runs until a later command resumes it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from workers.rollout.servers.embedded.api import RequestError
+from workers.rollout.servers.embedded.model import Model
+from workers.rollout.servers.embedded.requests import Finish, Request
+from workers.rollout.servers.embedded.sampling import SamplingBatch, sample
+from workers.rollout.servers.embedded.scheduler import Scheduler
+from workers.rollout.servers.embedded.text import Text
+from workers.weights.architecture import ModelError
+
+Result = TypeVar("Result")
+
+
+class Engine:
+    """Drives `model` by `scheduler`. `on_finish` is called on the engine's thread, once for each request."""
+
+    def __init__(self, model: Model, scheduler: Scheduler, text: Text | None, on_finish: Callable[[Request], None]) -> None:
+        self._model = model
+        self._scheduler = scheduler
+        self._text = text
+        self._on_finish = on_finish
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._batch_of: list[Request] = []
+        self._batch = SamplingBatch.of([], 0)
+
+    def submit(self, request: Request) -> None:
+        """Queue `request`; from any thread."""
+        self._post(lambda: self._scheduler.submit(request))
+
+    def cancel(self, request: Request) -> None:
+        """End `request` if it still runs, as its client has gone; from any thread."""
+        self._post(lambda: self._scheduler.cancel(request, "the client disconnected"))
+
+    def call(self, function: Callable[[Scheduler], Result]) -> Future[Result]:
+        """Run `function` on the engine's thread between two steps; from any thread.
+
+        `RequestError` and `ModelError` come back through the future. Anything else ends the engine, as it is a bug.
+        """
+        future: Future[Result] = Future()
+
+        def command() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function(self._scheduler))
+            except (RequestError, ModelError) as error:
+                future.set_exception(error)
+
+        self._post(command)
+        return future
+
+    def update_weights(self, folder: Path, version: str | None, flush: bool, abort_all: bool) -> Future[int]:
+        """Load `folder`'s tensors; the future gives the number of requests that it interrupted.
+
+        With `flush`, running requests are retracted: the rest of their tokens, and their KV, are computed under the new
+        weights. Without, they keep their KV. A failing update changes nothing (`ModelError`).
+        """
+        def update(scheduler: Scheduler) -> int:
+            if abort_all:
+                scheduler.abort("", "aborted by a weight update with abort_all_requests")
+            if flush and scheduler.paused and scheduler.running:
+                raise RequestError(f"flush_cache=True: {len(scheduler.running)} requests are paused in place and need their cache. "
+                                   "Send flush_cache=false, or pause with mode=retract")
+            self._model.replace_weights(folder, keep_cache=not flush)
+            return scheduler.weights_changed(scheduler.version if version is None else version, retract=flush)
+
+        return self.call(update)
+
+    def run(self) -> None:
+        """The loop; runs for as long as the process. An exception that leaves it is a bug."""
+        with torch.inference_mode():
+            while True:
+                self._run_commands()
+                worked = self._step()
+                for request in self._scheduler.take_finished():
+                    self._on_finish(request)
+                if not worked:
+                    with self._wake:
+                        self._wake.wait_for(lambda: bool(self._inbox))
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._inbox.append(command)
+            self._wake.notify()
+
+    def _run_commands(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _step(self) -> bool:
+        """Plan, compute and commit one step; False if there is nothing to do."""
+        step = self._scheduler.plan()
+        if step is None:
+            return False
+        self._model.apply(step.copies, step.capacity)
+        if step.prefill:
+            self._model.prefill(step.prefill)
+        tokens, logprobs = self._decode(step.decode) if step.decode else ([], [])
+        self._scheduler.commit(step, tokens, logprobs, self._outcomes(step.decode, tokens, logprobs))
+        return True
+
+    def _decode(self, requests: list[Request]) -> tuple[list[int], list[float]]:
+        logits = self._model.decode([request.last_token for request in requests], [request.num_fed for request in requests])
+        if requests != self._batch_of:
+            self._batch_of = requests
+            self._batch = SamplingBatch.of([request.sampling for request in requests], logits.shape[1])
+        for index, request in enumerate(requests):
+            if request.stop_ids and len(request.output) + 1 < request.min_new_tokens:
+                logits[index, list(request.stop_ids)] = -math.inf
+        return sample(logits, self._batch, [len(request.output) for request in requests])
+
+    def _outcomes(self, requests: list[Request], tokens: list[int], logprobs: list[float]) -> dict[int, Finish]:
+        """What the scheduler cannot see: stop strings, and log-probs that are no numbers."""
+        outcomes: dict[int, Finish] = {}
+        for index, (request, token, logprob) in enumerate(zip(requests, tokens, logprobs, strict=True)):
+            if not math.isfinite(logprob):
+                outcomes[index] = Finish("abort", f"log-prob {logprob} under weights {self._scheduler.version!r}: logits must be finite. "
+                                                  "The weights have diverged; load earlier ones")
+            elif request.stop_texts and self._text is not None:
+                found = self._text.find_stop([*request.output, token], request.stop_texts)
+                if found is not None:
+                    outcomes[index] = Finish("stop", found)
+        return outcomes
+
+
+def counters(scheduler: Scheduler) -> dict[str, Any]:
+    """What GET /server_info tells."""
+    return {
+        "num_running": len(scheduler.running),
+        "num_queued": len(scheduler.queue),
+        "generated_tokens": scheduler.generated_tokens,
+        "prefill_tokens": scheduler.prefill_tokens,
+        "cached_tokens": scheduler.cached_tokens,
+        "num_retractions": scheduler.num_retractions,
+        "weight_version": scheduler.version,
+        "paused": scheduler.paused,
+    }

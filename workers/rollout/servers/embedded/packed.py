@@ -1,0 +1,124 @@
+"""Weights of a model folder in the layout the CPU kernels like best, built from safetensors files.
+
+`load_weights` checks the whole folder before it reads a tensor and returns a new, complete set; the caller then swaps one
+reference. So a failing update leaves the old weights serving, and no forward ever sees half an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+
+from workers.weights.architecture import Architecture, ModelError, check_tensors, read_architecture, safetensors_header
+
+# torch's own entry to oneDNN's prepacked linear layers (what torch.compile's frozen graphs call). Without it: F.linear.
+_PACKED = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+_PACK_FOR_ROWS = 64
+_DTYPES = {"F32", "BF16", "F16"}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The weight of a linear layer, packed if this build of torch can, and its bias."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Matrix:
+        """Pack `weight` [outputs, inputs]."""
+        return cls(torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_FOR_ROWS) if _PACKED else weight, bias)
+
+
+def linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    """x [tokens, inputs] times the transposed matrix, plus its bias: [tokens, outputs]."""
+    if _PACKED:
+        return torch.ops.mkldnn._linear_pointwise(x, matrix.weight, matrix.bias, "none", [], "")
+    return F.linear(x, matrix.weight, matrix.bias)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer. Norm weights are float32; `qk_norm` [heads + kv_heads, head_dim] holds those of every query and key head."""
+
+    input_norm: torch.Tensor
+    qkv: Matrix
+    qk_norm: torch.Tensor | None
+    output: Matrix
+    mlp_norm: torch.Tensor
+    gate_up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A whole model; `norm` is float32. With tied embeddings `head` is packed from the same tensor as `embedding`."""
+
+    embedding: torch.Tensor
+    layers: list[Layer]
+    norm: torch.Tensor
+    head: Matrix
+
+
+def load_weights(folder: Path, architecture: Architecture, dtype: torch.dtype) -> Weights:
+    """Read `folder`'s tensors as `dtype`. Raises `ModelError` if it is not a complete model of exactly `architecture`."""
+    found = read_architecture(folder)
+    for field in Architecture.__dataclass_fields__:
+        ours, theirs = getattr(architecture, field), getattr(found, field)
+        if ours != theirs and field not in ("eos_token_ids", "max_positions"):
+            raise ModelError(f"{folder}: {field}={theirs!r}, the engine was started with {field}={ours!r}. "
+                             "Give weights of the model that is being served, or start a new engine")
+    files = check_tensors(folder, architecture)
+    names = architecture.tensor_shapes()
+    for file in files:
+        for name, entry in safetensors_header(file).items():
+            if name in names and entry["dtype"] not in _DTYPES:
+                raise ModelError(f"{folder}: tensor {name} has type {entry['dtype']}, supported are {', '.join(sorted(_DTYPES))}. "
+                                 "Save the model in one of these")
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        for file in files:
+            with safe_open(file, framework="pt") as opened:
+                tensors.update({name: opened.get_tensor(name) for name in names.keys() & set(opened.keys())})
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{folder}: a safetensors file cannot be read ({error}). Write the folder again") from error
+    with torch.inference_mode():
+        return _assemble(architecture, lambda name: tensors[name].to(dtype))
+
+
+def _assemble(architecture: Architecture, get: Callable[[str], torch.Tensor]) -> Weights:
+    # clone(): the files may be replaced or removed while these weights serve; packed matrices are copies anyway.
+    embedding = get("model.embed_tokens.weight").clone()
+    head = embedding if architecture.tied else get("lm_head.weight")
+    layers = [_layer(architecture, f"model.layers.{index}.", get) for index in range(architecture.num_layers)]
+    return Weights(embedding, layers, get("model.norm.weight").float().clone(), Matrix.of(head))
+
+
+def _layer(architecture: Architecture, prefix: str, get: Callable[[str], torch.Tensor]) -> Layer:
+    def pairs(name: str) -> torch.Tensor:
+        """Reorder each head's rows from halves (0..n/2, n/2..n) to neighbouring pairs."""
+        tensor = get(prefix + name)
+        return tensor.unflatten(0, (-1, 2, architecture.head_dim // 2)).transpose(1, 2).reshape(tensor.shape)
+
+    attention = prefix + "self_attn."
+    qkv = torch.cat([pairs("self_attn.q_proj.weight"), pairs("self_attn.k_proj.weight"), get(attention + "v_proj.weight")])
+    bias = qk_norm = None
+    if architecture.qkv_bias:
+        bias = torch.cat([pairs("self_attn.q_proj.bias"), pairs("self_attn.k_proj.bias"), get(attention + "v_proj.bias")])
+    if architecture.qk_norm:
+        qk_norm = torch.cat([pairs("self_attn.q_norm.weight").expand(architecture.num_heads, -1),
+                             pairs("self_attn.k_norm.weight").expand(architecture.num_kv_heads, -1)]).float()
+    return Layer(
+        input_norm=get(prefix + "input_layernorm.weight").float().clone(),
+        qkv=Matrix.of(qkv, bias),
+        qk_norm=qk_norm,
+        output=Matrix.of(get(attention + "o_proj.weight").contiguous()),
+        mlp_norm=get(prefix + "post_attention_layernorm.weight").float().clone(),
+        gate_up=Matrix.of(torch.cat([get(prefix + "mlp.gate_proj.weight"), get(prefix + "mlp.up_proj.weight")])),
+        down=Matrix.of(get(prefix + "mlp.down_proj.weight").contiguous()),
+    )

@@ -1,0 +1,33 @@
+"""Text in and out of the engine: the model folder's tokenizer.json, decoding, stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+
+class Text:
+    """A model folder's tokenizer. `vocab_size` is the model's, which may be larger than the tokenizer's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, with the special tokens that the tokenizer adds."""
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; ids that the tokenizer does not know give nothing."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def find_stop(self, ids: Sequence[int], stops: Sequence[str]) -> str | None:
+        """The first of `stops` that the text of `ids` contains near its end.
+
+        To be called after every token: it looks only as far back as a stop string that the last token completed can
+        reach. A character is at most 4 tokens, namely its bytes in UTF-8.
+        """
+        window = 4 * max(len(stop) for stop in stops) + 8
+        tail = self.decode(ids[-window:])
+        return next((stop for stop in stops if stop in tail), None)

@@ -1,0 +1,73 @@
+"""Keeps the engine at the newest weights: interrupts generation, loads, lets it go on.
+
+    announcement --> fetch and verify (generation goes on) --> pause --> load --> continue --> held = version
+Updates that arrive faster than they can be loaded are skipped: only the newest counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from workers.config import Interrupt
+from workers.messages.types import Announcement, Version
+from workers.rollout.engine_client import EngineClient
+from workers.weights.manifest import WeightsError, verify
+
+
+class WeightHolder:
+    """What the engine of this worker holds. `changed` is awaited after every change, so that the coordinator knows."""
+
+    def __init__(self, engine: EngineClient, interrupt: Interrupt, changed: Callable[[], Awaitable[None]]) -> None:
+        self.held: Version | None = None
+        self.fetching: Version | None = None
+        self.num_updates = 0
+        self.update_s = 0.0
+        self._engine, self._interrupt, self._changed = engine, interrupt, changed
+        self._newest: Announcement | None = None
+        self._news = asyncio.Event()
+        self._held_something_new = asyncio.Condition()
+
+    def announce(self, announcement: Announcement) -> None:
+        """Take note of a newer version."""
+        self._newest = announcement
+        self._news.set()
+
+    async def at_least(self, version: Version) -> None:
+        """Wait until the engine holds `version` or a newer one."""
+        async with self._held_something_new:
+            await self._held_something_new.wait_for(lambda: self.held is not None and self.held >= version)
+
+    async def follow(self) -> None:
+        """Load every announced version, newest first, for as long as the worker runs. Raises `WeightsError`, `EngineError`."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            announcement = self._newest
+            assert announcement is not None
+            try:
+                await self._update(announcement)
+            except WeightsError:
+                # The publisher may have removed it because there is a newer one: then take that; otherwise it is an error.
+                if self._newest is announcement:
+                    raise
+
+    async def _update(self, announcement: Announcement) -> None:
+        folder = Path(announcement.folder)
+        self.fetching = announcement.version
+        await self._changed()
+        await asyncio.to_thread(verify, folder, announcement.version, announcement.digest)
+        started = time.monotonic()
+        await self._engine.pause(self._interrupt.value)
+        try:
+            await self._engine.update_weights(folder, announcement.version, flush_cache=self._interrupt is not Interrupt.in_place)
+        finally:
+            await self._engine.resume()
+        self.update_s += time.monotonic() - started
+        self.num_updates += 1
+        self.held, self.fetching = announcement.version, None
+        async with self._held_something_new:
+            self._held_something_new.notify_all()
+        await self._changed()

@@ -1,0 +1,1 @@
+"""How one group comes about: from a lease to samples with rewards."""

@@ -1,0 +1,220 @@
+"""The run folder: every path of a run in one class, and the only ways that files in it are written.
+
+    run folder (0700)
+      config.json            the composed config, as the workers read it       launcher
+      config.yaml            the same, for people                              launcher
+      jobs.json              submitted jobs                                     launcher
+      jobs/                  submitit's files and the logs of every job         submitit
+      keys/                  CURVE keys (0600)                                  workers/transport/keys.py
+      model/                 the starting model, where it was made on the spot  workers/prepare.py
+      epochs/000001          claimed by one incarnation of the trainer each     coordinator
+      rendezvous/            where the coordinator of an epoch listens          coordinator
+      status.json            what every part is doing now                       coordinator
+      metrics.jsonl          one line a training step; tensorboard/ the same    coordinator
+      evaluations.jsonl      one line an evaluation                             coordinator
+      outcome.json           why the run ended; the first writer wins           anyone
+      final_model/           the trained model, a Hugging Face folder           trainer
+      summary.json           the figures of the whole run                       coordinator
+      stop                   its presence asks the run to end                   launcher
+      launcher.lock          held by the launcher while it stays attached       launcher
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class RunFolderError(ValueError):
+    """A run folder that cannot be used. Its text names the folder, the rule and the remedy."""
+
+
+def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write `path` so that readers see the old content or the new, never a part: temporary file, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_once(path: Path, content: bytes, mode: int = 0o600) -> bool:
+    """Write `path` unless it exists; atomic, and true for exactly one of several writers."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.tmp")
+    write_atomic(temporary, content, mode)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    return True
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of one run."""
+
+    path: Path
+
+    @staticmethod
+    def create(path: Path) -> RunFolder:
+        """Make the folder, private to its owner. Raises `RunFolderError` where it exists or cannot be made."""
+        path = path.absolute()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700)
+        except FileExistsError as error:
+            raise RunFolderError(f"run.dir={path}: exists already; a run starts in a new folder. Choose another run.dir, "
+                                 "or leave it empty to get a new name") from error
+        except OSError as error:
+            raise RunFolderError(f"run.dir={path}: cannot be made ({error.strerror}). Choose a run.dir that you may write to") from error
+        run = RunFolder(path)
+        path.chmod(0o700)
+        for folder in (run.jobs, run.keys, run.epochs, run.rendezvous):
+            folder.mkdir(mode=0o700)
+        return run
+
+    @staticmethod
+    def open(path: Path) -> RunFolder:
+        """An existing run folder. Raises `RunFolderError` where it is none, or others may enter it."""
+        run = RunFolder(path.absolute())
+        if not run.config.is_file():
+            raise RunFolderError(f"{run.path}: not a run folder (no config.json). Give the folder that the launcher printed")
+        if run.path.stat().st_mode & 0o077:
+            raise RunFolderError(f"{run.path}: readable by others; it holds the run's keys. Run: chmod 700 {run.path}")
+        return run
+
+    @property
+    def config(self) -> Path:
+        """The composed config as the workers read it."""
+        return self.path / "config.json"
+
+    @property
+    def config_yaml(self) -> Path:
+        """The composed config for people."""
+        return self.path / "config.yaml"
+
+    @property
+    def submitted(self) -> Path:
+        """The jobs that the launcher submitted."""
+        return self.path / "jobs.json"
+
+    @property
+    def jobs(self) -> Path:
+        """submitit's files and the logs."""
+        return self.path / "jobs"
+
+    @property
+    def keys(self) -> Path:
+        """CURVE keys."""
+        return self.path / "keys"
+
+    @property
+    def model(self) -> Path:
+        """A starting model made for this run."""
+        return self.path / "model"
+
+    @property
+    def epochs(self) -> Path:
+        """Claims of epochs."""
+        return self.path / "epochs"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Addresses of coordinators."""
+        return self.path / "rendezvous"
+
+    @property
+    def status(self) -> Path:
+        """What every part is doing now."""
+        return self.path / "status.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line a training step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        """One JSON line an evaluation."""
+        return self.path / "evaluations.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def outcome(self) -> Path:
+        """Why the run ended."""
+        return self.path / "outcome.json"
+
+    @property
+    def summary(self) -> Path:
+        """The figures of the whole run."""
+        return self.path / "summary.json"
+
+    @property
+    def final_model(self) -> Path:
+        """The trained model."""
+        return self.path / "final_model"
+
+    @property
+    def stop(self) -> Path:
+        """Its presence asks the run to end."""
+        return self.path / "stop"
+
+    @property
+    def launcher_lock(self) -> Path:
+        """Held by the launcher while it stays attached."""
+        return self.path / "launcher.lock"
+
+    def claim_epoch(self) -> int:
+        """Claim the next epoch by creating its file exclusively; of several claimants each gets another number."""
+        while True:
+            epoch = max((int(entry.name) for entry in self.epochs.iterdir()), default=0) + 1
+            try:
+                os.close(os.open(self.epochs / f"{epoch:06d}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            except FileExistsError:
+                continue
+            return epoch
+
+    def end(self, cause: str, reported_by: str) -> bool:
+        """Record why the run ended (an empty `cause`: complete); only the first record counts. True for the first."""
+        record = {"state": "failed" if cause else "finished", "cause": cause, "reported_by": reported_by, "time": time.time()}
+        return write_once(self.outcome, json.dumps(record).encode())
+
+    def ended(self) -> dict | None:
+        """The recorded outcome, or None while the run goes on."""
+        try:
+            return json.loads(self.outcome.read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the run to end; the coordinator looks for this every second."""
+        write_once(self.stop, reason.encode())
+
+    def launcher_is_gone(self) -> bool:
+        """True if an attached launcher has died: its lock file is there, but nobody holds the lock any more."""
+        try:
+            descriptor = os.open(self.launcher_lock, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
+        return self.launcher_lock.exists()

@@ -1,0 +1,89 @@
+"""Runs Megatron-core on a machine without CUDA, with gloo. Where CUDA is there, nothing of this file takes effect.
+
+Megatron-core names the accelerator itself, through a handful of idioms; each is redirected once:
+
+    torch.cuda.current_device() as a device      -> the CPU device
+    device="cuda" literals                       -> the CPU device
+    tensor.type() == "torch.cuda.FloatTensor"    -> the type's name as CUDA would spell it
+    an Adam with apex's interface                -> workers.trainer.megatron.adam.GroupStepAdamW
+
+`redirected()` makes the first three hold inside a `with` block (a torch-function mode is local to the thread, so every
+entry into Megatron goes through it). `HITS` records which functions relied on them; a test pins that list, so that an
+upgrade of Megatron-core that adds one is noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+HITS: set[tuple[str, str]] = set()
+
+
+def device() -> torch.device:
+    """Where models and batches live: this process's CUDA device, or the CPU where there is none."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else CPU
+
+
+@contextlib.contextmanager
+def redirected() -> Iterator[None]:
+    """Inside the block, Megatron-core's references to CUDA mean the CPU. Does nothing where CUDA is available."""
+    if torch.cuda.is_available():
+        yield
+        return
+    previous = torch.cuda.current_device
+    torch.cuda.current_device = _current_device  # type: ignore[assignment]
+    try:
+        with _CudaMeansCpu():
+            yield
+    finally:
+        torch.cuda.current_device = previous
+
+
+def use_own_adam() -> None:
+    """Have Megatron-core build `GroupStepAdamW` wherever it would build apex's FusedAdam, on a CPU-only machine."""
+    if torch.cuda.is_available():
+        return
+    import megatron.core.optimizer as optimizer
+    import megatron.core.optimizer.distrib_optimizer as distributed
+
+    from workers.trainer.megatron.adam import GroupStepAdamW
+
+    optimizer.Adam = distributed.Adam = GroupStepAdamW
+    optimizer.USING_PYTORCH_OPTIMIZER = False
+    distributed.HAVE_APEX_OR_TE = distributed.USING_APEX_OPTIMIZER = True
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if kwargs and _names_cuda(kwargs.get("device")):
+            _record("device='cuda'")
+            kwargs = {**kwargs, "device": CPU}
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            _record(".type()")
+            return func(*args).replace("torch.", "torch.cuda.", 1)
+        return func(*args, **(kwargs or {}))
+
+
+def _names_cuda(value: object) -> bool:
+    return str(value).startswith("cuda") if isinstance(value, (str, torch.device)) else False
+
+
+def _current_device() -> torch.device:
+    _record("current_device()")
+    return CPU
+
+
+def _record(idiom: str) -> None:
+    """Note which function of Megatron-core relied on `idiom`."""
+    frame = sys._getframe(2)
+    while frame is not None and "/megatron/core/" not in frame.f_code.co_filename:
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is not None:
+        HITS.add((frame.f_code.co_filename.split("/megatron/core/")[-1] + ":" + frame.f_code.co_name, idiom))

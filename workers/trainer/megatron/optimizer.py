@@ -1,0 +1,76 @@
+"""Megatron-core's optimizer and learning-rate schedule, and a step that refuses gradients that are not finite."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from workers.config import ConfigError, RunConfig, TrainerConfig
+from workers.trainer.megatron import cpu_backend
+
+
+def build_optimizer(model: Any, trainer: TrainerConfig, dtype: torch.dtype) -> Any:
+    """Megatron's optimizer over `model` (in its data-parallel wrapper): AdamW, no decay of biases and norms.
+
+    With bfloat16 parameters it holds float32 master weights; gradients are float32 in both cases.
+    """
+    cpu_backend.use_own_adam()
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=trainer.lr,
+        min_lr=trainer.min_lr,
+        weight_decay=trainer.weight_decay,
+        adam_beta1=trainer.adam_beta1,
+        adam_beta2=trainer.adam_beta2,
+        adam_eps=trainer.adam_eps,
+        clip_grad=trainer.clip_grad,
+        bf16=dtype is torch.bfloat16,
+        params_dtype=dtype,
+        use_distributed_optimizer=False,
+    )
+    return get_megatron_optimizer(config, [model])
+
+
+def build_scheduler(optimizer: Any, trainer: TrainerConfig, run: RunConfig) -> OptimizerParamScheduler:
+    """Linear warm-up over `warmup_steps`, then constant, or linear or cosine decay down to `min_lr` one step after the last.
+
+    It is advanced before each training step, so that step s (from 1) of the warm-up has lr * s / warmup_steps, and no
+    step is lost to a learning rate of zero. Raises ConfigError where the warm-up does not end within the run.
+    """
+    if trainer.warmup_steps > run.num_steps:
+        raise ConfigError(f"trainer.warmup_steps={trainer.warmup_steps}: must not be more than run.num_steps={run.num_steps}. "
+                          "Warm up for less, or train for longer")
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=trainer.lr,
+        min_lr=trainer.min_lr,
+        lr_warmup_steps=trainer.warmup_steps,
+        lr_decay_steps=run.num_steps + 1,
+        lr_decay_style=trainer.lr_schedule.value,
+        start_wd=trainer.weight_decay,
+        end_wd=trainer.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+    )
+
+
+def checked_step(optimizer: Any, max_norm: float, step: int) -> float:
+    """Clip by the global norm and update; returns the norm before clipping.
+
+    The order is that of Megatron's ChainedOptimizer.step, with a check between norm and update and with torch's clipping,
+    which works in place: a gradient that is not finite raises FloatingPointError and leaves weights and optimizer state as they were.
+    """
+    optimizer.prepare_grads()
+    norm = float(optimizer.get_grad_norm())
+    if not math.isfinite(norm):
+        raise FloatingPointError(f"training step {step}: the gradient norm is {norm}. The weights are those before this update. "
+                                 "Lower trainer.lr or algorithm.behavior_cap, or train in float32")
+    if norm > max_norm:
+        torch.nn.utils.clip_grads_with_norm_(optimizer.get_parameters(), max_norm, torch.tensor(norm))
+    optimizer.step_with_ready_grads()
+    return norm

@@ -1,0 +1,1 @@
+"""Sockets, keys, rendezvous: the only package that imports zmq."""

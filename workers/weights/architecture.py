@@ -1,0 +1,174 @@
+"""What a Hugging Face model folder holds, read from config.json and the safetensors headers, without torch.
+
+The engine, the trainer and the checks before submission all read a model folder through here, so that all three
+accept and refuse the same models with the same words.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+SUPPORTED = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+MAX_HEADER_BYTES = 100_000_000
+
+
+class ModelError(ValueError):
+    """A model folder that cannot be used. Its text names the folder, what is wrong and the remedy."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Shape of a dense decoder (Llama, Qwen2, Qwen3), in Hugging Face's terms."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    rms_norm_eps: float
+    tied: bool
+    rope_theta: float
+    rope_scaling: dict[str, float] | None
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the query, key and value projections have biases."""
+        return self.family == "qwen2"
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are RMS-normalised per head."""
+        return self.family == "qwen3"
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor a folder of this architecture must hold, by Hugging Face name, with its shape."""
+        hidden, inner, head = self.hidden_size, self.intermediate_size, self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
+        }
+        if not self.tied:
+            shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        rows = {"q": self.num_heads * head, "k": self.num_kv_heads * head, "v": self.num_kv_heads * head}
+        for index in range(self.num_layers):
+            layer = f"model.layers.{index}."
+            shapes[layer + "input_layernorm.weight"] = (hidden,)
+            shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
+            for name, num_rows in rows.items():
+                shapes[f"{layer}self_attn.{name}_proj.weight"] = (num_rows, hidden)
+                if self.qkv_bias:
+                    shapes[f"{layer}self_attn.{name}_proj.bias"] = (num_rows,)
+            if self.qk_norm:
+                shapes[layer + "self_attn.q_norm.weight"] = (head,)
+                shapes[layer + "self_attn.k_norm.weight"] = (head,)
+            shapes[layer + "self_attn.o_proj.weight"] = (hidden, rows["q"])
+            shapes[layer + "mlp.gate_proj.weight"] = (inner, hidden)
+            shapes[layer + "mlp.up_proj.weight"] = (inner, hidden)
+            shapes[layer + "mlp.down_proj.weight"] = (hidden, inner)
+        return shapes
+
+
+def read_architecture(folder: Path) -> Architecture:
+    """Read and check `folder`/config.json. Raises `ModelError` where it is missing, broken or unsupported."""
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: no readable config.json ({error}). Give the folder of a Hugging Face model") from error
+    names = raw.get("architectures") or ["none"]
+    if names[0] not in SUPPORTED:
+        raise ModelError(f"{folder}: architecture {names[0]!r} is not supported. Supported are {', '.join(sorted(SUPPORTED))}")
+    try:
+        architecture = _architecture(SUPPORTED[names[0]], raw)
+    except (KeyError, TypeError) as error:
+        raise ModelError(f"{path}: value {error} is missing or of the wrong type. Take the config.json that came with the model") from error
+    _check(folder, raw, architecture)
+    return architecture
+
+
+def _architecture(family: str, raw: dict) -> Architecture:
+    # transformers >= 5 writes rope_parameters; older versions rope_theta and rope_scaling.
+    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    theta = float(rope.pop("rope_theta", raw.get("rope_theta", 10000.0)))
+    if kind not in ("default", "llama3"):
+        raise ModelError(f"rope type {kind!r} is not supported. Supported are 'default' and 'llama3'")
+    eos = raw.get("eos_token_id")
+    heads = int(raw["num_attention_heads"])
+    return Architecture(
+        family=family,
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=int(raw["hidden_size"]),
+        intermediate_size=int(raw["intermediate_size"]),
+        num_layers=int(raw["num_hidden_layers"]),
+        num_heads=heads,
+        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+        head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
+        max_positions=int(raw["max_position_embeddings"]),
+        rms_norm_eps=float(raw["rms_norm_eps"]),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        rope_theta=theta,
+        rope_scaling={key: float(value) for key, value in rope.items()} if kind == "llama3" else None,
+        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
+    )
+
+
+def _check(folder: Path, raw: dict, architecture: Architecture) -> None:
+    unsupported = {
+        "hidden_act": raw.get("hidden_act", "silu") != "silu",
+        "attention_bias": bool(raw.get("attention_bias")),
+        "mlp_bias": bool(raw.get("mlp_bias")),
+        "use_sliding_window": bool(raw.get("use_sliding_window")),
+        "quantization_config": bool(raw.get("quantization_config")),
+    }
+    for key, found in unsupported.items():
+        if found:
+            raise ModelError(f"{folder}: {key}={raw[key]!r} is not supported. Use a model without it")
+    if architecture.num_heads % architecture.num_kv_heads:
+        raise ModelError(f"{folder}: num_attention_heads={architecture.num_heads} must be a multiple of "
+                         f"num_key_value_heads={architecture.num_kv_heads}. Take the config.json that came with the model")
+
+
+def safetensors_header(path: Path) -> dict[str, dict]:
+    """The header of one safetensors file: name -> {dtype, shape, data_offsets}. Raises `ModelError` if broken or cut short."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > MAX_HEADER_BYTES:
+                raise ValueError(f"header of {length} bytes")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if path.stat().st_size != 8 + length + end:
+            raise ValueError(f"{path.stat().st_size} bytes instead of {8 + length + end}")
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise ModelError(f"{path}: broken safetensors file ({error}). Copy the model again") from error
+    return header
+
+
+def check_tensors(folder: Path, architecture: Architecture) -> list[Path]:
+    """Check that `folder` holds every tensor of `architecture` with the right shape; returns its safetensors files.
+
+    Raises `ModelError` naming the first tensor that is missing or of the wrong shape.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{folder}: no *.safetensors file. Give the folder of a Hugging Face model in safetensors format")
+    found: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        found.update({name: tuple(entry["shape"]) for name, entry in safetensors_header(file).items()})
+    for name, shape in architecture.tensor_shapes().items():
+        if name not in found:
+            raise ModelError(f"{folder}: tensor {name} is missing. Copy the model again")
+        if found[name] != shape:
+            raise ModelError(f"{folder}: tensor {name} has shape {found[name]}, config.json asks for {shape}. "
+                             "Take both from the same model")
+    return files
