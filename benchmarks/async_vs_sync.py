@@ -1,18 +1,21 @@
 """Effective tokens per second: asynchronous training (staleness.eta=4) against synchronous training (eta=0).
 
-    python -m benchmarks.async_vs_sync [--steps 24] [--pairs 2] [--keep DIR]
+    python -m benchmarks.async_vs_sync [--steps 24] [--pairs 2]
 
 Effective tokens are the response tokens that PPO consumed. Every figure comes from a complete run, started as a user starts
 it (`python -m launcher`), with the real embedded engine and the real trainer, one thread each; it is read from the run's
 metrics.jsonl, from the end of step `WARM_UP` to the end of the last step, so that neither start-up nor the evaluations
 (before the first and after the last step) count. eta=0 and eta=4 alternate.
 
-The workload is a random Qwen3 of 4 million parameters whose answers end by chance (end-of-sequence is one of 33 tokens), so lengths
-are ragged by nature. Its constants are chosen so that a batch takes about as long to generate (g: what the trainer waits
-for at eta=0) as to train and publish (t) on two cores: a first, short run measures both. Perfect overlap would give
-(g + t) / max(g, t) times the synchronous speed, if generation and training did not share memory bandwidth and caches and
-if a batch's tail of long answers, where few sequences are decoded at once, cost nothing; at eta=4 the next batches fill it.
-Synchronous training that gives each phase both cores (they alternate, so nothing is oversubscribed) is measured as well.
+The workload is a random Qwen3 of 4 million parameters whose answers end by chance (end-of-sequence is one of 33 equally
+likely tokens), so lengths are ragged by nature. Its constants are chosen so that a batch takes about as long to generate
+(g: what the trainer waits for at eta=0) as to train and publish (t) on two cores that nothing else uses: a first, short
+run measures both. Perfect overlap gives (g + t) / max(g, t) times the synchronous speed. Two things move the result off
+that: generation and training share memory bandwidth (and cores with anything else that runs), and at eta=4 the next groups
+fill a batch's tail of long answers, in which few sequences are decoded at once.
+
+Synchronous training that gives each phase both cores (they alternate, so nothing is oversubscribed) is measured as well:
+what one could do with the same cores instead.
 
 The last line is one JSON object: name, value (eta=4, tokens/s), unit, against (eta=0, tokens/s), ratio, and more.
 """
@@ -44,7 +47,7 @@ SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, 
          "head_dim": 64}
 WORKLOAD = (
     "data=arithmetic", "data.digits=2", "data.num_examples=0", "data.num_heldout=8", "reward.verifier=numeric", "workflow.stop=[]",
-    "workflow.group_size=8", "workflow.max_new_tokens=64", "engine.context_length=96", "engine.num_slots=64", "rollout.concurrency=16",
+    "workflow.group_size=8", "workflow.max_new_tokens=192", "engine.context_length=208", "engine.num_slots=128", "rollout.concurrency=16",
     "trainer.batch_groups=8", "trainer.num_minibatches=2", "trainer.lr=1e-6",
 )
 
@@ -73,15 +76,21 @@ class Measured:
     publish_s: float
     update_s: float
     idle_share: float
-    staleness_mean: float
+    staleness: float
     interrupted_share: float
-    generated: int
+    generated_rate: float
     buffer_change: int
+    load: float
 
     @property
     def rate(self) -> float:
         """Effective tokens per second."""
         return self.tokens / self.seconds
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds a step of training and publishing."""
+        return self.train_s + self.publish_s
 
     @property
     def step_s(self) -> float:
@@ -100,17 +109,25 @@ def make_model(folder: Path) -> None:
               folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def run(variant: Variant, model: Path, folder: Path, steps: int, warm_up: int) -> Measured:
-    """One complete run of the workload. Raises RuntimeError with the launcher's output if it fails."""
-    command = [sys.executable, "-m", "launcher", "--plain", "model=hf", f"model.path={model}", f"run.dir={folder}", f"run.num_steps={steps}",
-               "run.name=async-vs-sync", f"staleness.eta={variant.eta}", f"engine.num_threads={variant.num_threads}",
-               f"trainer.num_threads={variant.num_threads}", "trainer.export_final=false", *WORKLOAD]
-    # Two pools of two threads on two cores: a pool that waits must sleep, not spin.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise RuntimeError(f"{variant.name}: the run ended with status {ended.returncode}:\n{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}")
-    return measure([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()], warm_up)
+def run(variant: Variant, folder: Path, steps: int, warm_up: int = WARM_UP) -> Measured:
+    """One complete run of the workload, below `folder`, which holds the model. Raises RuntimeError with the launcher's output if it fails."""
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        path = Path(temporary) / "run"
+        command = [
+            sys.executable, "-m", "launcher", "--plain", "model=hf", f"model.path={folder / 'model'}", f"run.dir={path}",
+            f"run.num_steps={steps}", "run.name=async-vs-sync", f"staleness.eta={variant.eta}", "trainer.export_final=false",
+            f"engine.num_threads={variant.num_threads}", f"trainer.num_threads={variant.num_threads}", *WORKLOAD]
+        # With both cores for both phases, the threads of the phase that waits must sleep, not spin.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+        ended = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise RuntimeError(f"{variant.name}: the run ended with status {ended.returncode}:\n{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}")
+        records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    figures = measure(records, warm_up)
+    print(f"{variant.name:<18} {figures.rate:5.0f} tokens/s: step {figures.step_s:.2f} s = wait {figures.wait_s:.2f} + train {figures.train_s:.2f} "
+          f"+ publish {figures.publish_s:.2f}; generated {figures.generated_rate:.0f}/s, buffer {figures.buffer_change:+d} groups, "
+          f"staleness {figures.staleness:.1f}, load {figures.load:.1f}", flush=True)
+    return figures
 
 
 def measure(records: list[dict], warm_up: int) -> Measured:
@@ -124,37 +141,68 @@ def measure(records: list[dict], warm_up: int) -> Measured:
         return statistics.mean(record[key] for record in steady)
 
     return Measured(
-        tokens=gained("tokens_trained"), seconds=gained("seconds"), num_steps=len(steady), wait_s=mean("wait_batch_s"),
+        tokens=int(gained("tokens_trained")), seconds=gained("seconds"), num_steps=len(steady), wait_s=mean("wait_batch_s"),
         train_s=mean("train_s"), publish_s=mean("publish_s"), update_s=gained("weight_update_s") / len(steady),
-        idle_share=gained("rollout_idle_s") / gained("seconds"), staleness_mean=mean("staleness_mean"),
-        interrupted_share=gained("tokens_interrupted") / max(1, gained("tokens_generated")), generated=gained("tokens_generated"),
-        buffer_change=gained("buffer"))
+        idle_share=gained("rollout_idle_s") / gained("seconds"), staleness=mean("staleness_mean"),
+        interrupted_share=gained("tokens_interrupted") / max(1, gained("tokens_generated")),
+        generated_rate=gained("tokens_generated") / gained("seconds"), buffer_change=int(gained("buffer")), load=os.getloadavg()[0])
 
 
-def show(variant: Variant, figures: Measured) -> None:
-    """One line about one run."""
-    load = os.getloadavg()[0]
-    print(f"{variant.name:<18} {figures.rate:7.0f} tokens/s  step {figures.step_s:.2f} s = wait {figures.wait_s:.2f} + train {figures.train_s:.2f} "
-          f"+ publish {figures.publish_s:.3f}; rollout idle {figures.idle_share:4.0%}, weight update {figures.update_s:.3f} s, "
-          f"generated {figures.generated / figures.seconds:.0f}/s, buffer {figures.buffer_change:+d}, staleness {figures.staleness_mean:.1f}, "
-          f"interrupted {figures.interrupted_share:.0%}, load {load:.1f}", flush=True)
+def together(runs: list[Measured]) -> float:
+    """Effective tokens per second over several runs."""
+    return sum(figures.tokens for figures in runs) / sum(figures.seconds for figures in runs)
+
+
+def mean_of(runs: list[Measured], name: str) -> float:
+    """The mean of one figure over several runs."""
+    return statistics.mean(getattr(figures, name) for figures in runs)
+
+
+def explain(sync: list[Measured], asynchronous: list[Measured], both: Measured) -> dict[str, float]:
+    """Print and return where the time goes."""
+    generate, train, train_async = mean_of(sync, "wait_s"), mean_of(sync, "busy_s"), mean_of(asynchronous, "busy_s")
+    rows = {
+        "g_s": (generate, "seconds a batch that the trainer waits for at eta=0 (load weights, generate, judge)"),
+        "t_s": (train, "seconds a batch of training and publishing at eta=0"),
+        "ceiling": ((generate + train) / max(generate, train), "(g + t) / max(g, t): perfect overlap, no interference"),
+        "ratio": (together(asynchronous) / together(sync), f"measured: eta={ETA} over eta=0"),
+        "ratio_both_cores": (together(asynchronous) / both.rate, f"eta={ETA} over eta=0 with two threads for each phase"),
+        "interference": (train_async / train, f"t at eta={ETA} over t at eta=0: what generation beside it costs training"),
+        "trainer_waits": (mean_of(asynchronous, "wait_s") / mean_of(asynchronous, "step_s"), f"share of a step at eta={ETA} spent waiting for a batch"),
+        "rollout_idle": (mean_of(asynchronous, "idle_share"), f"share of the time at eta={ETA} without any group running (staleness limit)"),
+        "weight_update_s": (mean_of(asynchronous, "update_s"), f"seconds a step that generation stands still for new weights at eta={ETA}"),
+        "interrupted": (mean_of(asynchronous, "interrupted_share"), f"tokens whose KV was computed again, over tokens generated, at eta={ETA}"),
+        "staleness": (mean_of(asynchronous, "staleness"), f"mean age in steps of the groups trained at eta={ETA}"),
+    }
+    print()
+    for name, (value, meaning) in rows.items():
+        print(f"{name:<17} {value:7.3f}  {meaning}")
+    return {name: round(value, 3) for name, (value, _) in rows.items()}
 
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.async_vs_sync", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--variants", default="c")
-    parser.add_argument("--more", nargs="*", default=[])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.async_vs_sync", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=24, help=f"training steps of a run; the first {WARM_UP} do not count")
+    parser.add_argument("--pairs", type=int, default=2, help="runs of each kind")
     options = parser.parse_args()
-    global WORKLOAD
-    WORKLOAD = (*WORKLOAD, *options.more)
+    if options.steps < 2 * WARM_UP or options.pairs < 1:
+        parser.error(f"--steps {options.steps} --pairs {options.pairs}: at least {2 * WARM_UP} steps and 1 pair are needed. Give more")
     with tempfile.TemporaryDirectory() as temporary:
-        model = Path(temporary) / "model"
-        make_model(model)
-        for i, letter in enumerate(options.variants):
-            variant = {"c": SYNC, "s": SYNC, "a": ASYNC, "b": BOTH_CORES}[letter]
-            show(variant, run(variant, model, Path(temporary) / f"run{i}", CALIBRATION_STEPS if letter == "c" else options.steps, 3 if letter == "c" else WARM_UP))
+        folder = Path(temporary)
+        make_model(folder / "model")
+        first = run(SYNC, folder, CALIBRATION_STEPS, warm_up=CALIBRATION_STEPS // 2)
+        print(f"calibration: g {first.wait_s:.2f} s, t {first.busy_s:.2f} s, g/t {first.wait_s / first.busy_s:.2f} (meant: 0.7 to 1.4)", flush=True)
+        pairs = [(run(SYNC, folder, options.steps), run(ASYNC, folder, options.steps)) for _ in range(options.pairs)]
+        both = run(BOTH_CORES, folder, options.steps)
+    sync, asynchronous = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    figures = explain(sync, asynchronous, both)
+    ratios = [mine.rate / other.rate for other, mine in pairs]
+    print(json.dumps({
+        "name": f"asynchronous (eta={ETA}) over synchronous (eta=0) training", "value": round(together(asynchronous), 1),
+        "unit": "effective tokens/s", "against": round(together(sync), 1), **figures, "both_cores": round(both.rate, 1),
+        "ratio_min": round(min(ratios), 3), "ratio_max": round(max(ratios), 3),
+        "load_max": round(max(run.load for run in [first, *sync, *asynchronous, both]), 1)}))
 
 
 if __name__ == "__main__":

@@ -175,6 +175,10 @@ class Coordinator:
             self.end(f"nothing has moved for {now - self.last_progress:.0f} s (run.stall_timeout_s): {waits or 'no part says that it waits'}")
         self._advance(now)
 
+    def greet(self) -> None:
+        """Write to every worker: it hears that we live, and sending to a dead one fails, which is how it is noticed soon."""
+        self.outbox.extend((peer, HeartbeatReply(self.announcement, known=True)) for peer in self.registry.workers)
+
     def end(self, cause: str) -> None:
         """End the run; only the first cause counts."""
         if self.ended is None:

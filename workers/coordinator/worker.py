@@ -89,6 +89,7 @@ class CoordinatorWorker:
         if now < self._next_status:
             return
         self._next_status = now + 1.0
+        self.core.greet()
         self.tokens_generated = max(self.tokens_generated, reporting.fleet(self.core).tokens_generated)
         status = reporting.status(self.core, now, self.started, time.time(), self.sockets.num_refused, self.sockets.num_malformed)
         write_atomic(self.run.status, json.dumps(status).encode())

@@ -81,8 +81,7 @@ class CoordinatorLink:
         """Tell that the trainer cannot go on, and end the process soon."""
         self._run.end(cause, "trainer")
         self._send(WorkerFailed(cause))
-        if self._peer is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._peer.finish, cause)
+        self._finish_serving(cause)
         self._end(cause)
 
     def close(self) -> int:
@@ -136,6 +135,10 @@ class CoordinatorLink:
         if self._peer is not None and self._ready.is_set() and not self._loop.is_closed():
             asyncio.run_coroutine_threadsafe(self._peer.send(message), self._loop)
 
+    def _finish_serving(self, cause: str) -> None:
+        if self._peer is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._peer.finish, cause)
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _end(self, cause: str) -> None:
@@ -158,6 +161,7 @@ class CoordinatorLink:
         log = Path(self._run.jobs / "coordinator.log").read_text(errors="replace").splitlines()[-15:]
         cause = "\n  ".join([f"the coordinator (process {self._coordinator.pid}) {describe_exit(status)}", *log])
         self._run.end(cause, "trainer")
+        self._finish_serving(cause)
         self._end(cause)
 
     def _raise_if_ended(self) -> None:

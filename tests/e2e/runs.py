@@ -1,0 +1,108 @@
+"""Real runs for tests: started by the command, looked at through their folder, and afterwards nothing may be left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from launcher.living import submitted_jobs
+from workers.config import load
+from workers.metrics.recorder import read_lines
+from workers.rundir import RunFolder
+from workers.weights.location import weights_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 150.0
+END_S = 45.0
+
+
+def wait_for(what: str, look: Callable[[], Any], timeout_s: float) -> Any:
+    """Poll until `look` gives something true; fails the test after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.05)
+    return found
+
+
+def headway(*arguments: str, **options: Any) -> subprocess.CompletedProcess:
+    """Run the command to its end."""
+    return subprocess.run([sys.executable, "-m", "launcher", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False, **options)
+
+
+class LiveRun:
+    """A run of the tiny experiment, with a foreground launcher as a child of the test."""
+
+    def __init__(self, path: Path, *overrides: str) -> None:
+        self.run = RunFolder(path)
+        self.output = path.with_suffix(".output")
+        with self.output.open("wb") as output:
+            self.launcher = subprocess.Popen(
+                [sys.executable, "-m", "launcher", "--plain", "experiment=tiny", f"run.dir={path}", *overrides],
+                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        self.seen: set[psutil.Process] = set()
+
+    def look(self) -> set[psutil.Process]:
+        """Every living process of the run now; all that were ever seen are remembered."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self.launcher.pid)
+            self.seen |= {root, *root.children(recursive=True)}
+        for process in list(self.seen):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.seen |= set(process.children(recursive=True))
+        return {process for process in self.seen if process.is_running() and process.status() != psutil.STATUS_ZOMBIE}
+
+    def after_steps(self, number: int) -> LiveRun:
+        """Wait until `number` training steps are done."""
+        def done() -> bool:
+            self.look()
+            assert self.launcher.poll() is None, f"the run ended early:\n{self.output.read_text()}"
+            return len(read_lines(self.run.metrics)[0]) >= number
+
+        wait_for(f"{number} training steps", done, START_S)
+        self.look()
+        return self
+
+    def process(self, name: str) -> psutil.Process:
+        """One of the run's processes by what it is."""
+        jobs = {job["name"].rsplit("-", 1)[1]: int(job["job_id"]) for job in submitted_jobs(self.run)}
+        if name == "launcher":
+            return psutil.Process(self.launcher.pid)
+        if name.endswith("controller"):
+            return psutil.Process(jobs[name.split()[0]])
+        if name.endswith("task"):
+            return psutil.Process(jobs[name.split()[0]]).children()[0]
+        module = {"engine": "workers.rollout.servers.embedded", "coordinator": "workers.coordinator.worker", "reward": "workers.reward.process"}[name]
+        return next(process for process in self.look() if module in process.cmdline())
+
+    def assert_nothing_left(self) -> None:
+        """All processes ever seen have ended, and the published weights are gone."""
+        wait_for("the end of every process", lambda: not self.look(), END_S)
+        assert self.launcher.wait(END_S) is not None
+        assert not weights_folder(load(self.run.config), self.run).exists()
+
+
+@contextlib.contextmanager
+def live_run(path: Path, *overrides: str) -> Iterator[LiveRun]:
+    """A run that is ended by force if the test fails in between."""
+    run = LiveRun(path, *overrides)
+    try:
+        yield run
+    finally:
+        for process in run.look():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        run.launcher.wait()
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment with changes."""
+    return {**os.environ, **changes}

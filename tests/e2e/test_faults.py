@@ -1,0 +1,75 @@
+"""Killing any process of a run ends all the others within seconds, with the cause on record, and nothing is left behind."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from launcher.stop import stop
+from tests.e2e.runs import END_S, headway, live_run, wait_for
+
+ENDLESS = ("run.num_steps=1000000", "data.num_heldout=4", "evaluation.every_steps=0", "transport.reconnect_grace_s=1")
+
+
+@pytest.mark.parametrize(("victim", "words"), [
+    ("launcher", "launcher has died"),
+    ("inference controller", "rollout 0"),
+    ("inference task", "rollout 0"),
+    ("engine", "killed by SIGKILL"),
+    ("coordinator", "killed by SIGKILL"),
+    ("train task", "trainer"),
+    ("train controller", "trainer"),
+])
+def test_killing_one_process_ends_the_run(tmp_path: Path, victim: str, words: str) -> None:
+    with live_run(tmp_path / "run", *ENDLESS) as run:
+        run.after_steps(2).process(victim).kill()
+        outcome = wait_for("the outcome", run.run.ended, END_S)
+        assert outcome["state"] == "failed" and words in outcome["cause"]
+        run.assert_nothing_left()
+        if victim != "launcher":
+            assert run.launcher.returncode == 1
+            assert words in run.output.read_text()
+
+
+def test_a_killed_verifier_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+    with live_run(tmp_path / "run", *ENDLESS) as run:
+        run.after_steps(1).process("reward").kill()
+        run.after_steps(6)
+        assert run.run.ended() is None
+        assert "stopped" in stop(run.run, "by the test")
+        run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_to_the_launcher_end_the_run_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    with live_run(tmp_path / "run", *ENDLESS) as run:
+        run.after_steps(1).launcher.send_signal(number)
+        run.assert_nothing_left()
+        assert number.name in (run.run.ended() or {})["cause"]
+        assert run.run.summary.exists() and run.launcher.returncode == 1
+
+
+def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path) -> None:
+    with live_run(tmp_path / "run", *ENDLESS) as run:
+        wait_for("submission", run.run.submitted.exists, END_S)
+        run.look()
+        run.launcher.send_signal(signal.SIGTERM)
+        run.assert_nothing_left()
+        assert run.run.ended() is not None
+
+
+def test_a_detached_run_outlives_the_launcher_and_can_be_asked_and_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with live_run(path, *ENDLESS, "launch.detach=true") as run:
+        assert run.launcher.wait(END_S) == 0, run.output.read_text()
+        wait_for("a training step", run.run.metrics.exists, 150.0)
+        status = headway("status", str(path))
+        assert status.returncode == 0 and "rollout 0" in status.stdout and "trainer 0" in status.stdout
+        stopped = headway("stop", str(path))
+        assert stopped.returncode == 0 and "stopped" in stopped.stdout
+        assert "stopped" in (run.run.ended() or {})["cause"]
+        run.assert_nothing_left()
+        assert headway("status", str(path)).returncode == 1
+        assert "had ended already" in headway("stop", str(path)).stdout
