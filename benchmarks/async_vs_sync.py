@@ -168,7 +168,7 @@ def explain(sync: list[Measured], asynchronous: list[Measured], both: Measured) 
         "ratio": (together(asynchronous) / together(sync), f"measured: eta={ETA} over eta=0"),
         "ratio_both_cores": (together(asynchronous) / both.rate, f"eta={ETA} over eta=0 with two threads for each phase"),
         "interference": (train_async / train, f"t at eta={ETA} over t at eta=0: what generation beside it costs training"),
-        "trainer_waits": (mean_of(asynchronous, "wait_s") / mean_of(asynchronous, "step_s"), f"share of a step at eta={ETA} spent waiting for a batch"),
+        "trainer_waits": (mean_of(asynchronous, "wait_s") / mean_of(asynchronous, "step_s"), f"share of a step at eta={ETA} without a batch"),
         "rollout_idle": (mean_of(asynchronous, "idle_share"), f"share of the time at eta={ETA} without any group running (staleness limit)"),
         "weight_update_s": (mean_of(asynchronous, "update_s"), f"seconds a step that generation stands still for new weights at eta={ETA}"),
         "interrupted": (mean_of(asynchronous, "interrupted_share"), f"tokens whose KV was computed again, over tokens generated, at eta={ETA}"),

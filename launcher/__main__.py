@@ -55,7 +55,8 @@ def main() -> None:
         import importlib
 
         sys.exit(importlib.import_module(f"launcher.{arguments[0]}").main(arguments[1:]))
-    sys.argv[1:] = [FLAGS.get(argument, argument) for argument in arguments]
+    # Hydra takes overrides in one block, so what our own flags stand for goes to its end.
+    sys.argv[1:] = [argument for argument in arguments if argument not in FLAGS] + [FLAGS[argument] for argument in arguments if argument in FLAGS]
     register()
     _hydra_main()
 

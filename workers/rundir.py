@@ -70,12 +70,12 @@ class RunFolder:
     def create(path: Path) -> RunFolder:
         """Make the folder, private to its owner. Raises `RunFolderError` where it exists or cannot be made."""
         path = path.absolute()
+        if path.exists():
+            raise RunFolderError(f"run.dir={path}: exists already; a run starts in a new folder. Choose another run.dir, "
+                                 "or leave it empty to get a new name")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(mode=0o700)
-        except FileExistsError as error:
-            raise RunFolderError(f"run.dir={path}: exists already; a run starts in a new folder. Choose another run.dir, "
-                                 "or leave it empty to get a new name") from error
         except OSError as error:
             raise RunFolderError(f"run.dir={path}: cannot be made ({error.strerror}). Choose a run.dir that you may write to") from error
         run = RunFolder(path)

@@ -12,6 +12,7 @@ from workers.config import Config
 from workers.coordinator.core import Coordinator, StepRecord
 from workers.coordinator.evaluation import Result
 from workers.coordinator.reporting import status, summary
+from workers.coordinator.waiting import waiting
 from workers.data.prompts import Prompt
 from workers.messages.types import (
     Acknowledged,
@@ -289,13 +290,13 @@ def test_old_versions_are_needed_while_someone_fetches_them() -> None:
 
 def test_status_names_what_each_part_waits_for() -> None:
     play = Play()
-    assert play.core.waiting() == {"rollout": "the starting weights", "trainer": "its start"}
+    assert waiting(play.core) == {"rollout": "the starting weights", "trainer": "its start"}
     granted = play.begin()
     play.tell(TRAINER, BatchRequest(0))
-    assert "first evaluation" in play.core.waiting()["trainer"]
+    assert "first evaluation" in waiting(play.core)["trainer"]
     for lease in granted[:3]:
         play.finish(lease)
-    assert play.core.waiting()["trainer"] == "a batch: 0 of 2 groups finished"
+    assert waiting(play.core)["trainer"] == "a batch: 0 of 2 groups finished"
     shown = status(play.core, play.now, 0.0, 1000.0, 0, 0)
     assert [worker["name"] for worker in shown["workers"]] == ["rollout 0", "trainer 0"] and shown["running"] == 4
     assert msgspec.json.encode(shown)

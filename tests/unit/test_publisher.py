@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 
@@ -128,7 +129,7 @@ def test_shards_keep_to_their_limit_and_hold_everything_once(model: Path, tmp_pa
     names: list[str] = []
     files = sorted(folder.glob("*.safetensors"))
     for file in files:
-        shard = publisher_load(file)
+        shard = load_file(file)
         assert sum(tensor.nbytes for tensor in shard.values()) <= max(limit, largest)
         names += shard
     assert sorted(names) == sorted(tensors)
@@ -138,12 +139,6 @@ def test_shards_keep_to_their_limit_and_hold_everything_once(model: Path, tmp_pa
     verify(folder, VERSION, announcement.digest)
     state = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in tensors.items())
-
-
-def publisher_load(file: Path) -> Tensors:
-    from safetensors.torch import load_file
-
-    return load_file(file)
 
 
 def test_folders_are_private(published: Published) -> None:
@@ -225,7 +220,7 @@ def test_a_file_that_nobody_announced_is_noticed(published: Published, model: Pa
 def test_too_little_space_is_said_before_anything_is_written(published: Published, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = published.folder.parent
     monkeypatch.setattr(publisher.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(9 * MIB, 7 * MIB, 2 * MIB))  # type: ignore[attr-defined]
-    with pytest.raises(WeightsError, match=r"weights\.dir: .* has 2 MiB free, the next shard takes \d+ MiB\. Free some space.*weights\.dir") as caught:
+    with pytest.raises(WeightsError, match=r"weights\.dir: .* has 2 MiB free, the next shard takes 5 MiB\. Free some space.*dir") as caught:
         Publisher(parent, model, torch.float32).publish([*weights(model).items(), ("more", torch.zeros(MIB))], Version(1, 8))
     assert str(parent) in str(caught.value)
     assert [path.name for path in parent.iterdir()] == ["1.7"]
@@ -323,6 +318,14 @@ def test_what_a_killed_publisher_left_is_no_obstacle(published: Published, model
     verify(Path(announcement.folder), Version(1, 8), announcement.digest)
     assert sorted(path.name for path in published.folder.parent.iterdir()) == ["1.7", "1.8"]
     assert not (Path(announcement.folder) / "model-00099.safetensors").exists()
+
+
+def test_what_a_killed_run_left_in_the_same_place_is_no_obstacle(published: Published, model: Path) -> None:
+    """A run that is started again under the same run.dir counts its epochs from 1 again and publishes into the same folder."""
+    again = Publisher(published.folder.parent, model, torch.float32)
+    announcement = again.publish(weights(model, 1).items(), VERSION)
+    assert announcement.digest != published.announcement.digest
+    verify(Path(announcement.folder), VERSION, announcement.digest)
 
 
 # -- old versions --------------------------------------------------------------------------------------------------------

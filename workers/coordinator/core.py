@@ -8,21 +8,21 @@
     rollout: Credit -> Leases -> GroupFinished -> ledger -> (staleness) -> Batch -> trainer: StepFinished -> version + 1
 
 Who waits for whom: a rollout worker waits only where the staleness or the concurrency limit forbids a new group; the
-trainer waits only until a batch can be formed; both reasons stand in `waiting`.
+trainer waits only until a batch can be formed; both reasons are put into words by waiting.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from workers.config import Config
 from workers.coordinator.accounting import BatchAges, Totals, measure
 from workers.coordinator.evaluation import Evaluation, Result
+from workers.coordinator.leases import LeaseOffice, Prompts
 from workers.coordinator.ledger import Ledger
 from workers.coordinator.registry import Registry, Worker
 from workers.coordinator.staleness import StalenessPolicy
+from workers.coordinator.waiting import waiting
 from workers.messages.codec import MessageError
 from workers.messages.groups import check_group
 from workers.messages.types import (
@@ -37,8 +37,6 @@ from workers.messages.types import (
     GroupFinished,
     Heartbeat,
     HeartbeatReply,
-    Lease,
-    Leases,
     Message,
     Purpose,
     Refused,
@@ -50,26 +48,6 @@ from workers.messages.types import (
     Welcome,
     WorkerFailed,
 )
-
-
-class Prompt(Protocol):
-    """What the coordinator reads of a prompt."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def verifier(self) -> str: ...
-    @property
-    def reference(self) -> str: ...
-
-
-class Prompts(Protocol):
-    """Training prompts by index, endlessly, and the held-out ones."""
-
-    def train(self, index: int) -> Prompt: ...
-    def heldout(self) -> Sequence[Prompt]: ...
 
 
 @dataclass(frozen=True)
@@ -86,12 +64,12 @@ class Coordinator:
     """The state of one incarnation (epoch) of a run."""
 
     def __init__(self, config: Config, prompts: Prompts, epoch: int, now: float) -> None:
-        self.config, self.prompts, self.epoch = config, prompts, epoch
+        self.config, self.epoch = config, epoch
         self.policy = StalenessPolicy(config.staleness.eta, config.trainer.batch_groups, config.staleness.bound)
         self.ledger = Ledger(config.rollout.max_attempts)
         self.registry = Registry(config.transport.heartbeat_timeout_s, config.transport.reconnect_grace_s)
-        self.heldout = prompts.heldout()
-        self.evaluation = Evaluation(len(self.heldout), config.rollout.max_attempts)
+        self.evaluation = Evaluation(len(prompts.heldout()), config.rollout.max_attempts)
+        self.office = LeaseOffice(config, prompts, self.ledger, self.evaluation, self.registry, self.policy)
         self.totals = Totals()
         self.announcement: Announcement | None = None
         self.outbox: list[tuple[bytes | None, Message]] = []
@@ -99,7 +77,7 @@ class Coordinator:
         self.ended: str | None = None
         self.last_progress = now
         self.early_reason = ""
-        self._asking: bytes | None = None
+        self.asking: bytes | None = None
         self._training: BatchAges | None = None
         self._final_evaluation_due = False
         self._failures_in_a_row = 0
@@ -115,22 +93,6 @@ class Coordinator:
     def training_is_over(self) -> bool:
         """Whether the last training step is done."""
         return self.step >= self.config.run.num_steps or bool(self.early_reason)
-
-    def waiting(self) -> dict[str, str]:
-        """What each part waits for, in words for people; '' where it works."""
-        rollouts = self.registry.of(Role.rollout)
-        if self.announcement is None:
-            return {"rollout": "the starting weights", "trainer": "" if self.registry.of(Role.trainer) else "its start"}
-        if not rollouts:
-            return {"rollout": "a rollout worker to start", "trainer": "rollouts"}
-        trainer = "" if self._asking is None else f"a batch: {len(self.ledger.finished)} of {self.policy.batch_groups} groups finished"
-        if self._asking is not None and self._first_evaluation_runs():
-            trainer = "the first evaluation"
-        elif self._asking is not None and len(self.ledger.finished) >= self.policy.batch_groups:
-            trainer = "stragglers with an earlier deadline (staleness.bound=hard)"
-        if self.training_is_over:
-            trainer = "the last evaluation"
-        return {"rollout": self._rollout_waits(), "trainer": trainer}
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -171,7 +133,7 @@ class Coordinator:
         for worker, why in self.registry.lost(now):
             self._lost(worker, why)
         if now - self.last_progress > self.config.run.stall_timeout_s:
-            waits = "; ".join(f"{part} waits for {what}" for part, what in self.waiting().items() if what)
+            waits = "; ".join(f"{part} waits for {what}" for part, what in waiting(self).items() if what)
             self.end(f"nothing has moved for {now - self.last_progress:.0f} s (run.stall_timeout_s): {waits or 'no part says that it waits'}")
         self._advance(now)
 
@@ -245,7 +207,7 @@ class Coordinator:
 
     def _asked(self, peer: bytes, step: int) -> None:
         if step == self.step:
-            self._asking = peer
+            self.asking = peer
         else:
             self._refuse(peer, f"batch of step {step}: this is step {self.step}")
 
@@ -272,7 +234,7 @@ class Coordinator:
         if self.ended is not None or self.announcement is None:
             return
         self._evaluate(now)
-        self._assign()
+        self.outbox.extend(self.office.assign(self.announcement.version, training=not self.training_is_over))
         self._form_batch()
 
     def _evaluate(self, now: float) -> None:
@@ -297,11 +259,13 @@ class Coordinator:
         target = self.config.run.target_accuracy
         return target is not None and accuracy >= target and not self.training_is_over
 
-    def _first_evaluation_runs(self) -> bool:
+    @property
+    def first_evaluation_runs(self) -> bool:
+        """Whether the evaluation of the starting weights is going on, which the first batch waits for."""
         return self.evaluation.active and self.evaluation.step == 0 and self.step == 0
 
     def _form_batch(self) -> None:
-        if self._asking is None or self.training_is_over or self._first_evaluation_runs():
+        if self.asking is None or self.training_is_over or self.first_evaluation_runs:
             return
         chosen = self.policy.choose(self.step, self.ledger.waiting_to_be_consumed(), self.ledger.running_versions())
         if chosen is None:
@@ -310,48 +274,5 @@ class Coordinator:
         self._training = measure(self.step, groups)
         self.totals.consumed(self._training)
         assert self.announcement is not None
-        self.outbox.append((self._asking, Batch(self.step, groups, self.registry.needed(self.announcement.version))))
-        self._asking = None
-
-    # -- leases --------------------------------------------------------------------------------------------------------
-
-    def _may_train(self) -> bool:
-        return (not self.training_is_over and len(self.ledger.running) < self.config.rollout.concurrency
-                and self.policy.may_admit(self.ledger.admitted, self.step))
-
-    def _assign(self) -> None:
-        size = self.config.workflow.group_size
-        granted: dict[bytes, list[Lease]] = {}
-        while True:
-            evaluating = self.evaluation.has_work
-            if not evaluating and not self._may_train():
-                break
-            cost = 1 if evaluating else size
-            ready = [worker for worker in self.registry.of(Role.rollout) if worker.held is not None and worker.credits >= cost]
-            if not ready:
-                break
-            worker = max(ready, key=lambda candidate: candidate.credits)
-            worker.credits -= cost
-            granted.setdefault(worker.peer, []).append(self._lease(worker.peer, evaluating))
-        self.outbox.extend((peer, Leases(leases)) for peer, leases in granted.items())
-
-    def _lease(self, peer: bytes, evaluating: bool) -> Lease:
-        assert self.announcement is not None
-        version = self.announcement.version
-        if evaluating:
-            group_id, index, attempt = self.evaluation.lease(peer)
-            prompt, purpose = self.heldout[index], Purpose.evaluation
-        else:
-            group_id, index, attempt = self.ledger.lease(peer, version.step)
-            prompt, purpose = self.prompts.train(index), Purpose.training
-        seed = (self.config.run.seed * 1_000_003 + index) * 64 + attempt
-        return Lease(group_id, attempt, purpose, version, prompt.id, prompt.text, prompt.verifier, prompt.reference, seed % 2**31)
-
-    def _rollout_waits(self) -> str:
-        if self.evaluation.active or self._may_train():
-            return ""
-        if self.training_is_over:
-            return "the end of the run"
-        if len(self.ledger.running) >= self.config.rollout.concurrency:
-            return ""
-        return "" if self.ledger.running else f"the trainer: the staleness limit (eta={self.policy.eta}) is reached"
+        self.outbox.append((self.asking, Batch(self.step, groups, self.registry.needed(self.announcement.version))))
+        self.asking = None

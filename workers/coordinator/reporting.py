@@ -6,6 +6,7 @@ from collections import Counter
 
 from workers.coordinator.core import Coordinator, StepRecord
 from workers.coordinator.evaluation import Result
+from workers.coordinator.waiting import waiting
 from workers.messages.types import Role, WorkerStatus
 
 
@@ -53,7 +54,7 @@ def status(coordinator: Coordinator, now: float, started: float, wall: float, re
     return {
         "time": wall, "epoch": state.epoch, "seconds": round(now - started, 1), "step": max(0, state.step),
         "num_steps": state.config.run.num_steps, "eta": state.policy.eta, "bound": state.policy.bound.value,
-        "waiting": state.waiting(), "buffer": len(state.ledger.finished), "running": len(state.ledger.running),
+        "waiting": waiting(state), "buffer": len(state.ledger.finished), "running": len(state.ledger.running),
         "admitted": state.ledger.admitted, "set_aside": len(state.ledger.set_aside),
         "evaluating": _evaluating(state),
         "tokens_generated": rollouts.tokens_generated, "tokens_trained": state.totals.tokens_trained,
@@ -82,7 +83,7 @@ def summary(coordinator: Coordinator, evaluations: list[dict], seconds: float, t
     after = last["accuracy"] if last and last["step"] == state.step else None
     return {
         "name": state.config.run.name, "num_steps": state.totals.num_steps, "seconds": round(seconds, 1),
-        "heldout_before": before, "heldout_after": after, "heldout_prompts": len(state.heldout),
+        "heldout_before": before, "heldout_after": after, "heldout_prompts": len(state.office.heldout),
         "eta": state.policy.eta, "bound": state.policy.bound.value, "max_staleness": state.totals.max_staleness,
         "share_stale": round(state.totals.share_stale, 4),
         "staleness_histogram": {str(age): count for age, count in sorted(state.totals.head_ages.items())},

@@ -14,7 +14,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from workers.config import EngineConfig
+from workers.config import EngineConfig, Server
 from workers.messages.types import Version
 from workers.processes import describe_exit
 from workers.rollout.engine_client import EngineClient, EngineError
@@ -52,11 +52,13 @@ class ServerProcess:
 
     def _command(self, version: Version, ready_fd: int) -> list[str]:
         config = self._config
+        synthetic = ["--tokens-per-s", str(config.synthetic_tokens_per_s), "--mean-tokens", str(config.synthetic_mean_tokens)]
         return [
             sys.executable, "-m", f"workers.rollout.servers.{config.server.value}", "--model-path", str(self._model_folder),
             "--dtype", config.dtype.value, "--num-slots", str(config.num_slots), "--context-length", str(config.context_length),
             "--prefill-chunk", str(config.prefill_chunk), "--num-threads", str(config.num_threads), "--weight-version", str(version),
-            "--port", "0", "--ready-fd", str(ready_fd), "--parent-pid", str(os.getpid())]
+            "--port", "0", "--ready-fd", str(ready_fd), "--parent-pid", str(os.getpid()),
+            *(synthetic if config.server is Server.synthetic else [])]
 
     async def _port(self, read_end: int) -> int:
         reader = asyncio.StreamReader()

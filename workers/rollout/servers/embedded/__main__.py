@@ -14,6 +14,11 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.rollout.servers.embedded.serve import Start
 
 API_KEY_VARIABLE = "HEADWAY_ENGINE_API_KEY"
 _PR_SET_PDEATHSIG = 1
@@ -28,9 +33,9 @@ def die_with_parent(parent_pid: int) -> None:
         sys.exit(f"--parent-pid {parent_pid}: this process's parent is {os.getppid()}. The parent has ended, or the number is wrong")
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line. Exits with status 2 on an argument that cannot work."""
-    parser = argparse.ArgumentParser(prog="python -m workers.rollout.servers.embedded", description=__doc__.splitlines()[0])
+def parser(name: str, description: str) -> argparse.ArgumentParser:
+    """The command line that every server of this API takes; `name` is the server's."""
+    parser = argparse.ArgumentParser(prog=f"python -m workers.rollout.servers.{name}", description=description)
     parser.add_argument("--model-path", required=True, help="folder of a Hugging Face model in safetensors format")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--num-slots", type=int, default=64, help="sequences decoded at once")
@@ -42,32 +47,41 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ready-fd", type=int, default=1, help='file descriptor that is told {"port": N}')
     parser.add_argument("--seed", type=int, default=None, help="seed of requests without sampling_seed; without it every start differs")
     parser.add_argument("--parent-pid", type=int, required=True, help="the process whose end ends this one")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options of this process. Exits with status 2 on a value that cannot work."""
+    options = parser.parse_args()
     for name in ("num_slots", "context_length", "prefill_chunk", "num_threads"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 1. Give 1 or more")
     return options
 
 
-def main() -> None:
-    """Check the surroundings, then serve."""
-    options = parse()
+def run(options: argparse.Namespace, start: Callable[[], Start]) -> None:
+    """Check the surroundings, then serve with what `start` imports: late, so that a process that must not run dies before that."""
     die_with_parent(options.parent_pid)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no state to save: the default action ends the process at once
     api_key = os.environ.pop(API_KEY_VARIABLE, "")
     if not api_key:
         print(f"{API_KEY_VARIABLE} is empty: every request needs an API key. Set it to a random string", file=sys.stderr)
         sys.exit(2)
-    # Imported late, so that a process that must not run dies before it has loaded torch.
     from workers.rollout.servers.embedded.serve import serve
     from workers.weights.architecture import ModelError
 
     try:
-        serve(options, api_key)
+        serve(options, api_key, start())
     except ModelError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
 
 
+def _forward() -> Start:
+    from workers.rollout.servers.embedded.forward import Forward
+
+    return Forward.start
+
+
 if __name__ == "__main__":
-    main()
+    run(parse(parser("embedded", __doc__.splitlines()[0])), _forward)

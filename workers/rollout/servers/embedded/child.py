@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,13 +21,13 @@ ROOT = Path(__file__).resolve().parents[4]
 
 def command(model_path: Path, *, ready_fd: int, parent_pid: int, dtype: str = "float32", num_slots: int = 64, context_length: int = 256,
             prefill_chunk: int = 512, num_threads: int = 1, weight_version: str = "default", port: int = 0,
-            seed: int | None = None) -> list[str]:
-    """The engine's command line."""
+            seed: int | None = None, server: str = "embedded", more: Sequence[str] = ()) -> list[str]:
+    """The engine's command line; `more` are options that only `server` knows."""
     seeds = [] if seed is None else ["--seed", str(seed)]
-    return [sys.executable, "-m", "workers.rollout.servers.embedded", "--model-path", str(model_path), "--dtype", dtype,
+    return [sys.executable, "-m", f"workers.rollout.servers.{server}", "--model-path", str(model_path), "--dtype", dtype,
             "--num-slots", str(num_slots), "--context-length", str(context_length), "--prefill-chunk", str(prefill_chunk),
             "--num-threads", str(num_threads), "--weight-version", weight_version, "--port", str(port),
-            "--ready-fd", str(ready_fd), "--parent-pid", str(parent_pid), *seeds]
+            "--ready-fd", str(ready_fd), "--parent-pid", str(parent_pid), *seeds, *more]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The engine loop: one thread that owns model and scheduler, and nothing else touches them.
+"""The engine loop: one thread that owns scheduler and model, and nothing else touches them.
 
     event loop thread                              engine thread
     -----------------                              -------------
@@ -26,12 +26,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from workers.rollout.servers.embedded.api import RequestError
-from workers.rollout.servers.embedded.model import Model
+from workers.rollout.servers.embedded.compute import Compute
 from workers.rollout.servers.embedded.requests import Finish, Request
-from workers.rollout.servers.embedded.sampling import SamplingBatch, sample
 from workers.rollout.servers.embedded.scheduler import Scheduler
 from workers.rollout.servers.embedded.text import Text
 from workers.weights.architecture import ModelError
@@ -40,17 +37,15 @@ Result = TypeVar("Result")
 
 
 class Engine:
-    """Drives `model` by `scheduler`. `on_finish` is called on the engine's thread, once for each request."""
+    """Drives `compute` by `scheduler`. `on_finish` is called on the engine's thread, once for each request."""
 
-    def __init__(self, model: Model, scheduler: Scheduler, text: Text | None, on_finish: Callable[[Request], None]) -> None:
-        self._model = model
+    def __init__(self, compute: Compute, scheduler: Scheduler, text: Text | None, on_finish: Callable[[Request], None]) -> None:
+        self._compute = compute
         self._scheduler = scheduler
         self._text = text
         self._on_finish = on_finish
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._batch_of: list[Request] = []
-        self._batch = SamplingBatch.of([], 0)
 
     def submit(self, request: Request) -> None:
         """Queue `request`; from any thread."""
@@ -90,14 +85,14 @@ class Engine:
             if flush and scheduler.paused and scheduler.running:
                 raise RequestError(f"flush_cache=True: {len(scheduler.running)} requests are paused in place and need their cache. "
                                    "Send flush_cache=false, or pause with mode=retract")
-            self._model.replace_weights(folder, keep_cache=not flush)
+            self._compute.replace_weights(folder, keep_cache=not flush)
             return scheduler.weights_changed(scheduler.version if version is None else version, retract=flush)
 
         return self.call(update)
 
     def run(self) -> None:
         """The loop; runs for as long as the process. An exception that leaves it is a bug."""
-        with torch.inference_mode():
+        with self._compute.on_thread():
             while True:
                 self._run_commands()
                 worked = self._step()
@@ -121,22 +116,12 @@ class Engine:
         step = self._scheduler.plan()
         if step is None:
             return False
-        self._model.apply(step.copies, step.capacity)
+        self._compute.apply(step.copies, step.capacity)
         if step.prefill:
-            self._model.prefill(step.prefill)
-        tokens, logprobs = self._decode(step.decode) if step.decode else ([], [])
+            self._compute.prefill(step.prefill)
+        tokens, logprobs = self._compute.decode(step.decode) if step.decode else ([], [])
         self._scheduler.commit(step, tokens, logprobs, self._outcomes(step.decode, tokens, logprobs))
         return True
-
-    def _decode(self, requests: list[Request]) -> tuple[list[int], list[float]]:
-        logits = self._model.decode([request.last_token for request in requests], [request.num_fed for request in requests])
-        if requests != self._batch_of:
-            self._batch_of = requests
-            self._batch = SamplingBatch.of([request.sampling for request in requests], logits.shape[1])
-        for index, request in enumerate(requests):
-            if request.stop_ids and len(request.output) + 1 < request.min_new_tokens:
-                logits[index, list(request.stop_ids)] = -math.inf
-        return sample(logits, self._batch, [len(request.output) for request in requests])
 
     def _outcomes(self, requests: list[Request], tokens: list[int], logprobs: list[float]) -> dict[int, Finish]:
         """What the scheduler cannot see: stop strings, and log-probs that are no numbers."""

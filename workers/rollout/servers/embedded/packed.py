@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
-from workers.weights.architecture import Architecture, ModelError, check_tensors, read_architecture, safetensors_header
+from workers.rollout.servers.embedded.compute import check_same_model
+from workers.weights.architecture import Architecture, ModelError
 
 # torch's own entry to oneDNN's prepacked linear layers (what torch.compile's frozen graphs call). Without it: F.linear.
 _PACKED = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 _PACK_FOR_ROWS = 64
-_DTYPES = {"F32", "BF16", "F16"}
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,8 @@ class Weights:
 
 def load_weights(folder: Path, architecture: Architecture, dtype: torch.dtype) -> Weights:
     """Read `folder`'s tensors as `dtype`. Raises `ModelError` if it is not a complete model of exactly `architecture`."""
-    found = read_architecture(folder)
-    for field in Architecture.__dataclass_fields__:
-        ours, theirs = getattr(architecture, field), getattr(found, field)
-        if ours != theirs and field not in ("eos_token_ids", "max_positions"):
-            raise ModelError(f"{folder}: {field}={theirs!r}, the engine was started with {field}={ours!r}. "
-                             "Give weights of the model that is being served, or start a new engine")
-    files = check_tensors(folder, architecture)
+    files = check_same_model(folder, architecture)
     names = architecture.tensor_shapes()
-    for file in files:
-        for name, entry in safetensors_header(file).items():
-            if name in names and entry["dtype"] not in _DTYPES:
-                raise ModelError(f"{folder}: tensor {name} has type {entry['dtype']}, supported are {', '.join(sorted(_DTYPES))}. "
-                                 "Save the model in one of these")
     tensors: dict[str, torch.Tensor] = {}
     try:
         for file in files:

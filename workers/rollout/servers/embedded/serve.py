@@ -4,50 +4,38 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import json
 import os
 import random
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from aiohttp import web
 
 from workers.rollout.servers.embedded.api import Limits
-from workers.rollout.servers.embedded.model import Model
+from workers.rollout.servers.embedded.compute import Compute
 from workers.rollout.servers.embedded.scheduler import Scheduler
 from workers.rollout.servers.embedded.server import Server
 from workers.rollout.servers.embedded.text import Text
 from workers.weights.architecture import Architecture, ModelError, read_architecture
 
-# glibc's mallopt parameters (malloc.h).
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+Start = Callable[[argparse.Namespace, Architecture], Compute]
 
 
-def keep_freed_memory() -> None:
-    """Have malloc reuse freed memory instead of giving it back: faulting pages in again made a weight update 2-4 times slower."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):  # glibc; elsewhere it is only slower
-        for parameter, value in ((_M_MMAP_THRESHOLD, 32 * 2**20), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_ARENA_MAX, 1)):
-            libc.mallopt(parameter, value)
-
-
-def serve(options: argparse.Namespace, api_key: str) -> None:
-    """Load the model, bind 127.0.0.1, tell the parent the port, serve. Raises `ModelError` for a model that cannot be used."""
-    keep_freed_memory()
-    torch.set_num_threads(options.num_threads)
+def serve(options: argparse.Namespace, api_key: str, start: Start) -> None:
+    """Have `start` make what computes, bind 127.0.0.1, tell the parent the port, serve. Raises `ModelError` for a model that cannot be used."""
     folder = Path(options.model_path)
     architecture = read_architecture(folder)
     if options.context_length > architecture.max_positions:
         raise ModelError(f"--context-length {options.context_length}: must be at most the model's {architecture.max_positions} positions. "
                          "Give a smaller one")
-    model = Model(folder, architecture, getattr(torch, options.dtype), options.num_slots, options.context_length)
+    compute = start(options, architecture)
     scheduler = Scheduler(options.num_slots, options.context_length, options.prefill_chunk, options.weight_version)
     text = Text(folder) if (folder / "tokenizer.json").exists() else None
     limits = Limits(architecture.vocab_size, options.context_length, eos_ids(folder, architecture), text,
                     random.Random(options.seed))
-    asyncio.run(_serve(options, model, scheduler, limits, api_key))
+    asyncio.run(_serve(options, compute, scheduler, limits, api_key))
 
 
 def eos_ids(folder: Path, architecture: Architecture) -> frozenset[int]:
@@ -63,8 +51,8 @@ def eos_ids(folder: Path, architecture: Architecture) -> frozenset[int]:
     return frozenset((*architecture.eos_token_ids, *more))
 
 
-async def _serve(options: argparse.Namespace, model: Model, scheduler: Scheduler, limits: Limits, api_key: str) -> None:
-    server = Server(model, scheduler, limits, Path(options.model_path), api_key, options.num_threads)
+async def _serve(options: argparse.Namespace, compute: Compute, scheduler: Scheduler, limits: Limits, api_key: str) -> None:
+    server = Server(compute, scheduler, limits, Path(options.model_path), api_key)
     server.start()
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
     await runner.setup()

@@ -26,12 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from aiohttp import web
 
 from workers.rollout.servers.embedded.api import Abort, Continue, Generate, Limits, Pause, RequestError, UpdateWeights, decode_body, require
+from workers.rollout.servers.embedded.compute import Compute
 from workers.rollout.servers.embedded.engine import Engine, counters
-from workers.rollout.servers.embedded.model import Model
 from workers.rollout.servers.embedded.requests import Request
 from workers.rollout.servers.embedded.scheduler import Scheduler
 from workers.weights.architecture import ModelError
@@ -49,12 +48,11 @@ def reply(value: dict[str, Any], status: int = 200) -> web.Response:
 class Server:
     """Routes of one engine. Make it inside the running event loop."""
 
-    def __init__(self, model: Model, scheduler: Scheduler, limits: Limits, model_path: Path, api_key: str, num_threads: int) -> None:
-        self._engine = Engine(model, scheduler, limits.text, self._on_finish)
+    def __init__(self, compute: Compute, scheduler: Scheduler, limits: Limits, model_path: Path, api_key: str) -> None:
+        self._engine = Engine(compute, scheduler, limits.text, self._on_finish)
         self._limits = limits
         self._model_path = model_path
         self._api_key = api_key.encode()
-        self._num_threads = num_threads
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Request, asyncio.Future[None]] = {}
         self._rids: set[str] = set()
@@ -208,7 +206,6 @@ class Server:
             future.set_result(None)
 
     def _run_engine(self) -> None:
-        torch.set_num_threads(self._num_threads)  # OpenMP keeps this per thread
         try:
             self._engine.run()
         finally:  # run() never returns, so an exception is on its way

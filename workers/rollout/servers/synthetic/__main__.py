@@ -10,6 +10,7 @@ It loads no torch. The model folder gives the vocabulary, the end-of-sequence id
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from workers.rollout.servers.embedded.__main__ import parse, parser, run
 from workers.rollout.servers.embedded.serve import Start, eos_ids
@@ -27,7 +28,7 @@ def positive(text: str) -> float:
 
 def _start() -> Start:
     def start(options: argparse.Namespace, architecture: Architecture) -> SyntheticModel:
-        return SyntheticModel(architecture, eos_ids(options.model_path, architecture), options.tokens_per_s, options.mean_tokens)
+        return SyntheticModel(architecture, eos_ids(Path(options.model_path), architecture), options.tokens_per_s, options.mean_tokens)
 
     return start
 

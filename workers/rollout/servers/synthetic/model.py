@@ -3,7 +3,7 @@
 - Time: a step gives one token to every running request and takes (running requests) / tokens_per_s seconds. So the server
   gives tokens_per_s tokens a second whatever the load, and a request gets an equal share of them. Prefill and weight
   updates take no time of their own.
-- Length: lognormal with sigma 0.8 and the given mean. Where it is reached, the model "samples" end-of-sequence; a request
+- Length: lognormal with sigma 0.8 and the given mean. Where it is reached, the model "samples" an end-of-sequence id; a request
   that ignores that, or has max_new_tokens or stop tokens, ends as with any model.
 - Tokens: uniform over the vocabulary without the end-of-sequence ids, each with log-prob -log(vocabulary).
 
@@ -27,6 +27,8 @@ from workers.rollout.servers.embedded.requests import Copy, Request, Segment
 from workers.weights.architecture import Architecture, ModelError
 
 SIGMA = 0.8
+SLACK_S = 0.05
+"""How far behind its rate the server may be and still catch up."""
 Clock = Callable[[], float]
 Sleep = Callable[[float], None]
 
@@ -37,7 +39,7 @@ class SyntheticModel:
     def __init__(self, architecture: Architecture, eos_ids: Collection[int], tokens_per_s: float, mean_tokens: float,
                  clock: Clock = time.monotonic, sleep: Sleep = time.sleep) -> None:
         self._architecture = architecture
-        self._eos_id = min(eos_ids, default=None)
+        self._ends = sorted(eos_ids)
         self._words = [token for token in range(architecture.vocab_size) if token not in eos_ids]
         if not self._words:
             raise ModelError(f"eos_token_id={sorted(eos_ids)}: is the whole vocabulary, so nothing can be generated. Correct config.json")
@@ -67,17 +69,17 @@ class SyntheticModel:
         return [self._token(request) for request in requests], [self._logprob] * len(requests)
 
     def _take(self, seconds: float) -> None:
-        # From where the last step should have ended: what sleeping too long costs is made up for, an idle time is not.
+        # From where the last step should have ended: oversleeping and the time between steps are made up for, an idle time is not.
         now = self._clock()
-        self._due = max(self._due, now - seconds) + seconds
+        self._due = (self._due if now - self._due < SLACK_S else now) + seconds
         if self._due > now:
             self._sleep(self._due - now)
 
     def _token(self, request: Request) -> int:
         position, end = len(request.output), max(self._length(request), request.min_new_tokens) - 1
-        if position == end and self._eos_id is not None:
-            return self._eos_id
         draw = random.Random((_seed(request) << 24) + position)
+        if position == end and self._ends:
+            return draw.choice(self._ends)
         token = draw.choice(self._words)
         while position < request.min_new_tokens - 1 and token in request.stop_ids and not request.stop_ids.issuperset(self._words):
             token = draw.choice(self._words)

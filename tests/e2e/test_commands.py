@@ -1,0 +1,106 @@
+"""The command as a user meets it: composed configs, dry runs, sweeps, and errors before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import headway
+from workers.weights.starting import make_tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    make_tiny(folder, 1)
+    return folder
+
+
+def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
+    result = headway("--dry-run", "experiment=tiny", "allocation.num_devices=8", f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    assert "8 devices: 6 for inference (6 x 1, 75%), 2 for training" in result.stdout
+    assert result.stdout.count("role='rollout'") == 6 and result.stdout.count("role='train'") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_composed_config_can_be_shown() -> None:
+    result = headway("--cfg", "job", "experiment=demo", "staleness.eta=7")
+    assert result.returncode == 0 and "eta: 7" in result.stdout and "source: smollm2" in result.stdout
+
+
+def test_sweeps_run_every_combination(tmp_path: Path) -> None:
+    result = headway("--dry-run", "-m", "experiment=tiny", "staleness.eta=0,4", "allocation.num_devices=2,4")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("plan:") == 4 and result.stdout.count("4 devices") == 2
+
+
+@pytest.mark.parametrize(("overrides", "words"), [
+    (["trainer.lrr=1"], "lrr"),
+    (["experiment=none"], "experiment/none"),
+    (["staleness.eta=-1"], "staleness.eta=-1: must be 0 or more"),
+    (["allocation.num_devices=1"], "allocation.num_devices=1"),
+    (["allocation.inference_fraction=2"], "allocation.inference_fraction=2"),
+    (["allocation.num_devices=8", "allocation.replica_size=3"], "[1, 2, 4, 8]"),
+    (["trainer.batch_groups=7"], "trainer.num_minibatches=2"),
+    (["data.num_heldout=1000"], "data.num_heldout=1000"),
+    (["data=jsonl", "data.path=/missing.jsonl", "data.heldout_path=/missing.jsonl"], "/missing.jsonl"),
+    (["data=reasoning_gym", "data.task=chain_summ", "reward.verifier=reasoning_gym"], "chain_sum"),
+    (["reward.verifier=numerics"], "did you mean 'numeric'"),
+    (["engine.context_length=5000"], "max_position_embeddings=512"),
+    (["data.num_examples=16"], "engine.context_length=32"),
+    (["model=hf", "model.path=/missing"], "/missing: no readable config.json"),
+    (["data.chat_template=true"], "chat_template"),
+])
+def test_bad_input_is_refused_in_one_line_and_leaves_nothing(tmp_path: Path, overrides: list[str], words: str) -> None:
+    result = headway("experiment=tiny", f"run.dir={tmp_path / 'run'}", *overrides)
+    assert result.returncode not in (0, None) and words in result.stderr + result.stdout
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (lambda folder: (folder / "config.json").write_text("{"), "no readable config.json"),
+    (lambda folder: (folder / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]})), "MambaForCausalLM"),
+    (lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-100]), "broken safetensors"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "no *.safetensors"),
+    (lambda folder: (folder / "tokenizer.json").write_text("nonsense"), "not a readable tokenizer"),
+])
+def test_a_broken_model_is_refused(tmp_path: Path, damage, words: str) -> None:
+    folder = tmp_path / "model"
+    make_tiny(folder, 1)
+    damage(folder)
+    result = headway("experiment=tiny", "model=hf", f"model.path={folder}", f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 2 and words in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("lines", "words"), [
+    ("", "holds no prompt"), ("{", ":1"), ('{"prompt": "1"}\n', "answer"), ('{"prompt": "1", "answer": 2, "colour": 3}\n', "colour"),
+    ('{"prompt": "' + "1" * 40 + '", "answer": "1"}\n', "engine.context_length=32"),
+])
+def test_malformed_data_is_refused(tmp_path: Path, model: Path, lines: str, words: str) -> None:
+    (tmp_path / "train.jsonl").write_text(lines)
+    (tmp_path / "heldout.jsonl").write_text('{"prompt": "7", "answer": 7}\n')
+    result = headway("experiment=tiny", "model=hf", f"model.path={model}", "data=jsonl", f"data.path={tmp_path / 'train.jsonl'}",
+                     f"data.heldout_path={tmp_path / 'heldout.jsonl'}", f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 2 and words in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_folders_are_not_used_twice_and_must_be_private(tmp_path: Path) -> None:
+    taken = tmp_path / "run"
+    taken.mkdir()
+    (taken / "precious").write_text("kept")
+    result = headway("experiment=tiny", f"run.dir={taken}")
+    assert result.returncode == 2 and "exists already" in result.stderr and (taken / "precious").read_text() == "kept"
+    (tmp_path / "file").write_text("")
+    assert "cannot be made" in headway("experiment=tiny", f"run.dir={tmp_path / 'file' / 'run'}").stderr
+    (taken / "config.json").write_text("{}")
+    taken.chmod(0o755)
+    for command in ("status", "watch", "stop"):
+        result = headway(command, str(taken))
+        assert result.returncode == 2 and "chmod 700" in result.stderr
+        assert "not a run folder" in headway(command, str(tmp_path / "nothing")).stderr
