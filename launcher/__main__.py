@@ -25,27 +25,28 @@ USER_ERROR = 2
 
 def compose_and_run(composed: DictConfig) -> int:
     """Check the composed config, then start a run. Errors of users are one line on stderr and exit status 2."""
+    from launcher.launch import launch
     from workers.config import ConfigError
     from workers.rundir import RunFolderError
 
     try:
-        config = to_object(composed)
-        from launcher.launch import launch
-
-        return launch(config)
+        return launch(to_object(composed))
     except (ConfigError, RunFolderError) as error:
         print(f"headway: {error}", file=sys.stderr)
         return USER_ERROR
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-def _hydra_main(composed: DictConfig) -> None:
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
+def _hydra_main() -> int:
+    """Run Hydra once, or for every combination of a sweep; returns the worst exit status."""
+    worst = 0
 
-    status = compose_and_run(composed)
-    if status and HydraConfig.get().mode == RunMode.RUN:
-        sys.exit(status)
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    def run(composed: DictConfig) -> None:
+        nonlocal worst
+        worst = max(worst, compose_and_run(composed))
+
+    run()
+    return worst
 
 
 def main() -> None:
@@ -58,7 +59,12 @@ def main() -> None:
     # Hydra takes overrides in one block, so what our own flags stand for goes to its end.
     sys.argv[1:] = [argument for argument in arguments if argument not in FLAGS] + [FLAGS[argument] for argument in arguments if argument in FLAGS]
     register()
-    _hydra_main()
+    from launcher.launch import Interrupted
+
+    try:
+        sys.exit(_hydra_main())
+    except Interrupted as error:  # the run has been ended in order; a sweep does not go on to the next one
+        sys.exit(f"headway: ended by {error}")
 
 
 if __name__ == "__main__":

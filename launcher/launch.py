@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,18 +20,22 @@ from rich.console import Console
 
 from launcher import view
 from launcher.jobs import job_specs
-from launcher.living import living, wait_for_end
+from launcher.living import kill, living
+from launcher.partition import Plan
 from launcher.schema import FullConfig
 from launcher.stop import stop
-from launcher.watch import follow
+from launcher.submit import describe, submit
+from launcher.watch import follow, notice_dead_jobs
 from workers.config import ConfigError
-from workers.rundir import RunFolder, write_atomic
+from workers.files import write_atomic
+from workers.rundir import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
+LINGER_S = 60.0
 
 
-class Interrupted(Exception):
-    """A signal told the launcher to end the run."""
+class Interrupted(KeyboardInterrupt):
+    """A signal told the launcher to end the run. Like KeyboardInterrupt it passes through Hydra, and ends a whole sweep."""
 
 
 def new_run_path(config: FullConfig) -> Path:
@@ -40,60 +45,74 @@ def new_run_path(config: FullConfig) -> Path:
     return Path("runs").absolute() / f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
+def absolute(path: str) -> str:
+    """A user's path, the same for every process wherever it runs."""
+    return str(Path(path).expanduser().absolute()) if path else path
+
+
 def prepare(run: RunFolder, config: FullConfig) -> None:
     """Write the config and have the run folder prepared. Raises `ConfigError` with what the preparation found wrong."""
-    record = msgspec.to_builtins(config)
+    config.run.dir = str(run.path)
+    config.data.path, config.data.heldout_path = absolute(config.data.path), absolute(config.data.heldout_path)
+    if config.weights.dir not in ("auto", "run"):
+        config.weights.dir = absolute(config.weights.dir)
     write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config.for_workers())))
-    write_atomic(run.config_yaml, yaml.safe_dump(record, sort_keys=False).encode())
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
-    result = subprocess.run([sys.executable, "-m", "workers.prepare", str(run.path)], env=environment, stdin=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE, text=True, check=False)
+    write_atomic(run.config_yaml, yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False).encode())
+    result = subprocess.run([sys.executable, "-m", "workers.prepare", str(run.path)], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                            text=True, check=False)
     if result.returncode:
         raise ConfigError(result.stderr.strip().splitlines()[-1] if result.returncode == 2 else f"preparation failed:\n{result.stderr}")
 
 
 def launch(config: FullConfig) -> int:
-    """Start a run, and unless detached stay with it to its end; returns the exit status. Raises `ConfigError`, `RunFolderError`."""
-    from launcher.submit import describe, submit
-
-    console = Console()
+    """Start a run, and unless detached stay with it to its end; returns the exit status. Raises `ConfigError`, `RunFolderError`,
+    `Interrupted` where a signal ended it."""
+    console = Console(markup=False, highlight=False)
     plan = config.plan()
-    console.print(f"plan: {plan.describe()}", highlight=False)
-    path = new_run_path(config)
+    console.print(f"plan: {plan.describe()}")
+    run = RunFolder(new_run_path(config))
     if config.launch.dry_run:
-        for spec in job_specs(plan, config.run.name, RunFolder(path)):
-            console.print(describe(spec, config, RunFolder(path)), highlight=False, soft_wrap=True, markup=False)
+        for spec in job_specs(plan, config.run.name, run):
+            console.print(describe(spec, config, run), soft_wrap=True)
         return 0
-    run = RunFolder.create(path)
-    try:
-        prepare(run, config)
-        config.run.dir = str(run.path)
+    RunFolder.create(run.path)
+    with interruptible():
+        try:
+            # Jobs and the preparation find the packages wherever this command was started.
+            os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+            prepare(run, config)
+        except BaseException:
+            shutil.rmtree(run.path)  # a run that never began: the corrected command can use the same folder
+            raise
         with attached(run, config.launch.detach):
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-            jobs = submit(job_specs(plan, config.run.name, run), config, run)
-            for job in jobs:
-                console.print(f"job {job.job_id}  log {job.paths.stdout}", highlight=False, soft_wrap=True)
-            console.print(f"run folder {run.path}", highlight=False, soft_wrap=True)
-            if config.launch.detach:
-                console.print(f"watch it: headway watch {run.path}\nend it:   headway stop {run.path}", highlight=False, soft_wrap=True)
-                return 0
-            return stay(run, config, console)
-    except ConfigError:
-        discard(run)
+            return start(run, config, plan, console)
+
+
+def start(run: RunFolder, config: FullConfig, plan: Plan, console: Console) -> int:
+    """Submit, and stay unless detached. A signal or an error in here ends the run."""
+    try:
+        for job in submit(job_specs(plan, config.run.name, run), config, run):
+            console.print(f"job {job.job_id}  log {job.paths.stdout}", soft_wrap=True)
+        console.print(f"run folder {run.path}", soft_wrap=True)
+        if config.launch.detach:
+            console.print(f"watch it: headway watch {run.path}\nend it:   headway stop {run.path}", soft_wrap=True)
+            return 0
+        stay(run, config, console)
+    except Interrupted as error:
+        console.print(f"\n{error}: ending the run; once more to end it by force")
+        try:
+            console.print(stop(run, f"the launcher got {error}"))
+        except Interrupted:
+            console.print(stop(run, f"the launcher got {error}", patience_s=0))
+        conclude(run, config, console)
         raise
-
-
-def discard(run: RunFolder) -> None:
-    """Remove the folder of a run that never began, so that the corrected command can use the same one."""
-    import shutil
-
-    if not run.submitted.exists():
-        shutil.rmtree(run.path)
+    return conclude(run, config, console)
 
 
 @contextmanager
 def attached(run: RunFolder, detach: bool) -> Iterator[None]:
-    """Hold the launcher's lock while attached: if this process dies, the kernel lets go of it and the run ends."""
+    """Hold the launcher's lock while attached. If this process dies, or leaves by an error, the kernel lets go of the lock while
+    its file is still there, and the coordinator ends the run."""
     if detach:
         yield
         return
@@ -101,40 +120,53 @@ def attached(run: RunFolder, detach: bool) -> Iterator[None]:
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         yield
+        run.launcher_lock.unlink()
     finally:
-        run.launcher_lock.unlink(missing_ok=True)
         os.close(descriptor)
 
 
-def stay(run: RunFolder, config: FullConfig, console: Console) -> int:
-    """Show the run until all its processes have ended; a signal ends it in order."""
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise `Interrupted` inside."""
     def interrupt(number: int, _: object) -> None:
         raise Interrupted(signal.Signals(number).name)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
-    plain = config.launch.plain or not console.is_terminal
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        follow(run, config.run.name, console, plain, lambda: run.ended() is not None and not living(run), supervise=True)
-    except Interrupted as error:
-        console.print(f"\n{error}: ending the run; once more to end it by force")
-        try:
-            console.print(stop(run, f"the launcher got {error}"))
-        except Interrupted:
-            console.print(stop(run, f"the launcher got {error}", patience_s=0))
-    wait_for_end(run, 20.0)
-    return conclude(run, console)
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def conclude(run: RunFolder, console: Console) -> int:
+def stay(run: RunFolder, config: FullConfig, console: Console) -> None:
+    """Show the run until it has ended and all its processes are gone; what is left `LINGER_S` after that is killed."""
+    gone_since: dict[str, float] = {}
+    ended_at: list[float] = []
+
+    def over() -> bool:
+        if run.ended() is None:
+            notice_dead_jobs(run, config.allocation.min_replicas, gone_since)
+            return False
+        ended_at.append(time.monotonic())
+        if living(run) and ended_at[-1] - ended_at[0] > LINGER_S:
+            console.print(f"{kill(run)} processes had not ended {LINGER_S:g} s after the run, and were killed")
+        return not living(run)
+
+    follow(run, config.run.name, console, config.launch.plain or not console.is_terminal, over)
+
+
+def conclude(run: RunFolder, config: FullConfig, console: Console) -> int:
     """Say how the run ended; exit status 0 if it is complete."""
     outcome = run.ended() or {"state": "failed", "cause": "nobody has recorded why"}
     if outcome["state"] == "failed":
-        console.print(f"the run failed: {outcome['cause']}", style="bold red", highlight=False, soft_wrap=True, markup=False)
-        console.print(f"logs: {run.jobs}", highlight=False, soft_wrap=True)
+        console.print(f"the run failed: {outcome['cause']}", style="bold red", soft_wrap=True)
+        console.print(f"logs: {run.jobs}", soft_wrap=True)
         return 1
     if run.summary.exists():
         for line in view.summary_lines(msgspec.json.decode(run.summary.read_bytes())):
-            console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"trained model {run.final_model}\nsummary {run.summary}", highlight=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
+    if config.trainer.export_final:
+        console.print(f"trained model {run.final_model}", soft_wrap=True)
+    console.print(f"summary {run.summary}", soft_wrap=True)
     return 0

@@ -11,6 +11,7 @@ import time
 
 import psutil
 
+from workers.config import load
 from workers.rundir import RunFolder
 
 
@@ -22,26 +23,32 @@ def submitted_jobs(run: RunFolder) -> list[dict]:
         return []
 
 
-def alive(job: dict) -> psutil.Process | None:
-    """The job's process, or None if it has ended."""
+def _process(pid: int, created: float) -> psutil.Process | None:
     try:
-        process = psutil.Process(int(job["job_id"]))
-        if abs(process.create_time() - job["created"]) > 1 or process.status() == psutil.STATUS_ZOMBIE:
+        process = psutil.Process(pid)
+        if abs(process.create_time() - created) > 1 or process.status() == psutil.STATUS_ZOMBIE:
             return None
         return process
     except psutil.NoSuchProcess:
         return None
 
 
+def alive(job: dict) -> psutil.Process | None:
+    """The job's process, or None if it has ended."""
+    return _process(int(job["job_id"]), job["created"])
+
+
 def living(run: RunFolder) -> list[psutil.Process]:
-    """Every living process of the run's jobs."""
-    found: list[psutil.Process] = []
-    for job in submitted_jobs(run):
-        root = alive(job)
+    """Every living process of the run: its jobs, those that enlisted themselves, and all their children."""
+    roots = [alive(job) for job in submitted_jobs(run)]
+    with contextlib.suppress(FileNotFoundError):
+        roots += [_process(int(entry.name), float(text)) for entry in run.processes.iterdir() if (text := entry.read_text())]
+    found: dict[int, psutil.Process] = {}
+    for root in roots:
         if root is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
-                found += [root, *root.children(recursive=True)]
-    return found
+                found |= {process.pid: process for process in (root, *root.children(recursive=True))}
+    return [process for process in found.values() if process.is_running()]
 
 
 def wait_for_end(run: RunFolder, timeout_s: float) -> bool:
@@ -55,10 +62,11 @@ def wait_for_end(run: RunFolder, timeout_s: float) -> bool:
 
 
 def kill(run: RunFolder) -> int:
-    """SIGKILL whatever is left of the run; returns how many processes that were."""
+    """SIGKILL whatever is left of the run and remove its published weights; returns how many processes that were."""
     left = living(run)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(left, timeout=5)
+    run.remove_weights(load(run.config).weights.dir)
     return len(left)

@@ -33,7 +33,7 @@ class ClusterConfig:
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
-        workers.require(0 < self.max_hours <= 10_000, "cluster.max_hours", self.max_hours, "must be in (0, 10000]",
+        workers.require(0.05 <= self.max_hours <= 10_000, "cluster.max_hours", self.max_hours, "must be from 0.05 to 10000",
                         "It is the wall time after which jobs are ended")
 
 

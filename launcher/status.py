@@ -33,11 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps({"status": follower.status, "outcome": outcome}))
     else:
-        console = Console()
+        console = Console(markup=False, highlight=False)
         console.print(view.panel(run.path.name, follower.status, follower.steps, follower.evaluations, time.time(), outcome))
         for job in submitted_jobs(run):
             state = "running" if alive(job) else "ended"
-            console.print(f"job {job['job_id']}  {job['name']}  {state}  log {job['log']}", soft_wrap=True, highlight=False)
+            console.print(f"job {job['job_id']}  {job['name']}  {state}  log {job['log']}", soft_wrap=True)
     return 1 if outcome is not None and outcome["state"] == "failed" else 0
 
 

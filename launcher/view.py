@@ -69,7 +69,7 @@ def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> Table:
         ("groups", f"{status['running']} running   {status['buffer']} in the buffer   {status['set_aside']} set aside"),
     ]
     for name, value in rows:
-        table.add_row(Text(name, style="bold"), value)
+        table.add_row(Text(name, style="bold"), Text(value))
     return table
 
 
@@ -82,7 +82,8 @@ def _workers(status: dict) -> Table:
             waits = status["waiting"].get(part, "") or waits
         silent = f" (silent {worker['silent_s']:.0f} s)" if worker["silent_s"] > STALE_S else ""
         weights = worker["version"] + (f" -> {worker['fetching']}" if worker["fetching"] else "")
-        table.add_row(worker["name"], f"{worker['host']}:{worker['pid']}", weights, str(worker["running"]), waits + silent)
+        cells = (worker["name"], f"{worker['host']}:{worker['pid']}", weights, str(worker["running"]), waits + silent)
+        table.add_row(*(Text(cell) for cell in cells))  # Text: words from elsewhere are no markup
     return table
 
 
@@ -90,13 +91,13 @@ def panel(name: str, status: dict | None, steps: list[dict], evaluations: list[d
     """The live view. `now`: seconds since 1970."""
     title = f"headway  {name}"
     if status is None:
-        return Panel(Text("waiting for the coordinator to start" if ended is None else f"ended: {ended['cause'] or 'complete'}"), title=title)
+        return Panel(Text("waiting for the coordinator to start" if ended is None else f"ended: {ended['cause'] or 'complete'}"), title=Text(title))
     parts: list = [_facts(status, steps, evaluations), Text(), _workers(status)]
     if ended is not None:
         parts.append(Text(f"ended: {ended['cause'] or 'complete'}", style="bold"))
     elif now - status["time"] > STALE_S:
         parts.append(Text(f"the coordinator has not written its status for {now - status['time']:.0f} s", style="bold red"))
-    return Panel(Group(*parts), title=title)
+    return Panel(Group(*parts), title=Text(title))
 
 
 def summary_lines(summary: dict) -> list[str]:

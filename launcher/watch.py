@@ -17,6 +17,7 @@ from rich.live import Live
 
 from launcher import view
 from launcher.living import alive, submitted_jobs
+from workers.files import read_lines
 from workers.rundir import RunFolder, RunFolderError
 
 INTERVAL_S = 0.5
@@ -43,32 +44,23 @@ class Follower:
         return steps, evaluations
 
     def _lines(self, path: Path) -> list[dict]:
-        if not path.exists():
-            return []
-        with path.open("rb") as file:
-            file.seek(self._offsets[path])
-            content = file.read()
-        complete = content[: content.rfind(b"\n") + 1]
-        self._offsets[path] += len(complete)
-        return [json.loads(line) for line in complete.splitlines()]
+        lines, self._offsets[path] = read_lines(path, self._offsets[path])
+        return lines
 
 
-def notice_dead_jobs(run: RunFolder, gone_since: dict[str, float]) -> None:
-    """End the run in the record if a job has ended without anybody having said why, `LOST_S` seconds ago."""
-    if run.ended() is not None:
-        return
-    for job in submitted_jobs(run):
-        if alive(job) is None:
-            first = gone_since.setdefault(job["job_id"], time.monotonic())
-            if time.monotonic() - first > LOST_S and run.ended() is None:
-                run.end(f"job {job['name']} ({job['job_id']}) has ended before the run was over; see {job['log']}", "launcher")
-                run.request_stop("a job has ended before the run was over")
+def notice_dead_jobs(run: RunFolder, min_replicas: int, gone_since: dict[str, float]) -> None:
+    """End the run if the training job, or too many inference jobs, have ended without anybody having said why, `LOST_S` seconds ago."""
+    jobs, now = submitted_jobs(run), time.monotonic()
+    dead = [job for job in jobs if alive(job) is None and now - gone_since.setdefault(job["job_id"], now) > LOST_S]
+    inference = sum(job["name"].endswith("-inference") and job not in dead for job in jobs)
+    fatal = [job for job in dead if job["name"].endswith("-train") or inference < min_replicas]
+    if fatal and run.ended() is None:
+        run.end(f"job {fatal[0]['name']} ({fatal[0]['job_id']}) has ended before the run was over; see {fatal[0]['log']}", "launcher")
 
 
-def follow(run: RunFolder, name: str, console: Console, plain: bool, until: Callable[[], bool], supervise: bool) -> None:
-    """Show the run until `until()` is true. `supervise`: also notice jobs that died without a word."""
+def follow(run: RunFolder, name: str, console: Console, plain: bool, until: Callable[[], bool]) -> None:
+    """Show the run until `until()` is true."""
     follower = Follower(run)
-    gone_since: dict[str, float] = {}
     live = None if plain else Live(console=console, refresh_per_second=4)
     if live is not None:
         live.start()
@@ -83,8 +75,6 @@ def follow(run: RunFolder, name: str, console: Console, plain: bool, until: Call
                 live.update(view.panel(name, follower.status, follower.steps, follower.evaluations, time.time(), run.ended()))
             if over:
                 return
-            if supervise:
-                notice_dead_jobs(run, gone_since)
             time.sleep(INTERVAL_S)
     finally:
         if live is not None:
@@ -95,12 +85,12 @@ def _print_lines(console: Console, follower: Follower, steps: list[dict], evalua
     """Print what is new; returns what was last said about waiting."""
     for record in sorted([*steps, *evaluations], key=lambda record: record["seconds"]):
         line = view.step_line(record, follower.status) if "staleness_mean" in record else view.evaluation_line(record)
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if follower.status is None or follower.steps:
         return waits
     now_waits = "; ".join(f"{part} waits for {what}" for part, what in follower.status["waiting"].items() if what)
     if now_waits and now_waits != waits:
-        console.print(now_waits, highlight=False, soft_wrap=True)
+        console.print(now_waits, soft_wrap=True)
     return now_waits or waits
 
 
@@ -115,9 +105,9 @@ def main(arguments: list[str] | None = None) -> int:
     except RunFolderError as error:
         print(error, file=sys.stderr)
         return 2
-    console = Console()
+    console = Console(markup=False, highlight=False)
     try:
-        follow(run, run.path.name, console, options.plain or not console.is_terminal, lambda: run.ended() is not None, supervise=False)
+        follow(run, run.path.name, console, options.plain or not console.is_terminal, lambda: run.ended() is not None)
     except KeyboardInterrupt:
         console.print(f"the run goes on; end it with: headway stop {run.path}")
         return 0

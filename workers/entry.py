@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.config import Config, load
-from workers.processes import end_with_parent
+from workers.processes import end_with_parent, enlist, first_cause
 from workers.rundir import RunFolder
 
 ROLES = ("rollout", "train")
@@ -30,9 +30,13 @@ class Element:
     def __call__(self) -> str:
         """Do this element's part of the run; returns why the run ended ('' is complete). Raises what broke."""
         os.umask(0o077)
+        # submitit has handlers of its own here, which would swallow TERM and requeue on USR2: until ours stand, both just end us.
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
         end_with_parent(os.getppid(), signal.SIGTERM)
         run = RunFolder.open(Path(self.run_path))
+        enlist(run)
         if (outcome := run.ended()) is not None:
             return outcome["cause"]
         config = load(run.config)
@@ -52,7 +56,14 @@ def _rollout(run: RunFolder, config: Config) -> str:
     from workers.rollout.worker import RolloutWorker
 
     async def work() -> str:
-        return await RolloutWorker(run, config).work()
+        worker = RolloutWorker(run, config)
+        try:
+            return await worker.work()
+        except BaseException as error:
+            # With a coordinator it is for that one to say what follows; without one nobody else could.
+            if not worker.in_touch:
+                run.end(f"a rollout worker (process {os.getpid()}) failed without a coordinator to tell: {first_cause(error)}", "rollout")
+            raise
 
     return asyncio.run(work())
 

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 
 from workers.config import Config, ConfigError, ModelSource, load, require
 from workers.data.prompts import open_prompts
-from workers.rundir import RunFolder, RunFolderError, write_atomic
+from workers.files import write_atomic
+from workers.rundir import RunFolder, RunFolderError
 from workers.transport.keys import make_keys
 from workers.weights.architecture import Architecture, ModelError, check_tensors, read_architecture
 from workers.weights.starting import make_smollm2, make_tiny
@@ -67,12 +68,21 @@ def check_prompts(config: Config, folder: Path, architecture: Architecture) -> N
                              "Take tokenizer and model from the same folder")
 
 
+def check_weights_folder(config: Config, run: RunFolder) -> None:
+    """Check that versions can be published. Raises `ConfigError`."""
+    folder = run.weights(config.weights.dir)
+    parent = next(parent for parent in folder.parents if parent.exists())
+    require(not folder.exists() and os.access(parent, os.W_OK), "weights.dir", config.weights.dir,
+            f"{folder} must not exist, and {parent} must be writable", "Choose another weights.dir")
+
+
 def prepare(run: RunFolder) -> None:
     """All of it; the config in the run folder then names the model's folder."""
     config = load(run.config)
     folder = resolve_model(config, run)
     architecture = check_model(folder, config)
     check_prompts(config, folder, architecture)
+    check_weights_folder(config, run)
     config.model.path = str(folder)
     write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config)))
     make_keys(run)

@@ -7,7 +7,13 @@ import os
 import signal
 import sys
 
+import psutil
+
+from workers.rundir import RunFolder
+
 _PR_SET_PDEATHSIG = 1
+TOLD_TO_END = "it was told to end by SIGTERM: its job was cancelled, or its parent has died"
+OUT_OF_TIME = "it was told to end by SIGUSR2: the time limit of its job (cluster.max_hours) is near"
 
 
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
@@ -20,6 +26,11 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         sys.exit(f"parent process {parent} is gone")
+
+
+def enlist(run: RunFolder) -> None:
+    """Record this process in the run folder by its id and time of creation, so that `headway stop` can find it."""
+    (run.processes / f"{os.getpid()}").write_text(repr(psutil.Process().create_time()))
 
 
 def describe_exit(returncode: int) -> str:

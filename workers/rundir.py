@@ -5,6 +5,7 @@
       config.yaml            the same, for people                              launcher
       jobs.json              submitted jobs                                     launcher
       jobs/                  submitit's files and the logs of every job         submitit
+      processes/             the processes of the run on this machine           every process
       keys/                  CURVE keys (0600)                                  workers/transport/keys.py
       model/                 the starting model, where it was made on the spot  workers/prepare.py
       epochs/000001          claimed by one incarnation of the trainer each     coordinator
@@ -15,6 +16,7 @@
       outcome.json           why the run ended; the first writer wins           anyone
       final_model/           the trained model, a Hugging Face folder           trainer
       summary.json           the figures of the whole run                       coordinator
+      weights/               published weights, with weights.dir=run            trainer
       stop                   its presence asks the run to end                   launcher
       launcher.lock          held by the launcher while it stays attached       launcher
 """
@@ -22,42 +24,21 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.files import write_once
+
+MEMORY = Path("/dev/shm")
+
 
 class RunFolderError(ValueError):
     """A run folder that cannot be used. Its text names the folder, the rule and the remedy."""
-
-
-def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write `path` so that readers see the old content or the new, never a part: temporary file, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_once(path: Path, content: bytes, mode: int = 0o600) -> bool:
-    """Write `path` unless it exists; atomic, and true for exactly one of several writers."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.tmp")
-    write_atomic(temporary, content, mode)
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink()
-    return True
 
 
 @dataclass(frozen=True)
@@ -70,17 +51,18 @@ class RunFolder:
     def create(path: Path) -> RunFolder:
         """Make the folder, private to its owner. Raises `RunFolderError` where it exists or cannot be made."""
         path = path.absolute()
-        if path.exists():
-            raise RunFolderError(f"run.dir={path}: exists already; a run starts in a new folder. Choose another run.dir, "
-                                 "or leave it empty to get a new name")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir(mode=0o700)
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError as error:
+                raise RunFolderError(f"run.dir={path}: exists already; a run starts in a new folder. Choose another run.dir, "
+                                     "or leave it empty to get a new name") from error
         except OSError as error:
             raise RunFolderError(f"run.dir={path}: cannot be made ({error.strerror}). Choose a run.dir that you may write to") from error
         run = RunFolder(path)
         path.chmod(0o700)
-        for folder in (run.jobs, run.keys, run.epochs, run.rendezvous):
+        for folder in (run.jobs, run.processes, run.keys, run.epochs, run.rendezvous):
             folder.mkdir(mode=0o700)
         return run
 
@@ -113,6 +95,11 @@ class RunFolder:
     def jobs(self) -> Path:
         """submitit's files and the logs."""
         return self.path / "jobs"
+
+    @property
+    def processes(self) -> Path:
+        """One file a process of the run: its id and time of creation."""
+        return self.path / "processes"
 
     @property
     def keys(self) -> Path:
@@ -178,6 +165,17 @@ class RunFolder:
     def launcher_lock(self) -> Path:
         """Held by the launcher while it stays attached."""
         return self.path / "launcher.lock"
+
+    def weights(self, where: str) -> Path:
+        """The folder of published weights for `weights.dir`: memory-backed ('auto'), in here ('run'), or below a given folder."""
+        if where == "run":
+            return self.path / "weights"
+        parent = (MEMORY if MEMORY.is_dir() else self.path) if where == "auto" else Path(where)
+        return parent / f"headway-{os.getuid()}-{hashlib.sha256(str(self.path).encode()).hexdigest()[:16]}"
+
+    def remove_weights(self, where: str) -> None:
+        """Remove all published versions; to be called when nobody reads them any more."""
+        shutil.rmtree(self.weights(where), ignore_errors=True)
 
     def claim_epoch(self) -> int:
         """Claim the next epoch by creating its file exclusively; of several claimants each gets another number."""

@@ -15,9 +15,8 @@ import psutil
 
 from launcher.living import submitted_jobs
 from workers.config import load
-from workers.metrics.recorder import read_lines
+from workers.files import read_lines
 from workers.rundir import RunFolder
-from workers.weights.location import weights_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 150.0
@@ -80,14 +79,15 @@ class LiveRun:
             return psutil.Process(jobs[name.split()[0]])
         if name.endswith("task"):
             return psutil.Process(jobs[name.split()[0]]).children()[0]
-        module = {"engine": "workers.rollout.servers.embedded", "coordinator": "workers.coordinator.worker", "reward": "workers.reward.process"}[name]
+        module = {"engine": "workers.rollout.servers.embedded", "coordinator": "workers.coordinator.worker",
+                  "reward": "workers.reward.process"}[name]
         return next(process for process in self.look() if module in process.cmdline())
 
     def assert_nothing_left(self) -> None:
         """All processes ever seen have ended, and the published weights are gone."""
         wait_for("the end of every process", lambda: not self.look(), END_S)
         assert self.launcher.wait(END_S) is not None
-        assert not weights_folder(load(self.run.config), self.run).exists()
+        assert not self.run.weights(load(self.run.config).weights.dir).exists()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.e2e.runs import live_run
-from workers.metrics.recorder import read_lines
+from workers.files import read_lines
 from workers.weights.architecture import check_tensors, read_architecture
 
 

@@ -16,12 +16,11 @@ from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 
-from workers.config import Config  # noqa: E402
+from workers import rundir  # noqa: E402
 from workers.messages.types import Announcement, Version  # noqa: E402
 from workers.rundir import RunFolder  # noqa: E402
-from workers.weights import location, publisher  # noqa: E402
+from workers.weights import publisher  # noqa: E402
 from workers.weights.architecture import check_tensors, read_architecture  # noqa: E402
-from workers.weights.location import remove_weights, weights_folder  # noqa: E402
 from workers.weights.manifest import MANIFEST, WeightsError, verify  # noqa: E402
 from workers.weights.publisher import Publisher, write_hf_folder  # noqa: E402
 from workers.weights.starting import make_tiny  # noqa: E402
@@ -220,8 +219,8 @@ def test_a_file_that_nobody_announced_is_noticed(published: Published, model: Pa
 def test_too_little_space_is_said_before_anything_is_written(published: Published, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = published.folder.parent
     monkeypatch.setattr(publisher.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(9 * MIB, 7 * MIB, 2 * MIB))  # type: ignore[attr-defined]
-    with pytest.raises(WeightsError, match=r"weights\.dir: .* has 2 MiB free, the next shard takes 5 MiB\. Free some space.*dir") as caught:
-        Publisher(parent, model, torch.float32).publish([*weights(model).items(), ("more", torch.zeros(MIB))], Version(1, 8))
+    with pytest.raises(WeightsError, match=r"weights: 2 MiB are free, the next shard.* takes 5 MiB\. Free some space.*weights\.dir") as caught:
+        published.publisher.publish([*weights(model).items(), ("more", torch.zeros(MIB))], Version(1, 8))
     assert str(parent) in str(caught.value)
     assert [path.name for path in parent.iterdir()] == ["1.7"]
     published.check()
@@ -232,7 +231,7 @@ def test_a_later_shard_without_room_leaves_nothing(published: Published, model: 
     monkeypatch.setattr(publisher, "SHARD_BYTES", 40_000)
     monkeypatch.setattr(publisher.shutil, "disk_usage",
                         lambda folder: shutil._ntuple_diskusage(9 * MIB, 0, next(sizes)))  # type: ignore[attr-defined]
-    with pytest.raises(WeightsError, match="has 0 MiB free"):
+    with pytest.raises(WeightsError, match="0 MiB are free"):
         published.publisher.publish(weights(model).items(), Version(1, 8))
     assert [path.name for path in parent.iterdir()] == ["1.7"]
 
@@ -267,7 +266,7 @@ def test_a_really_full_disk(disk: Disk, model: Path, leave: int) -> None:
     source = Publisher(disk.folder / "weights", model, torch.float32)
     first = source.publish(weights(model).items(), Version(1, 0))
     ballast = disk.fill(leave)
-    with pytest.raises(WeightsError, match=r"weights\.dir: .*/disk/weights has \d MiB free.*Free some space, or choose another weights\.dir"):
+    with pytest.raises(WeightsError, match=r"/disk/weights: \d MiB are free.*Free some space, or choose another folder.*weights\.dir"):
         source.publish(weights(model, 1).items(), Version(1, 1))
     assert [path.name for path in (disk.folder / "weights").iterdir()] == ["1.0"]
     verify(Path(first.folder), Version(1, 0), first.digest)
@@ -280,7 +279,7 @@ def test_a_disk_that_fills_up_while_a_shard_is_written(disk: Disk, model: Path, 
     source = Publisher(disk.folder / "weights", model, torch.float32)
     monkeypatch.setattr(publisher.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(8 * MIB, 0, 8 * MIB))  # type: ignore[attr-defined]
     monkeypatch.setattr(publisher, "RESERVE_BYTES", -(1 << 40))
-    with pytest.raises(WeightsError, match=r"weights\.dir: .*Free some space, or choose another weights\.dir"):
+    with pytest.raises(WeightsError, match=r"/disk/weights.*Free some space, or choose another folder.*weights\.dir"):
         source.publish([*weights(model).items(), ("more", torch.zeros(4 * MIB))], VERSION)
     assert list((disk.folder / "weights").iterdir()) == []
 
@@ -289,7 +288,7 @@ def test_a_disk_without_room_for_the_small_files(disk: Disk, model: Path, tmp_pa
     """config.json comes before the first shard, manifest and index after the last."""
     source = Publisher(disk.folder / "weights", model, torch.float32)
     disk.fill(0)
-    with pytest.raises(WeightsError, match=r"weights\.dir: .*weights\.dir"):
+    with pytest.raises(WeightsError, match=r"/disk/weights.*weights\.dir"):
         source.publish(weights(model).items(), VERSION)
     assert list((disk.folder / "weights").iterdir()) == []
 
@@ -306,26 +305,15 @@ def test_a_tensor_that_cannot_be_made_leaves_nothing(published: Published, model
 
 def test_a_folder_that_cannot_be_made(model: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(WeightsError, match=r"weights\.dir: .*file/weights cannot be made \(Not a directory\)\. Choose another weights\.dir"):
+    with pytest.raises(WeightsError, match=r"weights\.dir: .*file/weights cannot be made \(Not a directory\).*choose another weights\.dir"):
         Publisher(tmp_path / "file" / "weights", model, torch.float32)
 
 
-def test_what_a_killed_publisher_left_is_no_obstacle(published: Published, model: Path) -> None:
-    left = published.folder.parent / ".1.8.tmp"
-    left.mkdir()
-    (left / "model-00099.safetensors").write_bytes(b"half")
-    announcement = published.publisher.publish(weights(model, 1).items(), Version(1, 8))
-    verify(Path(announcement.folder), Version(1, 8), announcement.digest)
-    assert sorted(path.name for path in published.folder.parent.iterdir()) == ["1.7", "1.8"]
-    assert not (Path(announcement.folder) / "model-00099.safetensors").exists()
-
-
-def test_what_a_killed_run_left_in_the_same_place_is_no_obstacle(published: Published, model: Path) -> None:
-    """A run that is started again under the same run.dir counts its epochs from 1 again and publishes into the same folder."""
-    again = Publisher(published.folder.parent, model, torch.float32)
-    announcement = again.publish(weights(model, 1).items(), VERSION)
-    assert announcement.digest != published.announcement.digest
-    verify(Path(announcement.folder), VERSION, announcement.digest)
+def test_a_folder_that_is_there_already_is_not_taken(published: Published, model: Path) -> None:
+    """In a shared place it might be somebody else's."""
+    with pytest.raises(WeightsError, match=r"weights cannot be made \(File exists\)\. Remove it if it is left over, or choose another weights\.dir"):
+        Publisher(published.folder.parent, model, torch.float32)
+    published.check()
 
 
 # -- old versions --------------------------------------------------------------------------------------------------------
@@ -342,55 +330,49 @@ def test_what_a_killed_run_left_in_the_same_place_is_no_obstacle(published: Publ
     (["1.98", "1.99", "2.0"], Version(1, 99), ["1.99", "2.0"]),
 ])
 def test_old_versions_are_removed(model: Path, tmp_path: Path, present: list[str], needed: Version, kept: list[str]) -> None:
-    source = Publisher(tmp_path, model, torch.float32)
+    folder = tmp_path / "weights"
+    source = Publisher(folder, model, torch.float32)
     for name in [*present, ".2.5.tmp"]:  # the last is being published by nobody we know
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
+        (folder / name).mkdir()
+        (folder / name / "file").touch()
     source.remove_older(needed)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, ".2.5.tmp"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*kept, ".2.5.tmp"])
 
 
 # -- where they lie ------------------------------------------------------------------------------------------------------
 
-def config_with(folder: str, name: str = "name") -> Config:
-    config = Config()
-    config.weights.dir, config.run.name = folder, name
-    return config
-
-
 def test_in_the_run_folder(tmp_path: Path) -> None:
-    assert weights_folder(config_with("run"), RunFolder(tmp_path)) == tmp_path / "weights"
+    assert RunFolder(tmp_path).weights("run") == tmp_path / "weights"
 
 
 def test_automatic_is_in_memory_where_there_is_such_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = tmp_path / "memory"
-    monkeypatch.setattr(location, "MEMORY", memory)
+    monkeypatch.setattr(rundir, "MEMORY", memory)
     run = RunFolder(tmp_path / "run")
-    assert weights_folder(config_with("auto"), run).parent == run.path
+    assert run.weights("auto").parent == run.path
     memory.mkdir()
-    assert weights_folder(config_with("auto"), run).parent == memory
+    assert run.weights("auto").parent == memory
 
 
 def test_below_a_given_folder_runs_do_not_meet(tmp_path: Path) -> None:
-    runs = [RunFolder(tmp_path / name) for name in ("a", "b")]
-    folders = [weights_folder(config_with(str(tmp_path / "given"), name), run) for run in runs for name in ("one", "two")]
-    assert len(set(folders)) == 4 and {folder.parent for folder in folders} == {tmp_path / "given"}
-    assert folders[0] == weights_folder(config_with(str(tmp_path / "given"), "one"), RunFolder(tmp_path / "a"))
-    assert f"-{os.getuid()}-one-" in folders[0].name
+    given = str(tmp_path / "given")
+    folders = [RunFolder(tmp_path / name).weights(given) for name in ("a", "b", "a/c")]
+    assert len(set(folders)) == 3 and {folder.parent for folder in folders} == {tmp_path / "given"}
+    assert folders[0] == RunFolder(tmp_path / "a").weights(given) and f"-{os.getuid()}-" in folders[0].name
 
 
 @pytest.mark.parametrize("kind", ["auto", "run", "given"])
 def test_removing_all_versions(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     parent = tmp_path / "parent"
     parent.mkdir()
-    monkeypatch.setattr(location, "MEMORY", parent)
-    config, run = config_with(str(parent) if kind == "given" else kind), RunFolder.create(tmp_path / "run")
-    bystander = weights_folder(config, RunFolder(tmp_path / "other"))
+    monkeypatch.setattr(rundir, "MEMORY", parent)
+    where, run = str(parent) if kind == "given" else kind, RunFolder.create(tmp_path / "run")
+    bystander = RunFolder(tmp_path / "other").weights(where)
     bystander.mkdir(parents=True)
-    folder = weights_folder(config, run)
+    folder = run.weights(where)
     Publisher(folder, model, torch.float32).publish(weights(model).items(), VERSION)
     (folder / ".1.8.tmp").mkdir()
     assert (folder / "1.7" / MANIFEST).is_file()
-    remove_weights(config, run)
+    run.remove_weights(where)
     assert not folder.exists() and bystander.is_dir() and run.jobs.is_dir() and parent.is_dir()
-    remove_weights(config, run)  # nothing there is nothing to do
+    run.remove_weights(where)  # nothing there is nothing to do

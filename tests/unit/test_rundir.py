@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from workers import rundir
-from workers.rundir import RunFolder, RunFolderError, write_atomic, write_once
+from workers.files import write_atomic, write_once
+from workers.rundir import RunFolder, RunFolderError
 
 FORK = multiprocessing.get_context("fork")
 NUM_PROCESSES, NUM_CLAIMS = 6, 8
@@ -60,9 +60,9 @@ def test_create_makes_everything_private_whatever_the_umask(tmp_path: Path) -> N
         run = RunFolder.create(tmp_path / "deep" / "run")
     finally:
         os.umask(old)
-    folders = [run.path, run.jobs, run.keys, run.epochs, run.rendezvous]
-    assert [folder.stat().st_mode & 0o7777 for folder in folders] == [0o700] * 5
-    assert sorted(path.name for path in run.path.iterdir()) == ["epochs", "jobs", "keys", "rendezvous"]
+    folders = [run.path, run.jobs, run.processes, run.keys, run.epochs, run.rendezvous]
+    assert [folder.stat().st_mode & 0o7777 for folder in folders] == [0o700] * 6
+    assert sorted(path.name for path in run.path.iterdir()) == ["epochs", "jobs", "keys", "processes", "rendezvous"]
 
 
 def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_create_refuses_what_exists_and_does_not_touch_it(tmp_path: Path, kind: 
         path.write_text("mine")
     else:
         path.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(RunFolderError, match=r"run\.dir=.*/run: exists already.*Choose another run\.dir"):
+    with pytest.raises(RunFolderError, match=r"run\.dir=.*/run: (exists already|cannot be made \(File exists\)).*Choose (another|a) run\.dir"):
         RunFolder.create(path)
     if kind == "folder":
         assert path.stat().st_mode & 0o777 == 0o755 and [entry.name for entry in path.iterdir()] == ["mine"]
@@ -164,11 +164,11 @@ def test_a_lost_race_for_an_epoch_takes_the_next(tmp_path: Path, monkeypatch: py
     run, real = new_run(tmp_path), os.open
 
     def late(path: Any, *args: Any, **kwargs: Any) -> int:
-        monkeypatch.setattr(rundir.os, "open", real)
+        monkeypatch.setattr(os, "open", real)
         Path(path).touch()  # somebody else, between listing and claiming
         return real(path, *args, **kwargs)
 
-    monkeypatch.setattr(rundir.os, "open", late)
+    monkeypatch.setattr(os, "open", late)
     assert run.claim_epoch() == 2
 
 
@@ -222,7 +222,7 @@ def test_a_failing_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pyte
     def fail(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(rundir.os, broken, fail)
+    monkeypatch.setattr(os, broken, fail)
     with pytest.raises(OSError, match="No space left"):
         write_atomic(path, b"new")
     monkeypatch.undo()
@@ -236,7 +236,7 @@ def test_a_failing_write_of_the_end_can_be_repeated(tmp_path: Path, monkeypatch:
     def fail(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(rundir.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space left"):
         run.end("the engine died", "rollout")
     monkeypatch.undo()

@@ -162,8 +162,8 @@ def test_the_worker_starts_it_with_its_options(one: Endpoint, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("option", "value"), [("--tokens-per-s", "0"), ("--mean-tokens", "-1"), ("--mean-tokens", "inf")])
 def test_options_that_cannot_work_are_refused(option: str, value: str) -> None:
-    ended = subprocess.run([sys.executable, "-m", "workers.rollout.servers.synthetic", "--model-path", "x", "--parent-pid", str(os.getpid()),
-                            option, value], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "workers.rollout.servers.synthetic", "--model-path", "x", "--parent-pid", str(os.getpid()), option, value]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and f"{option}: {value}: must be greater than 0" in ended.stderr
 
 

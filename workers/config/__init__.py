@@ -105,6 +105,10 @@ class Config:
             getattr(self, name).check()
         require(self.workflow.max_new_tokens < self.engine.context_length, "workflow.max_new_tokens", self.workflow.max_new_tokens,
                 f"must be less than engine.context_length={self.engine.context_length}", "The prompt needs room too")
+        require(self.trainer.microbatch_tokens >= self.engine.context_length, "trainer.microbatch_tokens", self.trainer.microbatch_tokens,
+                f"must be at least engine.context_length={self.engine.context_length}", "The longest sample must fit into a micro-batch")
+        require(self.trainer.warmup_steps <= self.run.num_steps, "trainer.warmup_steps", self.trainer.warmup_steps,
+                f"must be at most run.num_steps={self.run.num_steps}", "Shorten the warm-up")
         require(self.algorithm.advantage is not Advantage.group_norm or self.workflow.group_size >= 2, "workflow.group_size",
                 self.workflow.group_size, "must be 2 or more with algorithm.advantage=group_norm",
                 "A group of one has no spread; use algorithm.advantage=batch_norm")

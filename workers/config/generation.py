@@ -49,7 +49,11 @@ class DataConfig:
 
 @dataclass
 class WorkflowConfig:
-    """How one group of samples is generated."""
+    """How one group of samples is generated.
+
+    The log-probs that are recorded, and that training reckons with, are those of the distribution at `temperature`, before any
+    cut by `top_p` or `top_k` (as in SGLang): leave those two at 1 and -1 for training that is exact.
+    """
 
     group_size: int = 8
     max_new_tokens: int = 16
@@ -66,6 +70,7 @@ class WorkflowConfig:
         require(self.temperature > 0, "workflow.temperature", self.temperature, "must be greater than 0",
                 "Training samples need a distribution; evaluation is greedy by itself")
         require(0 < self.top_p <= 1, "workflow.top_p", self.top_p, "must be in (0, 1]", "Use 1 for no nucleus cut")
+        require(all(self.stop), "workflow.stop", self.stop, "must not hold an empty string", "Leave it out")
         require(self.top_k == -1 or self.top_k >= 1, "workflow.top_k", self.top_k, "must be -1 or at least 1", "Use -1 for no cut")
 
 
@@ -138,9 +143,7 @@ class EvaluationConfig:
     """Held-out evaluation through the same fleet: before, every `every_steps`, after."""
 
     every_steps: int = 0
-    timeout_s: float = 1800.0
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
         require(self.every_steps >= 0, "evaluation.every_steps", self.every_steps, "must not be negative", "0 evaluates only before and after")
-        require(self.timeout_s > 0, "evaluation.timeout_s", self.timeout_s, "must be positive", "Give seconds")

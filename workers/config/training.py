@@ -67,7 +67,11 @@ class TrainerConfig:
                 f"must divide trainer.batch_groups={self.batch_groups}",
                 f"Use one of {[d for d in range(1, self.batch_groups + 1) if self.batch_groups % d == 0]}")
         require(self.microbatch_tokens >= 1, "trainer.microbatch_tokens", self.microbatch_tokens, "must be at least 1", "Give a token budget")
-        require(self.lr >= 0, "trainer.lr", self.lr, "must not be negative", "The paper uses 2e-5")
+        require(0 <= self.lr < 1, "trainer.lr", self.lr, "must be from 0 to less than 1", "The paper uses 2e-5")
+        for key in ("adam_beta1", "adam_beta2"):
+            require(0 <= getattr(self, key) < 1, f"trainer.{key}", getattr(self, key), "must be in [0, 1)", "The paper uses 0.9 and 0.95")
+        require(self.adam_eps > 0, "trainer.adam_eps", self.adam_eps, "must be positive", "The paper uses 1e-5")
+        require(self.weight_decay >= 0, "trainer.weight_decay", self.weight_decay, "must not be negative", "The paper uses 0.05")
         require(0 <= self.min_lr <= self.lr, "trainer.min_lr", self.min_lr, f"must be from 0 to trainer.lr={self.lr}", "Use 0 to decay to nothing")
         require(self.warmup_steps >= 0, "trainer.warmup_steps", self.warmup_steps, "must not be negative", "Use 0 for no warm-up")
         require(self.clip_grad > 0, "trainer.clip_grad", self.clip_grad, "must be positive", "The paper uses 1.0")
@@ -79,10 +83,8 @@ class WeightsConfig:
     """Where new weights are published for the rollout workers."""
 
     dir: str = "auto"
-    fetch_timeout_s: float = 300.0
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
         require(bool(self.dir), "weights.dir", self.dir, "must name a folder",
                 "'auto' takes memory-backed storage on one machine, 'run' the run folder")
-        require(self.fetch_timeout_s > 0, "weights.fetch_timeout_s", self.fetch_timeout_s, "must be positive", "Give seconds")

@@ -132,10 +132,17 @@ class Coordinator:
         """Notice what happens by time alone: lost workers, and a run in which nothing moves."""
         for worker, why in self.registry.lost(now):
             self._lost(worker, why)
-        if now - self.last_progress > self.config.run.stall_timeout_s:
+        if self.ended is None and now - self.last_progress > self.config.run.stall_timeout_s:
             waits = "; ".join(f"{part} waits for {what}" for part, what in waiting(self).items() if what)
-            self.end(f"nothing has moved for {now - self.last_progress:.0f} s (run.stall_timeout_s): {waits or 'no part says that it waits'}")
+            waits = waits or f"the trainer is in step {self.step + 1}"
+            self.end(f"nothing has moved for {now - self.last_progress:.0f} s (run.stall_timeout_s): {waits}")
         self._advance(now)
+
+    def departed(self, peer: bytes) -> None:
+        """Note that a worker's connection is gone while everyone leaves."""
+        worker = self.registry.workers.get(peer)
+        if worker is not None:
+            self._lost(worker, "its connection broke while the run was ending")
 
     def greet(self) -> None:
         """Write to every worker: it hears that we live, and sending to a dead one fails, which is how it is noticed soon."""
@@ -168,6 +175,8 @@ class Coordinator:
 
     def _gone(self, worker: Worker, cause: str = "") -> None:
         self.totals.num_retries += self.ledger.release(worker.peer) + self.evaluation.release(worker.peer)
+        if self.ended == "" and cause and worker.role is Role.trainer:
+            self.ended = cause  # complete, but the trained model could not be exported
         if self.ended is not None:
             return
         cause = cause or f"{worker.name} left before the run was over"
@@ -270,7 +279,8 @@ class Coordinator:
         chosen = self.policy.choose(self.step, self.ledger.waiting_to_be_consumed(), self.ledger.running_versions())
         if chosen is None:
             return
-        groups = self.ledger.consume(chosen)
+        # In the order of the prompts, so that minibatches do not depend on who finished first: at eta=0 runs repeat.
+        groups = self.ledger.consume(sorted(chosen, key=lambda group_id: int(group_id[1:])))
         self._training = measure(self.step, groups)
         self.totals.consumed(self._training)
         assert self.announcement is not None

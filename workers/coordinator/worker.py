@@ -22,15 +22,15 @@ from workers.config import ConfigError, load
 from workers.coordinator import reporting
 from workers.coordinator.core import Coordinator, StepRecord
 from workers.data.prompts import open_prompts
+from workers.files import write_atomic
 from workers.messages.codec import MessageError
-from workers.messages.types import Finish, Refused, Role
+from workers.messages.types import Finish, HeartbeatReply, Refused, Role
 from workers.metrics.recorder import Recorder
-from workers.processes import end_with_parent
-from workers.rundir import RunFolder, write_atomic
+from workers.processes import end_with_parent, enlist
+from workers.rundir import RunFolder, RunFolderError
 from workers.transport.keys import read_keys
 from workers.transport.rendezvous import Address, publish
 from workers.transport.server import ServerSockets
-from workers.weights.location import remove_weights
 
 TICK_S = 0.25
 FAREWELL_S = 15.0
@@ -54,8 +54,7 @@ class CoordinatorWorker:
 
     async def serve(self) -> str:
         """Coordinate until the run ends; returns the cause ('' is complete)."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self.core.end, ORPHANED)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.core.end, ORPHANED)
         publish(self.run, Address(self.epoch, self.sockets.router_endpoint, self.sockets.publisher_endpoint))
         receiving = asyncio.create_task(self.sockets.receive())
         try:
@@ -118,45 +117,50 @@ class CoordinatorWorker:
                 self.core.registry.unreachable(peer, time.monotonic())
 
     async def _farewell(self, receiving: asyncio.Task) -> None:
-        """Record the outcome, send everyone home, and wait for them, but not for ever."""
-        cause = self.core.ended or ""
-        self.run.end(cause, "coordinator")
-        self._record(time.monotonic())
+        """Record the outcome, send everyone home, and wait for them.
+
+        A failure is recorded first. A complete run is recorded last, because the trainer may still fail to export the model;
+        it has all the time it needs for that as long as it is heard from.
+        """
         seconds = time.monotonic() - self.started
+        if self.core.ended:
+            self.run.end(self.core.ended, "coordinator")
+        self._record(time.monotonic())
         deadline = time.monotonic() + FAREWELL_S
-        for role in Role:
-            for worker in self.core.registry.of(role):
-                await self.sockets.send(worker.peer, Finish(cause))
-        while self.core.registry.workers and time.monotonic() < deadline:
+        told: set[bytes] = set()
+        while workers := self.core.registry.workers:
+            if time.monotonic() > deadline and (self.core.ended or not self.core.registry.of(Role.trainer)):
+                break
+            for peer in list(workers):
+                # Said once; written again because a send to a dead worker fails, and then nobody waits for it.
+                message = HeartbeatReply(self.core.announcement, known=True) if peer in told else Finish(self.core.ended or "")
+                told.add(peer)
+                if not await self.sockets.send(peer, message):
+                    self.core.departed(peer)
             receiving = await self._receive(receiving)
-            for worker, _ in self.core.registry.lost(time.monotonic()):
-                self.core.registry.remove(worker.peer)
-            self.tokens_generated = max(self.tokens_generated, reporting.fleet(self.core).tokens_generated)
+            self.core.tick(time.monotonic())
             self.core.outbox.clear()
-            await self._notice_departures()
+            self.tokens_generated = max(self.tokens_generated, reporting.fleet(self.core).tokens_generated)
         receiving.cancel()
+        self.run.end(self.core.ended or "", "coordinator")
         summary = reporting.summary(self.core, self.evaluations, seconds, self.tokens_generated)
         write_atomic(self.run.summary, json.dumps(summary, indent=2).encode() + b"\n")
-        remove_weights(self.config, self.run)
-
-    async def _notice_departures(self) -> None:
-        # A worker that died without a Goodbye shows as unreachable: do not wait for it.
-        for worker in list(self.core.registry.workers.values()):
-            if not await self.sockets.send(worker.peer, Finish(self.core.ended or "")):
-                self.core.registry.remove(worker.peer)
+        self.run.remove_weights(self.config.weights.dir)
 
 
 def main(run_path: Path, parent: int) -> int:
     """Run one coordinator; exit status 0 if the run completed, 1 otherwise."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
     end_with_parent(parent, signal.SIGTERM)
     run = RunFolder.open(run_path)
+    enlist(run)
 
     async def coordinate() -> str:
         return await CoordinatorWorker(run).serve()
 
     try:
         return 1 if asyncio.run(coordinate()) else 0
-    except ConfigError as error:
+    except (ConfigError, RunFolderError) as error:
         run.end(str(error), "coordinator")
         print(error, file=sys.stderr)
         return 1

@@ -1,7 +1,7 @@
 """Sums: "a + b =" behind a few worked examples. Needs no file, and every prompt starts with the same tokens.
 
 The examples are drawn once from the seed and are the same in every prompt, so that a prefix cache can reuse them.
-Pairs used as examples or held out are never training questions.
+Pairs used as examples or held out are never training questions, in neither order: 12 + 34 would give away 34 + 12.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class ArithmeticPrompts:
         self._verifier = verifier
         self._seed = seed
         num_pairs = len(self._operands) ** 2
-        room = int(num_pairs * (1 - MIN_TRAINING_SHARE)) - config.num_examples
+        room = int(num_pairs * (1 - MIN_TRAINING_SHARE)) // 2 - config.num_examples
         require(config.num_heldout <= room, "data.num_heldout", config.num_heldout,
                 f"must be at most {room} with data.digits={config.digits} ({num_pairs} pairs) and data.num_examples={config.num_examples}",
                 "Hold out fewer or use more digits")
         reserved = self._draw(random.Random(f"{seed}/reserved"), config.num_examples + config.num_heldout)
         self._examples = "".join(f"{a} + {b} = {a + b}\n" for a, b in reserved[:config.num_examples])
         self._heldout = reserved[config.num_examples:]
-        self._reserved = frozenset(reserved)
+        self._reserved = frozenset(reserved) | {(b, a) for a, b in reserved}
 
     def train(self, index: int) -> Prompt:
         """Training prompt number `index`."""
@@ -48,7 +48,9 @@ class ArithmeticPrompts:
     def _draw(self, rng: random.Random, count: int) -> list[tuple[int, int]]:
         drawn: dict[tuple[int, int], None] = {}  # a set that keeps its order
         while len(drawn) < count:
-            drawn[self._pair(rng)] = None
+            a, b = self._pair(rng)
+            if (b, a) not in drawn:
+                drawn[a, b] = None
         return list(drawn)
 
     def _pair(self, rng: random.Random) -> tuple[int, int]:

@@ -16,6 +16,8 @@ from workers.config import ConfigError, DataConfig
 from workers.data.prompts import Prompt, check_index
 from workers.reward.verifiers import check_name
 
+MAX_ID = 200
+
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     prompt: str
@@ -78,6 +80,8 @@ def _parse(line: bytes, place: str, default_id: str, verifier: str) -> Prompt:
         raise ConfigError(f"{place}: {error}. A line must be like " '{"prompt": "1 + 1 =", "answer": 2}; "id" and "verifier" are optional') from error
     if not parsed.prompt:
         raise ConfigError(f"{place}: the prompt is empty; there is nothing to continue. Give it text or delete the line")
+    if parsed.id is not None and not 1 <= len(parsed.id) <= MAX_ID:
+        raise ConfigError(f"{place}: the id has {len(parsed.id)} characters; it must have 1 to {MAX_ID}. Shorten it or leave it out")
     name = verifier if parsed.verifier is None else parsed.verifier
     check_name(name, f"{place}: verifier")
     return Prompt(id=default_id if parsed.id is None else parsed.id, text=parsed.prompt, verifier=name, reference=str(parsed.answer))

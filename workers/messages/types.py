@@ -21,6 +21,7 @@ PROTOCOL = 1
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Text = Annotated[str, msgspec.Meta(max_length=1_000_000)]
 
 
@@ -68,7 +69,7 @@ class Announcement(Struct, frozen=True):
     """Published weights: the folder that holds them and the digest of its manifest (BLAKE3, hex)."""
 
     version: Version
-    folder: Name
+    folder: Path
     digest: Name
 
 

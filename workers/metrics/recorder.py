@@ -49,14 +49,3 @@ def _finite(value: Value) -> Value:
     # JSON knows no NaN or infinity.
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
-
-def read_lines(path: Path, offset: int = 0) -> tuple[list[dict], int]:
-    """The complete lines of a JSONL file from byte `offset`, and the offset after them; nothing if there is no file."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            content = file.read()
-    except FileNotFoundError:
-        return [], offset
-    complete = content[: content.rfind(b"\n") + 1]
-    return [json.loads(line) for line in complete.splitlines()], offset + len(complete)

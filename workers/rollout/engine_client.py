@@ -37,6 +37,7 @@ class Generation:
     logprobs: list[float]
     spans: list[tuple[Version, int, int]]
     finish: str
+    message: str = ""
 
 
 class EngineClient:
@@ -61,7 +62,8 @@ class EngineClient:
                 "top_k": params.top_k, "stop": list(params.stop), "sampling_seed": seed}})
         meta = answer["meta_info"]
         spans = [(Version.parse(span["version"]), span["start"], span["end"]) for span in meta["weight_versions"]]
-        return Generation(answer["output_ids"], [entry[0] for entry in meta["output_token_logprobs"]], spans, meta["finish_reason"]["type"])
+        return Generation(answer["output_ids"], [entry[0] for entry in meta["output_token_logprobs"]], spans,
+                          meta["finish_reason"]["type"], str(meta["finish_reason"].get("message", "")))
 
     async def pause(self, mode: str) -> None:
         """POST /pause_generation: when it returns, nothing is computed any more."""
@@ -75,14 +77,6 @@ class EngineClient:
         """POST /update_weights_from_disk."""
         await self._post("/update_weights_from_disk", {"model_path": str(folder), "weight_version": str(version), "flush_cache": flush_cache})
 
-    async def abort(self, rid: str) -> None:
-        """POST /abort_request: every request whose id begins with `rid`."""
-        await self._post("/abort_request", {"rid": rid})
-
-    async def server_info(self) -> dict:
-        """GET /server_info."""
-        return await self._call("GET", "/server_info", None)
-
     async def _post(self, path: str, body: dict) -> dict:
         return await self._call("POST", path, body)
 
@@ -94,4 +88,4 @@ class EngineClient:
                     raise kind(f"engine: {path} answered {response.status}: {(await response.text())[:2000]}")
                 return await response.json() if response.content_type == "application/json" else {}
         except (TimeoutError, aiohttp.ClientError) as error:
-            raise EngineError(f"engine: {path} failed: {error or type(error).__name__}") from error
+            raise EngineError(f"engine: {path} failed: {str(error) or type(error).__name__}") from error

@@ -6,6 +6,7 @@ comes back early, and is sent again with the tokens so far as part of its prompt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
@@ -41,8 +42,9 @@ class Sample:
 class Sampler:
     """Samples by token ids; text is made of tokens here, so that every server gives the same."""
 
-    def __init__(self, engine: EngineClient, tokenizer: Tokenizer) -> None:
-        self._engine, self._tokenizer = engine, tokenizer
+    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, num_pauses: Callable[[], int]) -> None:
+        """`num_pauses`: how many pauses have begun and ended, odd while one is on; it tells our own aborts from an engine's."""
+        self._engine, self._tokenizer, self._num_pauses = engine, tokenizer, num_pauses
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a prompt, without special tokens added."""
@@ -59,7 +61,11 @@ class Sampler:
         sample = Sample()
         while True:
             rest = SamplingParams(params.max_new_tokens - len(sample.tokens), params.temperature, params.top_p, params.top_k, params.stop)
-            generation = await self._engine.generate(rid, prompt + sample.tokens, rest, seed + len(sample.tokens))
+            pauses = self._num_pauses()
+            # Another seed for each segment, far from those of other samples: a seed's random numbers must not be used twice.
+            generation = await self._engine.generate(rid, prompt + sample.tokens, rest, (seed + 1_000_003 * len(sample.tokens)) % 2**31)
+            if generation.finish == "abort" and self._num_pauses() == pauses and pauses % 2 == 0:
+                raise EngineError(f"engine: gave up a request: {generation.message}")
             sample.add(generation)
             if generation.finish != "abort" or len(sample.tokens) >= params.max_new_tokens or self._stopped(sample, params):
                 break

@@ -24,6 +24,7 @@ class WeightHolder:
         self.held: Version | None = None
         self.fetching: Version | None = None
         self.num_updates = 0
+        self.num_pauses = 0  # beginnings and ends of pauses: odd while one is on
         self.update_s = 0.0
         self._engine, self._interrupt, self._changed = engine, interrupt, changed
         self._newest: Announcement | None = None
@@ -60,11 +61,13 @@ class WeightHolder:
         await self._changed()
         await asyncio.to_thread(verify, folder, announcement.version, announcement.digest)
         started = time.monotonic()
+        self.num_pauses += 1
         await self._engine.pause(self._interrupt.value)
         try:
             await self._engine.update_weights(folder, announcement.version, flush_cache=self._interrupt is not Interrupt.in_place)
         finally:
             await self._engine.resume()
+            self.num_pauses += 1
         self.update_s += time.monotonic() - started
         self.num_updates += 1
         self.held, self.fetching = announcement.version, None

@@ -15,6 +15,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -35,10 +36,11 @@ from workers.messages.types import (
     Refused,
     Role,
     Version,
+    Welcome,
     WorkerFailed,
     WorkerStatus,
 )
-from workers.processes import first_cause
+from workers.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
 from workers.reward.pool import RewardPool, VerifierError
 from workers.rollout.engine_client import BadRequest, EngineClient, EngineError
 from workers.rollout.sampler import Sampler
@@ -49,6 +51,7 @@ from workers.rundir import RunFolder
 from workers.transport.peer import Peer
 
 RESEND_S = 5.0
+ENGINE_EXIT_S = 1.0
 
 
 class WorkerEnded(RuntimeError):
@@ -67,58 +70,104 @@ class RolloutWorker:
         self._newest: Announcement | None = None
         self._holder: WeightHolder | None = None
         self._rewards: RewardPool | None = None
+        self._server: ServerProcess | None = None
+        self._peer: Peer | None = None
+        self._credit_due = asyncio.Event()
         self._broken_lease: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether the coordinator knows us and is heard."""
+        return self._peer is not None and self._peer.in_touch
 
     async def work(self) -> str:
         """Work until the run is over; returns its cause. Raises `WorkerEnded`, `CoordinatorLost` or what broke."""
         config = self.config
-        self._peer = Peer(self.run, config.transport, Role.rollout, config.rollout.max_idle_minutes * 60, heartbeat=self._heartbeat,
-                          on_message=self._on_message, on_announcement=self._on_announcement)
-        async with self._peer:
-            serving = asyncio.create_task(self._peer.serve())
-            parts = [serving, asyncio.create_task(self._operate()), asyncio.create_task(self._told_to_end())]
+        peer = Peer(self.run, config.transport, Role.rollout, config.rollout.max_idle_minutes * 60, heartbeat=self._heartbeat,
+                    on_message=self._on_message, on_announcement=self._on_announcement)
+        async with peer:
+            self._peer = peer
+            serving = asyncio.create_task(peer.serve())
+            parts = [serving, asyncio.create_task(self._operate(peer)), asyncio.create_task(self._told_to_end())]
             try:
                 await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-                if serving.done():
+                error = next((error for part in parts if part.done() and (error := part.exception()) is not None), None)
+                if error is None:
                     return serving.result()
-                error = next(error for part in parts if part.done() and (error := part.exception()) is not None)
-                await self._peer.send(WorkerFailed(first_cause(error)))
+                await peer.send(WorkerFailed(first_cause(error)))
                 raise error
             finally:
                 for part in parts:
                     part.cancel()
                 await asyncio.gather(*parts, return_exceptions=True)
 
-    async def _operate(self) -> None:
+    def _told_to_end(self) -> Coroutine[None, None, None]:
+        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def tell(reason: str) -> None:
+            if not told.done():
+                told.set_result(reason)
+
+        async def end() -> None:
+            raise WorkerEnded(f"the rollout worker ended: {await told}")
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, tell, TOLD_TO_END)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, tell, OUT_OF_TIME)
+        return end()
+
+    async def _operate(self, peer: Peer) -> None:
         """Run engine, reward pool and leases until one of them breaks."""
         config, model = self.config, Path(self.config.model.path)
-        server = ServerProcess(config.engine, model, self.run.jobs / f"engine-{os.getpid()}.log")
+        self._server = server = ServerProcess(config.engine, model, self.run.jobs / f"engine-{os.getpid()}.log")
         engine: EngineClient | None = None
         try:
             engine = await server.start(Version(0, 0))
-            self._holder = WeightHolder(engine, config.engine.interrupt, self._peer.beat)
+            self._holder = holder = WeightHolder(engine, config.engine.interrupt, peer.beat)
             if self._newest is not None:
-                self._holder.announce(self._newest)
+                holder.announce(self._newest)
             async with RewardPool(config.reward) as self._rewards:
-                sampler = Sampler(engine, Tokenizer.from_file(str(model / "tokenizer.json")))
+                sampler = Sampler(engine, Tokenizer.from_file(str(model / "tokenizer.json")), lambda: holder.num_pauses)
                 self._workflow = SingleTurn(sampler, self._rewards, config.workflow, config.reward, config.engine.context_length)
-                await self._serve_leases(server)
+                try:
+                    await self._serve_leases(peer, server)
+                finally:
+                    await self._abandon_leases()
         finally:
-            for task in self._running:
-                task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
             if engine is not None:
                 await engine.close()
             await server.stop()
 
-    async def _serve_leases(self, server: ServerProcess) -> None:
+    async def _abandon_leases(self) -> None:
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _serve_leases(self, peer: Peer, server: ServerProcess) -> None:
         assert self._holder is not None
-        await self._peer.welcomed()
-        size = self.config.workflow.group_size
-        await self._peer.send(Credit(max(size, self.config.engine.num_slots // size * size)))
-        async with asyncio.TaskGroup() as tasks:
-            for part in (self._holder.follow(), self._resend(), self._engine_exits(server), self._lease_breaks()):
-                tasks.create_task(part)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for part in (self._holder.follow(), self._resend(), self._give_credit(peer), self._engine_exits(server), self._lease_breaks()):
+                    tasks.create_task(part)
+        except* EngineError as errors:
+            # What failed was a call to the engine; if that is because the engine died, its death is the cause.
+            if (how := await server.exited_within(ENGINE_EXIT_S)) is not None:
+                raise WorkerEnded(how) from errors
+            raise
+
+    async def _give_credit(self, peer: Peer) -> None:
+        """Credit for all slots, at the first welcome and whenever the coordinator has forgotten us and taken us in anew."""
+        slot = -1
+        while True:
+            await self._credit_due.wait()
+            self._credit_due.clear()
+            if slot == peer.slot:
+                continue
+            slot, size = peer.slot, self.config.workflow.group_size
+            capacity = max(size, self.config.engine.num_slots // size * size)
+            running = sum(self._workflow.num_samples(lease) for lease in self._running.values())
+            if capacity > running:
+                await peer.send(Credit(capacity - running))
 
     async def _engine_exits(self, server: ServerProcess) -> None:
         raise WorkerEnded(await server.exited())
@@ -126,25 +175,24 @@ class RolloutWorker:
     async def _lease_breaks(self) -> None:
         await self._broken_lease
 
-    async def _told_to_end(self) -> None:
-        told = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGUSR2):
-            asyncio.get_running_loop().add_signal_handler(number, told.set)
-        await told.wait()
-        raise WorkerEnded("the rollout worker was told to end by a signal; its job was cancelled or its parent has died")
-
     async def _resend(self) -> None:
         while True:
             await asyncio.sleep(RESEND_S / 2)
             for key, (sent, message) in list(self._unacknowledged.items()):
                 if time.monotonic() - sent > RESEND_S:
                     self._unacknowledged[key] = (time.monotonic(), message)
-                    await self._peer.send(message)
+                    await self._send(message)
+
+    async def _send(self, message: Message) -> None:
+        assert self._peer is not None
+        await self._peer.send(message)
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def _on_message(self, message: Message) -> None:
         match message:
+            case Welcome():
+                self._credit_due.set()
             case Leases():
                 for lease in message.leases:
                     self._start(lease)
@@ -185,9 +233,11 @@ class RolloutWorker:
         else:
             message = GroupFinished(group)
             self._count(group)
+        if isinstance(message, GroupFailed) and await self._server.exited_within(ENGINE_EXIT_S) is not None:  # type: ignore[union-attr]
+            return  # the engine is gone, and this worker with it: the coordinator gives all its leases to others, at no fault of theirs
         self._unacknowledged[lease.group_id, lease.attempt] = (time.monotonic(), message)
-        await self._peer.send(message)
-        await self._peer.send(Credit(self._workflow.num_samples(lease)))
+        await self._send(message)
+        await self._send(Credit(self._workflow.num_samples(lease)))
 
     def _count(self, group: Group) -> None:
         if group.purpose is Purpose.training:

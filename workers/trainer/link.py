@@ -5,7 +5,7 @@ the main thread computes.
                   step_finished(...) --StepFinished-->
     link thread   heartbeats, Finish, the coordinator's exit
 
-`next_batch` waits until a batch or the end of the run arrives; why it waits stands in `status`. When the run ends
+`next_batch` waits until a batch or the end of the run arrives; `headway status` shows why it waits. When the run ends
 early, the main thread gets `GRACE_S` seconds to return; then the process exits under it: there is nothing to save.
 """
 
@@ -18,18 +18,17 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 from workers.config import Config
 from workers.messages.types import Announcement, Batch, BatchRequest, Heartbeat, Message, Refused, Role, StepFinished, WorkerFailed
-from workers.processes import describe_exit, first_cause
+from workers.processes import OUT_OF_TIME, TOLD_TO_END, describe_exit, first_cause
 from workers.rundir import RunFolder
 from workers.transport.peer import Peer
-from workers.weights.location import remove_weights
 
 GRACE_S = 3.0
 JOIN_S = 20.0
-TOLD_TO_END = "the trainer was told to end by SIGTERM; its job was cancelled or its parent has died"
 
 
 class RunEnded(Exception):
@@ -41,7 +40,7 @@ class CoordinatorLink:
 
     def __init__(self, run: RunFolder, config: Config) -> None:
         self._run, self._config = run, config
-        self._inbox: queue.Queue[Batch | RunEnded] = queue.Queue()
+        self._inbox: queue.SimpleQueue[Batch | RunEnded] = queue.SimpleQueue()  # reentrant: signal handlers put too
         self._left = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -51,7 +50,8 @@ class CoordinatorLink:
             [sys.executable, "-m", "workers.coordinator.worker", str(run.path), str(os.getpid())],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
         log.close()
-        signal.signal(signal.SIGTERM, lambda *_: self.fail(TOLD_TO_END))
+        signal.signal(signal.SIGTERM, lambda *_: self.fail(f"the trainer ended: {TOLD_TO_END}"))
+        signal.signal(signal.SIGUSR2, lambda *_: self.fail(f"the trainer ended: {OUT_OF_TIME}"))
         threading.Thread(target=self._watch_coordinator, name="coordinator-watch", daemon=True).start()
         self._thread = threading.Thread(target=self._serve, name="coordinator-link", daemon=True)
         self._thread.start()
@@ -93,7 +93,7 @@ class CoordinatorLink:
         except subprocess.TimeoutExpired:
             self._coordinator.kill()
             status = self._coordinator.wait()
-        remove_weights(self._config, self._run)
+        self._run.remove_weights(self._config.weights.dir)
         return status
 
     # -- link thread ---------------------------------------------------------------------------------------------------
@@ -102,9 +102,11 @@ class CoordinatorLink:
         asyncio.set_event_loop(self._loop)
         try:
             cause = self._loop.run_until_complete(self._converse())
-        except (ConnectionError, ExceptionGroup) as error:
+        except BaseException as error:  # noqa: BLE001 -- the main thread must learn of whatever ends this one
             cause = f"the trainer lost the coordinator: {first_cause(error)}"
             self._run.end(cause, "trainer")
+            if not isinstance(error, ConnectionError | ExceptionGroup):
+                traceback.print_exc()
         self._end(cause)
 
     async def _converse(self) -> str:
@@ -121,15 +123,16 @@ class CoordinatorLink:
             finally:
                 welcoming.cancel()
             self._end(cause)
-            if not cause:  # complete: stay in touch until the main thread has exported and left
-                await asyncio.to_thread(self._left.wait, JOIN_S)
+            while not cause and not self._left.is_set():  # complete: stay in touch until the main thread has exported and left
+                await peer.beat()
+                await asyncio.sleep(self._config.transport.heartbeat_s)
             return cause
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, Batch):
             self._inbox.put(message)
         elif isinstance(message, Refused):
-            self._end(f"the coordinator refused the trainer's message: {message.reason}")
+            self.fail(f"the coordinator refused the trainer's message: {message.reason}")
 
     def _send(self, message: Message) -> None:
         if self._peer is not None and self._ready.is_set() and not self._loop.is_closed():
@@ -151,12 +154,15 @@ class CoordinatorLink:
             return
         self._thread.join(GRACE_S)  # lets Goodbye leave
         self._coordinator.terminate()
-        remove_weights(self._config, self._run)
+        self._run.remove_weights(self._config.weights.dir)
         os._exit(1)
 
     def _watch_coordinator(self) -> None:
         status = self._coordinator.wait()
-        if self._left.is_set() or self._run.ended() is not None:
+        if self._left.is_set():
+            return
+        if (outcome := self._run.ended()) is not None:
+            self._end(outcome["cause"])
             return
         log = Path(self._run.jobs / "coordinator.log").read_text(errors="replace").splitlines()[-15:]
         cause = "\n  ".join([f"the coordinator (process {self._coordinator.pid}) {describe_exit(status)}", *log])

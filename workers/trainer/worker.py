@@ -25,7 +25,6 @@ from workers.trainer.batch import TrainGroup
 from workers.trainer.link import CoordinatorLink, RunEnded
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.model import DTYPES
-from workers.weights.location import weights_folder
 from workers.weights.publisher import Publisher, write_hf_folder
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json")
@@ -58,7 +57,7 @@ class TrainerWorker:
         self.run, self.config, self._link = run, config, link
         model = Path(config.model.path)
         self._engine = MegatronEngine(config, model)
-        self._publisher = Publisher(weights_folder(config, run), model, DTYPES[config.engine.dtype])
+        self._publisher = Publisher(run.weights(config.weights.dir), model, DTYPES[config.engine.dtype])
 
     def train(self) -> str:
         """Train until the run is over; returns its cause ('' is complete)."""
@@ -94,9 +93,10 @@ class TrainerWorker:
 
     def _export(self) -> None:
         """Write the trained model as a Hugging Face folder into the run folder."""
-        final, model = self.run.final_model, Path(self.config.model.path)
+        model, final = Path(self.config.model.path), self.run.final_model.with_suffix(".tmp")
         final.mkdir(mode=0o700)
         write_hf_folder(final, self._engine.iter_hf_tensors(), model, DTYPES[self.config.trainer.dtype])
         for name in TOKENIZER_FILES:
             if (model / name).is_file():
                 shutil.copy(model / name, final / name)
+        final.rename(self.run.final_model)

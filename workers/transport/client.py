@@ -30,8 +30,10 @@ async def find_coordinator(run: RunFolder, timeout_s: float) -> Address:
     """Wait for a coordinator's address. Raises `CoordinatorLost` after `timeout_s` seconds, or if the run has ended."""
     deadline = time.monotonic() + timeout_s
     while (address := newest(run)) is None:
-        if run.ended() is not None:
-            raise CoordinatorLost(f"the run has ended: {run.ended()}")
+        if (outcome := run.ended()) is not None:
+            raise CoordinatorLost(f"the run has ended: {outcome['cause']}")
+        if run.stop.exists() or run.launcher_is_gone():
+            raise CoordinatorLost("the run was stopped before its training job had started")
         if time.monotonic() > deadline:
             raise CoordinatorLost(f"{run.rendezvous}: no coordinator has appeared in {timeout_s:g} s. Look at the training job's log")
         await asyncio.sleep(0.1)

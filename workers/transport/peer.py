@@ -39,7 +39,7 @@ START_TIMEOUT_S = 120.0
 
 
 class Peer:
-    """One registered worker. `on_message` gets what is not handled here, `on_announcement` each newer version."""
+    """One registered worker. `on_message` gets every Welcome and what is not handled here, `on_announcement` each newer version."""
 
     def __init__(self, run: RunFolder, config: TransportConfig, role: Role, silence_s: float, *, heartbeat: Callable[[], Heartbeat],
                  on_message: Callable[[Message], None], on_announcement: Callable[[Announcement], None]) -> None:
@@ -76,6 +76,11 @@ class Peer:
         """Send a heartbeat now, so that what changed is known at once."""
         await self.sockets.send(self._heartbeat())
 
+    @property
+    def in_touch(self) -> bool:
+        """Whether the coordinator has taken us in and has been heard lately."""
+        return self._welcomed.is_set() and time.monotonic() - self._heard < max(10.0, 3 * self.config.heartbeat_s)
+
     async def welcomed(self) -> None:
         """Wait until the coordinator has taken us in. Raises `CoordinatorLost` after `START_TIMEOUT_S`."""
         try:
@@ -107,6 +112,7 @@ class Peer:
                     self.slot, self.epoch = message.slot, message.epoch
                     self._welcomed.set()
                     self._announced(message.announcement)
+                    self._on_message(message)
                 case HeartbeatReply():
                     self._announced(message.announcement)
                     if not message.known:

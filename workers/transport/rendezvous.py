@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from workers.rundir import RunFolder, write_once
+from workers.files import write_once
+from workers.rundir import RunFolder
 
 
 class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

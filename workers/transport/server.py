@@ -58,7 +58,7 @@ class ServerSockets:
         try:
             self.router_endpoint = self._bind(self._router)
             self.publisher_endpoint = self._bind(self._publisher)
-        except PortError:
+        except ConfigError:
             self.close()
             raise
 

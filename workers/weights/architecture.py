@@ -13,6 +13,10 @@ from pathlib import Path
 
 SUPPORTED = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 MAX_HEADER_BYTES = 100_000_000
+LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+SIZES = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "intermediate_size": "intermediate_size", "num_hidden_layers": "num_layers",
+         "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_dim",
+         "max_position_embeddings": "max_positions"}
 
 
 class ModelError(ValueError):
@@ -83,12 +87,16 @@ def read_architecture(folder: Path) -> Architecture:
         raw = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder}: no readable config.json ({error}). Give the folder of a Hugging Face model") from error
+    if not isinstance(raw, dict):
+        raise ModelError(f"{folder}: no readable config.json (it holds no object). Give the folder of a Hugging Face model")
     names = raw.get("architectures") or ["none"]
     if names[0] not in SUPPORTED:
         raise ModelError(f"{folder}: architecture {names[0]!r} is not supported. Supported are {', '.join(sorted(SUPPORTED))}")
     try:
         architecture = _architecture(SUPPORTED[names[0]], raw)
-    except (KeyError, TypeError) as error:
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: value {error} is missing or of the wrong type. Take the config.json that came with the model") from error
     _check(folder, raw, architecture)
     return architecture
@@ -101,8 +109,10 @@ def _architecture(family: str, raw: dict) -> Architecture:
     theta = float(rope.pop("rope_theta", raw.get("rope_theta", 10000.0)))
     if kind not in ("default", "llama3"):
         raise ModelError(f"rope type {kind!r} is not supported. Supported are 'default' and 'llama3'")
+    if kind == "llama3":
+        rope = {key: float(rope[key]) for key in LLAMA3_ROPE}
     eos = raw.get("eos_token_id")
-    heads = int(raw["num_attention_heads"])
+    heads = max(0, int(raw["num_attention_heads"]))
     return Architecture(
         family=family,
         vocab_size=int(raw["vocab_size"]),
@@ -111,13 +121,13 @@ def _architecture(family: str, raw: dict) -> Architecture:
         num_layers=int(raw["num_hidden_layers"]),
         num_heads=heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-        head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
+        head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // max(1, heads)),
         max_positions=int(raw["max_position_embeddings"]),
         rms_norm_eps=float(raw["rms_norm_eps"]),
         tied=bool(raw.get("tie_word_embeddings", False)),
         rope_theta=theta,
-        rope_scaling={key: float(value) for key, value in rope.items()} if kind == "llama3" else None,
-        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
+        rope_scaling=rope if kind == "llama3" else None,
+        eos_token_ids=() if eos is None else tuple(int(token) for token in (eos if isinstance(eos, list) else [eos])),
     )
 
 
@@ -132,6 +142,9 @@ def _check(folder: Path, raw: dict, architecture: Architecture) -> None:
     for key, found in unsupported.items():
         if found:
             raise ModelError(f"{folder}: {key}={raw[key]!r} is not supported. Use a model without it")
+    for key, name in SIZES.items():
+        if getattr(architecture, name) < 1:
+            raise ModelError(f"{folder}: {key}={raw.get(key)!r} must be at least 1. Take the config.json that came with the model")
     if architecture.num_heads % architecture.num_kv_heads:
         raise ModelError(f"{folder}: num_attention_heads={architecture.num_heads} must be a multiple of "
                          f"num_key_value_heads={architecture.num_kv_heads}. Take the config.json that came with the model")
@@ -146,10 +159,10 @@ def safetensors_header(path: Path) -> dict[str, dict]:
                 raise ValueError(f"header of {length} bytes")
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        end = max((entry["data_offsets"][1] for entry in header.values() if isinstance(entry["shape"], list)), default=0)
         if path.stat().st_size != 8 + length + end:
             raise ValueError(f"{path.stat().st_size} bytes instead of {8 + length + end}")
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error) as error:
         raise ModelError(f"{path}: broken safetensors file ({error}). Copy the model again") from error
     return header
 

@@ -57,6 +57,9 @@ def verify(folder: Path, version: Version, digest: str) -> Manifest:
         manifest = msgspec.json.decode(content, type=Manifest)
         if manifest.version != version:
             raise WeightsError(f"{folder}: holds version {manifest.version}, announced was {version}")
+        surplus = {path.name for path in folder.iterdir()} - {entry.name for entry in manifest.files} - {MANIFEST}
+        if surplus:
+            raise WeightsError(f"{folder}: holds {', '.join(sorted(surplus))}, which was not announced")
         for entry in manifest.files:
             path = folder / entry.name
             if path.stat().st_size != entry.size or digest_file(path) != entry.digest:

@@ -29,9 +29,10 @@ class Publisher:
     def __init__(self, folder: Path, model_folder: Path, dtype: torch.dtype) -> None:
         self._folder, self._model_folder, self._dtype = folder, model_folder, dtype
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True)  # never one that is there already: in a shared place it might be somebody else's
         except OSError as error:
-            raise WeightsError(f"weights.dir: {folder} cannot be made ({error.strerror}). Choose another weights.dir") from error
+            raise WeightsError(f"weights.dir: {folder} cannot be made ({error.strerror}). Remove it if it is left over, or choose another "
+                               "weights.dir") from error
 
     def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], version: Version) -> Announcement:
         """Write `tensors` (Hugging Face names) as `version`. Raises `WeightsError` where there is no room; then nothing is left."""
@@ -41,6 +42,8 @@ class Publisher:
             write_hf_folder(temporary, tensors, self._model_folder, self._dtype)
             digest = make_manifest(temporary, version)
             os.rename(temporary, final)
+        except OSError as error:
+            raise WeightsError(_no_room(temporary, 0, shutil.disk_usage(self._folder).free) + f" ({error})") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return Announcement(version, str(final), digest)
@@ -74,8 +77,8 @@ def write_hf_folder(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], m
 
 
 def _no_room(folder: Path, size: int, free: int) -> str:
-    return (f"weights.dir: {folder.parent} has {free >> 20} MiB free, the next shard takes {size >> 20} MiB. "
-            "Free some space, or choose another weights.dir")
+    return (f"{folder.parent}: {free >> 20} MiB are free, the next shard of the weights takes {size >> 20} MiB. "
+            "Free some space, or choose another folder (weights.dir for published versions, run.dir for the final model)")
 
 
 def _shards(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:

@@ -82,6 +82,13 @@ class ServerProcess:
         how = describe_exit(await self._process.wait())
         return f"the {self._config.server.value} engine (process {self._process.pid}) {how}{self._log_end()}"
 
+    async def exited_within(self, timeout_s: float) -> str | None:
+        """How the process ended, if it does so within `timeout_s` seconds; else None."""
+        try:
+            return await asyncio.wait_for(self.exited(), timeout_s)
+        except TimeoutError:
+            return None
+
     async def stop(self) -> None:
         """End the process: SIGTERM, then SIGKILL after `STOP_S` seconds."""
         if self._process is None or self._process.returncode is not None:

@@ -24,7 +24,10 @@ Start = Callable[[argparse.Namespace, Architecture], Compute]
 
 
 def serve(options: argparse.Namespace, api_key: str, start: Start) -> None:
-    """Have `start` make what computes, bind 127.0.0.1, tell the parent the port, serve. Raises `ModelError` for a model that cannot be used."""
+    """Have `start` make what computes, bind 127.0.0.1, tell the parent the port, serve.
+
+    Raises `ModelError` for a model that cannot be used.
+    """
     folder = Path(options.model_path)
     architecture = read_architecture(folder)
     if options.context_length > architecture.max_positions:

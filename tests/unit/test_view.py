@@ -1,0 +1,157 @@
+"""What people see of a run, rendered: before the first step, with steps and evaluations, stale, ended."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launcher.view import STALE_S, duration, eta, evaluation_line, histogram, panel, rates, step_line, summary_lines
+
+NOW = 1_700_000_000.0
+WORKERS = [
+    {"name": "rollout 0", "host": "node7", "pid": 4711, "version": "1.4", "fetching": "1.5", "waiting_for": "leases", "running": 3,
+     "tokens_generated": 900, "silent_s": 0.4},
+    {"name": "trainer 0", "host": "node8", "pid": 4712, "version": "", "fetching": "", "waiting_for": "", "running": 0,
+     "tokens_generated": 0, "silent_s": 75.0}]
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    return {"time": NOW - 1, "epoch": 1, "seconds": 125.0, "step": 4, "num_steps": 20, "eta": 4, "bound": "admission",
+            "waiting": {"rollout": "the staleness bound", "trainer": "a batch: 3 of 8 groups"}, "buffer": 2, "running": 6, "admitted": 30,
+            "set_aside": 1, "evaluating": "", "tokens_generated": 900, "tokens_trained": 600, "tokens_interrupted": 77, "refused_peers": 0,
+            "malformed_messages": 0, "staleness": {"0": 12, "2": 28}, "workers": WORKERS, **changes}
+
+
+def step(number: int, seconds: float, **changes: Any) -> dict[str, Any]:
+    return {"step": number, "seconds": seconds, "reward": -1.25, "accuracy": 0.375, "staleness_mean": 1.5, "staleness_max": 3,
+            "tokens_generated": 200 * number, "tokens_trained": 100 * number, "tokens_interrupted": 77, "buffer": 2, **changes}
+
+
+def evaluation(number: int, accuracy: float, **changes: Any) -> dict[str, Any]:
+    return {"step": number, "seconds": 9.0 * number, "accuracy": accuracy, "num_prompts": 200, "num_failed": 0, **changes}
+
+
+STEPS = [step(number, 10.0 + 5 * number) for number in range(1, 5)]
+
+
+def shown(state: dict[str, Any] | None, steps: list[dict[str, Any]] | None = None, evaluations: list[dict[str, Any]] | None = None,
+          ended: dict[str, Any] | None = None, now: float = NOW, width: int = 140) -> str:
+    """The panel as plain text, its white space made single."""
+    console = Console(file=StringIO(), width=width, no_color=True)
+    console.print(panel("run7", state, steps or [], evaluations or [], now, ended))
+    assert isinstance(console.file, StringIO)
+    return " ".join(console.file.getvalue().replace("│", " ").split())
+
+
+def test_before_the_coordinator_is_there() -> None:
+    assert "headway run7" in shown(None) and "waiting for the coordinator to start" in shown(None)
+    assert "ended: the engine died" in shown(None, ended={"state": "failed", "cause": "the engine died"})
+    complete = shown(None, ended={"state": "finished", "cause": ""})
+    assert "ended: complete" in complete and "waiting" not in complete
+
+
+def test_without_steps() -> None:
+    text = shown(status(step=0, staleness={}))
+    for part in ("headway run7", "step 0 of 20", "2m05s elapsed, ? left", "reward -", "held-out -", "eta 4 (admission) groups by age -",
+                 "0.0 generated 0.0 trained", "77 kept across interruptions", "6 running 2 in the buffer 1 set aside"):
+        assert part in text, part
+    assert "ended" not in text and "has not written" not in text
+
+
+def test_with_steps() -> None:
+    text = shown(status(), STEPS)
+    for part in ("step 4 of 20 2m05s elapsed, 1m20s left", "reward -1.250 sampled accuracy 0.375", "groups by age 0: 12 2: 28",
+                 "40.0 generated 20.0 trained"):
+        assert part in text, part
+
+
+def test_the_workers() -> None:
+    text = shown(status())
+    assert "worker process weights running waits for" in text
+    assert "rollout 0 node7:4711 1.4 -> 1.5 3 the staleness bound" in text  # the coordinator knows what the leases wait for
+    assert "trainer 0 node8:4712 0 a batch: 3 of 8 groups (silent 75 s)" in text
+    assert text.count("silent") == 1
+    assert "rollout 0 node7:4711 1.4 -> 1.5 3 leases" in shown(status(waiting={"rollout": "", "trainer": ""}))
+    busy = [{**WORKERS[0], "waiting_for": "weights", "fetching": ""}]
+    assert "node7:4711 1.4 3 weights" in shown(status(workers=busy))  # a worker's own reason is the closer one
+    assert "worker process" in shown(status(workers=[]))
+
+
+def test_with_evaluations() -> None:
+    text = shown(status(evaluating="17/200 at step 4"), STEPS, [evaluation(number, number / 10) for number in range(6)])
+    assert "held-out 0.200 (step 2) 0.300 (step 3) 0.400 (step 4) 0.500 (step 5) evaluating 17/200 at step 4" in text
+    assert "(step 1)" not in text  # the last four are enough
+    assert "held-out - evaluating 3/200 at step 0" in shown(status(evaluating="3/200 at step 0"))
+
+
+def test_stale_and_ended() -> None:
+    assert "has not written" not in shown(status(time=NOW - STALE_S))
+    assert "the coordinator has not written its status for 61 s" in shown(status(time=NOW - 61), STEPS)
+    ended = shown(status(time=NOW - 61), STEPS, ended={"state": "failed", "cause": "worker rollout 0 has not answered"})
+    assert "ended: worker rollout 0 has not answered" in ended and "has not written" not in ended
+    assert "ended: complete" in shown(status(), STEPS, ended={"state": "finished", "cause": ""})
+
+
+@pytest.mark.parametrize("text", ["[bold]loud[/bold]", "a list[int] of [/red] things", "[/]"])
+def test_words_from_elsewhere_are_shown_as_they_are(text: str) -> None:
+    """Square brackets are markup to rich; causes and waits come from other programs."""
+    assert text in shown(status(), ended={"state": "failed", "cause": text})
+    assert text in shown(None, ended={"state": "failed", "cause": text})
+    assert text in shown(status(waiting={"rollout": text, "trainer": ""}))
+
+
+@pytest.mark.parametrize("width", [20, 40, 300])
+def test_every_width_renders(width: int) -> None:
+    text = shown(status(), STEPS, [evaluation(0, 0.5)], width=width)
+    assert "headway" in text and len(text) > 100
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0, "0s"), (0.9, "0s"), (12.7, "12s"), (59.99, "59s"), (60, "1m00s"), (245, "4m05s"), (3599, "59m59s"), (3600, "1h00m"), (7385, "2h03m"),
+    (360000, "100h00m"), (-5, "0s")])
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_time_left() -> None:
+    assert eta(status(), []) == eta(status(), STEPS[:1]) == "?"
+    assert eta(status(), STEPS) == "1m20s"  # 16 steps of 5 s
+    assert eta(status(num_steps=4), STEPS) == "0s"
+    slow_start = [step(1, 1000.0), *(step(number, 1000.0 + 2 * number) for number in range(2, 14))]
+    assert eta(status(), slow_start) == "14s"  # 7 steps, at the pace of the last ten only
+    assert eta(status(), [step(1, 7.0), step(2, 7.0)]) == "0s"
+
+
+def test_rates() -> None:
+    assert rates([]) == rates(STEPS[:1]) == (0.0, 0.0)
+    assert rates(STEPS) == pytest.approx((40.0, 20.0))
+    early = [step(1, 1.0, tokens_generated=0, tokens_trained=0)]
+    assert rates([*early, *(step(number, 500.0 + number) for number in range(2, 13))]) == pytest.approx((200.0, 100.0))
+    same = rates([step(1, 7.0), step(2, 7.0)])
+    assert all(rate >= 0 for rate in same)
+
+
+def test_lines() -> None:
+    line = step_line(step(3, 75.0, behavior_weight_mean=1.0123, clip_share=0.05, entropy=2.5, grad_norm=0.333), None)
+    for part in ("step    3", "1m15s", "reward -1.25", "sampled accuracy 0.375", "age mean 1.5 max 3", "w 1.012", "clip 0.050", "entropy 2.500",
+                 "grad 0.33", "tokens 600 generated 300 trained 77 interrupted", "buffer 2"):
+        assert part in line, part
+    assert "\n" not in line and "w 1.000" in step_line(step(3, 75.0), status())
+    assert evaluation_line(evaluation(6, 0.4567)) == "held-out accuracy after step 6: 0.457 (200 prompts, greedy)"
+    assert evaluation_line(evaluation(6, 0.5, num_failed=2)).endswith("(200 prompts, greedy, 2 could not be judged)")
+    assert histogram({"0": 12, "1": 40}) == "0: 12  1: 40" and histogram({}) == ""
+
+
+def test_summary() -> None:
+    summary = {"heldout_before": 0.125, "heldout_after": 0.75, "heldout_prompts": 200, "num_steps": 20, "seconds": 245.0, "eta": 4,
+               "bound": "hard", "staleness_histogram": {"0": 3, "4": 1}, "max_staleness": 4, "share_stale": 0.25, "tokens_generated": 9000,
+               "tokens_trained": 8000}
+    text = "\n".join(summary_lines(json.loads(json.dumps(summary))))
+    for part in ("held-out accuracy 0.125 -> 0.750 on 200 prompts", "in 20 steps and 4m05s", "eta 4 (hard)", "0: 3  4: 1", "oldest 4", "25% begun",
+                 "9000 generated, 8000 trained"):
+        assert part in text, part
+    assert "held-out accuracy - -> -" in summary_lines({**summary, "heldout_before": None, "heldout_after": None})[0]

@@ -1,0 +1,47 @@
+"""How files that several processes share are written and read: whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+
+def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write `path` so that readers see the old content or the new, never a part: temporary file, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_once(path: Path, content: bytes, mode: int = 0o600) -> bool:
+    """Write `path` unless it exists; atomic, and true for exactly one of several writers."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.tmp")
+    write_atomic(temporary, content, mode)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    return True
+
+
+def read_lines(path: Path, offset: int = 0) -> tuple[list[dict], int]:
+    """The complete lines of a JSONL file from byte `offset`, and the offset after them; nothing if there is no file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            content = file.read()
+    except FileNotFoundError:
+        return [], offset
+    complete = content[: content.rfind(b"\n") + 1]
+    return [json.loads(line) for line in complete.splitlines()], offset + len(complete)
