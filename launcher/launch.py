@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -91,13 +91,14 @@ def launch(config: FullConfig) -> int:
 def start(run: RunFolder, config: FullConfig, plan: Plan, console: Console) -> int:
     """Submit, and stay unless detached. A signal or an error in here ends the run."""
     try:
-        for job in submit(job_specs(plan, config.run.name, run), config, run):
+        jobs = submit(job_specs(plan, config.run.name, run), config, run)
+        for job in jobs:
             console.print(f"job {job.job_id}  log {job.paths.stdout}", soft_wrap=True)
         console.print(f"run folder {run.path}", soft_wrap=True)
         if config.launch.detach:
             console.print(f"watch it: headway watch {run.path}\nend it:   headway stop {run.path}", soft_wrap=True)
             return 0
-        stay(run, config, console)
+        stay(run, config, console, lambda: [job.done() for job in jobs])
     except Interrupted as error:
         console.print(f"\n{error}: ending the run; once more to end it by force")
         try:
@@ -139,12 +140,16 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stay(run: RunFolder, config: FullConfig, console: Console) -> None:
-    """Show the run until it has ended and all its processes are gone; what is left `LINGER_S` after that is killed."""
+def stay(run: RunFolder, config: FullConfig, console: Console, reap: Callable[[], object]) -> None:
+    """Show the run until it has ended and all its processes are gone; what is left `LINGER_S` after that is killed.
+
+    `reap` collects jobs that have ended: they are our children.
+    """
     gone_since: dict[str, float] = {}
     ended_at: list[float] = []
 
     def over() -> bool:
+        reap()
         if run.ended() is None:
             notice_dead_jobs(run, config.allocation.min_replicas, gone_since)
             return False

@@ -34,7 +34,8 @@ def wait_for(what: str, look: Callable[[], Any], timeout_s: float) -> Any:
 
 def headway(*arguments: str, **options: Any) -> subprocess.CompletedProcess:
     """Run the command to its end."""
-    return subprocess.run([sys.executable, "-m", "launcher", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False, **options)
+    return subprocess.run([sys.executable, "-m", "launcher", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200,
+                          check=False, **options)
 
 
 class LiveRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -45,7 +46,11 @@ def test_a_killed_verifier_is_replaced_and_the_run_goes_on(tmp_path: Path) -> No
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_to_the_launcher_end_the_run_in_order(tmp_path: Path, number: signal.Signals) -> None:
     with live_run(tmp_path / "run", *ENDLESS) as run:
-        run.after_steps(1).launcher.send_signal(number)
+        run.after_steps(1)
+        if number == signal.SIGINT:  # as a terminal does it: to every process of the foreground group
+            os.killpg(run.launcher.pid, number)
+        else:
+            run.launcher.send_signal(number)
         run.assert_nothing_left()
         assert number.name in (run.run.ended() or {})["cause"]
         assert run.run.summary.exists() and run.launcher.returncode == 1
