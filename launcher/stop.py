@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
+from launcher.arguments import parse
 from launcher.living import kill, wait_for_end
-from workers.rundir import RunFolder, RunFolderError
+from workers.rundir import RunFolder
 
 PATIENCE_S = 40.0
 
@@ -26,14 +25,7 @@ def stop(run: RunFolder, reason: str, patience_s: float = PATIENCE_S) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 0 once nothing of the run is left."""
-    parser = argparse.ArgumentParser(prog="headway stop", description=__doc__)
-    parser.add_argument("run", type=Path, help="run folder")
-    options = parser.parse_args(arguments)
-    try:
-        run = RunFolder.open(options.run)
-    except RunFolderError as error:
-        print(error, file=sys.stderr)
-        return 2
+    run, _ = parse("stop", __doc__ or "", arguments)
     print(f"{run.path}: {stop(run, 'by headway stop')}")
     return 0
 

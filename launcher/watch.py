@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -16,9 +15,10 @@ from rich.console import Console
 from rich.live import Live
 
 from launcher import view
+from launcher.arguments import parse
 from launcher.living import alive, submitted_jobs
 from workers.files import read_lines
-from workers.rundir import RunFolder, RunFolderError
+from workers.rundir import RunFolder
 
 INTERVAL_S = 0.5
 LOST_S = 5.0
@@ -96,18 +96,10 @@ def _print_lines(console: Console, follower: Follower, steps: list[dict], evalua
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; Ctrl-C stops watching, not the run."""
-    parser = argparse.ArgumentParser(prog="headway watch", description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, help="run folder")
-    parser.add_argument("--plain", action="store_true", help="lines instead of the live view")
-    options = parser.parse_args(arguments)
-    try:
-        run = RunFolder.open(options.run)
-    except RunFolderError as error:
-        print(error, file=sys.stderr)
-        return 2
+    run, plain = parse("watch", (__doc__ or "").splitlines()[0], arguments, ("--plain", "lines instead of the live view"))
     console = Console(markup=False, highlight=False)
     try:
-        follow(run, run.path.name, console, options.plain or not console.is_terminal, lambda: run.ended() is not None)
+        follow(run, run.path.name, console, plain or not console.is_terminal, lambda: run.ended() is not None)
     except KeyboardInterrupt:
         console.print(f"the run goes on; end it with: headway stop {run.path}")
         return 0

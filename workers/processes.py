@@ -16,16 +16,23 @@ TOLD_TO_END = "it was told to end by SIGTERM: its job was cancelled, or its pare
 OUT_OF_TIME = "it was told to end by SIGUSR2: the time limit of its job (cluster.max_hours) is near"
 
 
+def control(option: int, value: int) -> None:
+    """Linux prctl(2) with one value. Raises `OSError`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send signal `number` to this process when process `parent`, its parent, dies (Linux prctl(2)).
+    """Ask the kernel to send signal `number` to this process when process `parent`, its parent, dies (PR_SET_PDEATHSIG).
+
+    The kernel means the *thread* that started this process: start it from one that stays.
 
     Exits at once if the parent is dead already.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    control(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
-        sys.exit(f"parent process {parent} is gone")
+        sys.exit(f"parent process {parent} is gone: the parent of this process is {os.getppid()}")
 
 
 def enlist(run: RunFolder) -> None:

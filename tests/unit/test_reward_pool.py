@@ -77,7 +77,7 @@ def test_scores_and_scale() -> None:
 
 @pytest.mark.parametrize(("verifier", "cause"), [
     ("raises", r"LookupError: no such thing \(hostile_verifiers.py:\d+\)"),
-    ("exits", "exit code 7"),
+    ("exits", "exited with status 7"),
     ("leaves", "SystemExit: done"),
     ("segfaults", "killed by SIGSEGV"),
     ("memory_bomb", "MemoryError"),

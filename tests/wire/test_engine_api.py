@@ -34,7 +34,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from workers.rollout.servers.embedded.child import ROOT, EngineChild
+from benchmarks.engine_child import ROOT, EngineChild
 
 VOCAB, EOS, SECOND_EOS = 260, 256, 257
 CONTEXT = 1024
@@ -558,7 +558,7 @@ def wait_gone(pid: int, seconds: float) -> bool:
 
 
 def test_the_engine_dies_with_its_parent(one: Endpoint) -> None:
-    code = ("import sys; from pathlib import Path; from workers.rollout.servers.embedded.child import EngineChild\n"
+    code = ("import sys; from pathlib import Path; from benchmarks.engine_child import EngineChild\n"
             "child = EngineChild.start(Path(sys.argv[1]), num_slots=1); print(child.process.pid, flush=True); sys.stdin.read()")
     parent = subprocess.Popen([sys.executable, "-c", code, str(one.first)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               env=os.environ | {"OMP_NUM_THREADS": "1"})

@@ -661,7 +661,7 @@ async def outcome(turn: SingleTurn, asked: Lease) -> Group | BaseException:
             return errors
 
 
-@pytest.mark.parametrize(("verifier", "cause"), [("raises", "no such thing"), ("exits", "exit code 7"), ("not_a_number", "nan")])
+@pytest.mark.parametrize(("verifier", "cause"), [("raises", "no such thing"), ("exits", "exited with status 7"), ("not_a_number", "nan")])
 async def test_a_verifier_without_a_score_is_an_error_and_no_reward(rig: Rig, verifier: str, cause: str) -> None:
     reward = RewardConfig(verifier=f"{HOSTILE}:{verifier}", max_retries=0)
     async with RewardPool(reward) as pool:

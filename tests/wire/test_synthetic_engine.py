@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.engine_child import ROOT, EngineChild
 from tests.wire import test_engine_api as api
 from tests.wire.test_engine_api import CONTEXT, DEADLINE_S, EOS, SECOND_EOS, VOCAB, Client, Endpoint, prompt_of, write_model
 from workers.config import EngineConfig, Server
 from workers.messages.types import Version
 from workers.rollout.engine_client import SamplingParams
-from workers.rollout.servers.embedded.child import ROOT, EngineChild
 from workers.rollout.servers.embedded.requests import Request, Sampling
 from workers.rollout.servers.process import ServerProcess
 from workers.rollout.servers.synthetic.model import SyntheticModel

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from workers.config import RewardConfig
+from workers.processes import describe_exit
 from workers.reward import tree
 from workers.reward.messages import LENGTH_BYTES, Failed, Loaded, Reply, Request, Scored, frame, frame_length
 
@@ -74,7 +74,7 @@ class RewardProcess:
             reply = await self._exchange(request)
         except (ConnectionError, EOFError):
             self.kill()
-            raise NoScoreError(f"the process ended: {_describe_exit(await self.reap())}") from None
+            raise NoScoreError(f"the process ended: {describe_exit(await self.reap())}") from None
         if isinstance(reply, Failed):
             raise NoScoreError(reply.cause)
         if not isinstance(reply, Scored):
@@ -139,8 +139,3 @@ def _environment() -> dict[str, str]:
     one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
     return {**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(paths)}
 
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    return f"killed by {signal.Signals(-code).name}"

@@ -14,7 +14,6 @@ by someone other than the pool. The SLURM job's end removes those.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import numbers
 import os
@@ -26,10 +25,10 @@ import traceback
 
 import msgspec
 
+from workers.processes import control, end_with_parent
 from workers.reward import tree, verifiers
 from workers.reward.messages import LENGTH_BYTES, Failed, Loaded, Reply, Request, Scored, frame, frame_length
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MAX_CAUSE_CHARS = 1000
 
@@ -55,12 +54,8 @@ def main(arguments: list[str]) -> None:
 
 
 def _confine(parent: int, memory_mb: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    for option, value in ((PR_SET_PDEATHSIG, signal.SIGKILL), (PR_SET_CHILD_SUBREAPER, 1)):
-        if libc.prctl(option, int(value), 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
-    if os.getppid() != parent:  # it ended before the death signal was set
-        sys.exit(0)
+    end_with_parent(parent)
+    control(PR_SET_CHILD_SUBREAPER, 1)
     limit = memory_mb * 1024 * 1024
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -18,8 +18,8 @@ from workers.config import EngineConfig, Server
 from workers.messages.types import Version
 from workers.processes import describe_exit
 from workers.rollout.engine_client import EngineClient, EngineError
+from workers.rollout.servers.embedded.__main__ import API_KEY_VARIABLE
 
-API_KEY_VARIABLE = "HEADWAY_ENGINE_API_KEY"
 STOP_S = 5.0
 LOG_LINES = 15
 

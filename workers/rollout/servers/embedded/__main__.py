@@ -10,27 +10,18 @@ ends at once on SIGTERM. Exit status 2: the model or an argument cannot work; 1:
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from workers.processes import end_with_parent
+
 if TYPE_CHECKING:
     from workers.rollout.servers.embedded.serve import Start
 
 API_KEY_VARIABLE = "HEADWAY_ENGINE_API_KEY"
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, and exit if `parent_pid` has ended already."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:
-        sys.exit(f"--parent-pid {parent_pid}: this process's parent is {os.getppid()}. The parent has ended, or the number is wrong")
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -61,7 +52,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 def run(options: argparse.Namespace, start: Callable[[], Start]) -> None:
     """Check the surroundings, then serve with what `start` imports: late, so that a process that must not run dies before that."""
-    die_with_parent(options.parent_pid)
+    end_with_parent(options.parent_pid)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no state to save: the default action ends the process at once
     api_key = os.environ.pop(API_KEY_VARIABLE, "")
     if not api_key:

@@ -1,4 +1,4 @@
-"""Starts the embedded engine as a child process, for callers that have no event loop (tests, benchmarks, scripts)."""
+"""Starts an engine as a child process for callers that have no event loop: benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO
 
 from workers.rollout.servers.embedded.__main__ import API_KEY_VARIABLE
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def command(model_path: Path, *, ready_fd: int, parent_pid: int, dtype: str = "float32", num_slots: int = 64, context_length: int = 256,
