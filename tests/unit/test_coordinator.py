@@ -301,3 +301,39 @@ def test_status_names_what_each_part_waits_for() -> None:
     assert [worker["name"] for worker in shown["workers"]] == ["rollout 0", "trainer 0"] and shown["running"] == 4
     assert msgspec.json.encode(shown)
     assert dataclasses.is_dataclass(play.core.records[0])
+
+
+def complete(play: Play) -> None:
+    """Play a run of two steps to its complete end."""
+    for lease in play.begin():
+        play.finish(lease)
+    for step in (0, 1):
+        play.tell(TRAINER, BatchRequest(step))
+        for lease in leases(play.publish(step + 1)):
+            play.finish(lease, step + 1)
+    assert play.core.ended == ""
+
+
+def test_a_complete_run_has_failed_if_its_model_cannot_be_exported() -> None:
+    play = Play()
+    complete(play)
+    play.tell(TRAINER, WorkerFailed("no room for the final model"))
+    assert "no room for the final model" in (play.core.ended or "")
+
+
+def test_workers_that_leave_a_complete_run_do_not_spoil_it() -> None:
+    play = Play()
+    complete(play)
+    play.tell(ROLLOUT, Goodbye())
+    play.tell(TRAINER, Goodbye())
+    play.core.tick(10_000.0)
+    assert play.core.ended == "" and not play.core.registry.workers
+
+
+def test_a_batch_is_in_the_order_of_its_prompts_whoever_finished_first() -> None:
+    play = Play()
+    granted = play.begin()
+    for lease in [*granted[:3], granted[4], granted[3]]:
+        play.finish(lease)
+    [batch] = only(play.tell(TRAINER, BatchRequest(0)), Batch)
+    assert [group.group_id for group in batch.groups] == ["g0", "g1"]
