@@ -33,7 +33,7 @@ demo: $(READY)  ## the main job on this machine: SmolLM2-135M learns two-digit a
 	$(BIN)/headway experiment=$(EXPERIMENT) $(ARGS)
 
 test: lint  ## lint and all tests
-	@$(BIN)/python -c "import torch; torch.cuda.is_available() or print('No GPU here: tests in tests/gpu are left out.')"
+	@$(BIN)/python -c "import torch; torch.cuda.is_available() or print('No GPU here: the trainer is tested on the CPU (gloo); its CUDA path is not exercised. Nothing else is left out.')"
 	$(BIN)/python -m pytest tests $(ARGS)
 
 test-unit: $(READY)  ## the pure logic only, in seconds

@@ -49,8 +49,8 @@ def test_sweeps_run_every_combination(tmp_path: Path) -> None:
     (["data=jsonl", "data.path=/missing.jsonl", "data.heldout_path=/missing.jsonl"], "/missing.jsonl"),
     (["data=reasoning_gym", "data.task=chain_summ", "reward.verifier=reasoning_gym"], "chain_sum"),
     (["reward.verifier=numerics"], "did you mean 'numeric'"),
-    (["engine.context_length=5000"], "max_position_embeddings=512"),
-    (["data.num_examples=16"], "engine.context_length=32"),
+    (["engine.context_length=600"], "max_position_embeddings=512"),
+    (["data.num_examples=8"], "engine.context_length=32"),
     (["model=hf", "model.path=/missing"], "/missing: no readable config.json"),
     (["data.chat_template=true"], "chat_template"),
 ])
