@@ -40,7 +40,7 @@ def histogram(counts: dict[str, int]) -> str:
     return "  ".join(f"{age}: {count}" for age, count in counts.items())
 
 
-def step_line(record: dict, status: dict | None) -> str:
+def step_line(record: dict) -> str:
     """One plain line a training step."""
     return (f"step {record['step']:>4}  {duration(record['seconds']):>7}  reward {record['reward']:+.2f}  sampled accuracy {record['accuracy']:.3f}  "
             f"age mean {record['staleness_mean']:.1f} max {record['staleness_max']}  w {record.get('behavior_weight_mean', 1.0):.3f}  "

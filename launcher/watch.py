@@ -84,7 +84,7 @@ def follow(run: RunFolder, name: str, console: Console, plain: bool, until: Call
 def _print_lines(console: Console, follower: Follower, steps: list[dict], evaluations: list[dict], waits: str) -> str:
     """Print what is new; returns what was last said about waiting."""
     for record in sorted([*steps, *evaluations], key=lambda record: record["seconds"]):
-        line = view.step_line(record, follower.status) if "staleness_mean" in record else view.evaluation_line(record)
+        line = view.step_line(record) if "staleness_mean" in record else view.evaluation_line(record)
         console.print(line, soft_wrap=True)
     if follower.status is None or follower.steps:
         return waits

@@ -136,11 +136,11 @@ def test_rates() -> None:
 
 
 def test_lines() -> None:
-    line = step_line(step(3, 75.0, behavior_weight_mean=1.0123, clip_share=0.05, entropy=2.5, grad_norm=0.333), None)
+    line = step_line(step(3, 75.0, behavior_weight_mean=1.0123, clip_share=0.05, entropy=2.5, grad_norm=0.333))
     for part in ("step    3", "1m15s", "reward -1.25", "sampled accuracy 0.375", "age mean 1.5 max 3", "w 1.012", "clip 0.050", "entropy 2.500",
                  "grad 0.33", "tokens 600 generated 300 trained 77 interrupted", "buffer 2"):
         assert part in line, part
-    assert "\n" not in line and "w 1.000" in step_line(step(3, 75.0), status())
+    assert "\n" not in line and "w 1.000" in step_line(step(3, 75.0))
     assert evaluation_line(evaluation(6, 0.4567)) == "held-out accuracy after step 6: 0.457 (200 prompts, greedy)"
     assert evaluation_line(evaluation(6, 0.5, num_failed=2)).endswith("(200 prompts, greedy, 2 could not be judged)")
     assert histogram({"0": 12, "1": 40}) == "0: 12  1: 40" and histogram({}) == ""

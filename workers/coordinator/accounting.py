@@ -55,7 +55,6 @@ class Totals:
     num_steps: int = 0
     num_duplicates: int = 0
     num_retries: int = 0
-    lost_tokens: int = 0
 
     def consumed(self, ages: BatchAges) -> None:
         """Count a batch."""

@@ -68,8 +68,9 @@ class Coordinator:
         self.policy = StalenessPolicy(config.staleness.eta, config.trainer.batch_groups, config.staleness.bound)
         self.ledger = Ledger(config.rollout.max_attempts)
         self.registry = Registry(config.transport.heartbeat_timeout_s, config.transport.reconnect_grace_s)
-        self.evaluation = Evaluation(len(prompts.heldout()), config.rollout.max_attempts)
-        self.office = LeaseOffice(config, prompts, self.ledger, self.evaluation, self.registry, self.policy)
+        heldout = prompts.heldout()
+        self.evaluation = Evaluation(len(heldout), config.rollout.max_attempts)
+        self.office = LeaseOffice(config, prompts, heldout, self.ledger, self.evaluation, self.registry, self.policy)
         self.totals = Totals()
         self.announcement: Announcement | None = None
         self.outbox: list[tuple[bytes | None, Message]] = []

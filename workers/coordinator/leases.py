@@ -36,11 +36,10 @@ class Prompts(Protocol):
 class LeaseOffice:
     """Decides who gets which prompt. Leases are paid for with the workers' credits, one a sample."""
 
-    def __init__(self, config: Config, prompts: Prompts, ledger: Ledger, evaluation: Evaluation, registry: Registry,
-                 policy: StalenessPolicy) -> None:
-        self.config, self.prompts, self.ledger = config, prompts, ledger
+    def __init__(self, config: Config, prompts: Prompts, heldout: Sequence[Prompt], ledger: Ledger, evaluation: Evaluation,
+                 registry: Registry, policy: StalenessPolicy) -> None:
+        self.config, self.prompts, self.heldout, self.ledger = config, prompts, heldout, ledger
         self.evaluation, self.registry, self.policy = evaluation, registry, policy
-        self.heldout = prompts.heldout()
 
     def may_train(self, step: int) -> bool:
         """Whether another training group may start at `step`."""
