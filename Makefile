@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint benchmarks dry-run launch sweep status watch stop model clean
+.PHONY: help setup demo test test-unit test-slurm lint benchmarks dry-run launch sweep status watch stop model slurm-up slurm-down clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,11 +33,16 @@ demo: $(READY)  ## the main job on this machine: SmolLM2-135M learns two-digit a
 	$(BIN)/headway experiment=$(EXPERIMENT) $(ARGS)
 
 test: lint  ## lint and all tests
-	@$(BIN)/python -c "import torch; torch.cuda.is_available() or print('No GPU here: the trainer is tested on the CPU (gloo); its CUDA path is not exercised. Nothing else is left out.')"
+	@$(BIN)/python -c "import torch; torch.cuda.is_available() or print('No GPU here: the trainer is tested on the CPU (gloo); its CUDA path is not exercised.')"
+	@slurm/local/install.sh || echo "No SLURM here and no way to install it (see above): the tests on a real cluster are left out."
 	$(BIN)/python -m pytest tests $(ARGS)
 
 test-unit: $(READY)  ## the pure logic only, in seconds
 	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+test-slurm: $(READY)  ## every scenario on a real SLURM cluster, which is brought up for it and taken down (half an hour)
+	slurm/local/install.sh
+	HEADWAY_SLURM_ALL=1 $(BIN)/python -m pytest tests/slurm --durations=10 $(ARGS)
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check launcher workers tests benchmarks
@@ -67,6 +72,12 @@ stop: $(READY)  ## end RUN in order
 
 model: $(READY)  ## convert the demo's model beforehand (half a minute, once)
 	$(BIN)/python -m workers.weights.starting smollm2 ~/.cache/headway/smollm2-135m-instruct
+
+slurm-up:  ## a real SLURM cluster on this machine (slurm/local/README.md): make slurm-up NTRN=2
+	@slurm/local/up.sh
+
+slurm-down:  ## end it and leave nothing behind
+	@slurm/local/down.sh
 
 clean:  ## remove .venv and caches (run folders stay)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
