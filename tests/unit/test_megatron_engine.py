@@ -16,29 +16,17 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
+from tests.unit.megatron_case import VOCAB, config, make_groups, rewards_of, write_model  # noqa: E402
 from workers.config import Config, Dtype, OffPolicy, RunConfig, Schedule, TrainerConfig  # noqa: E402
 from workers.trainer.batch import TrainGroup  # noqa: E402
 from workers.trainer.megatron import cpu_backend, process_group  # noqa: E402
 from workers.trainer.megatron.engine import MegatronEngine  # noqa: E402
+from workers.trainer.megatron.gang import Gang  # noqa: E402
+from workers.trainer.megatron.objective import microbatch_loss  # noqa: E402
 from workers.trainer.megatron.optimizer import build_scheduler  # noqa: E402
+from workers.trainer.megatron.stop import StopGate  # noqa: E402
 
-VOCAB = 96
 MODELS = ["llama", "llama-tied", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied"]
-
-
-def hf_config(kind: str) -> Any:
-    tied = kind.endswith("-tied")
-    common: dict[str, Any] = dict(  # noqa: C408
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=512, tie_word_embeddings=tied, rms_norm_eps=1e-6, attention_dropout=0.0, initializer_range=0.2)
-    plain = {"rope_type": "default", "rope_theta": 10000.0}
-    if kind.startswith("qwen3"):
-        return transformers.Qwen3Config(head_dim=16, rope_parameters=plain, **common)
-    if kind.startswith("qwen2"):
-        return transformers.Qwen2Config(rope_parameters=plain, **common)
-    scaled = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-              "original_max_position_embeddings": 16}
-    return transformers.LlamaConfig(head_dim=8, rope_parameters=scaled, **common)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,45 +39,11 @@ def groups_of_this_process() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    for kind in MODELS:
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(hf_config(kind)).float()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() == 1:  # norms and biases that matter
-                    parameter.normal_(0.9, 0.3)
-        model.save_pretrained(root / kind)
-    return {kind: root / kind for kind in MODELS}
-
-
-def config(**trainer: Any) -> Config:
-    result = Config()
-    result.trainer = TrainerConfig(**{"microbatch_tokens": 64, "num_minibatches": 1, "lr": 1e-2, "adam_eps": 1e-8, **trainer})
-    result.workflow.temperature = 0.7
-    return result
+    return {kind: write_model(kind, root / kind) for kind in MODELS}
 
 
 def load_reference(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
-
-
-def make_groups(num: int = 4, seed: int = 0) -> list[TrainGroup]:
-    """Ragged groups, with a response of one token, equal ones, a shared beginning and masked tokens among them."""
-    rng = np.random.default_rng(seed)
-    groups = []
-    for index in range(num):
-        lengths = rng.integers(1, 9, size=5).tolist()
-        responses = [rng.integers(0, VOCAB, size=length).astype(np.int32) for length in lengths]
-        responses[1] = responses[0].copy()
-        responses[2] = responses[2][:1]
-        responses[4] = np.concatenate([responses[3][:3], responses[4]])
-        masks = [rng.random(len(response)) > 0.2 for response in responses]
-        groups.append(TrainGroup(
-            group_id=f"g{index}", prompt=rng.integers(0, VOCAB, size=int(rng.integers(3, 14))).astype(np.int32), responses=responses,
-            behavior_logprobs=[rng.normal(-4, 0.3, size=len(response)).astype(np.float32) for response in responses],
-            loss_mask=masks, rewards=rng.normal(size=5).astype(np.float32),
-            versions=[np.zeros(len(response), np.int32) for response in responses], head_version=0))
-    return groups
 
 
 def reference_logprobs(model: Any, group: TrainGroup, temperature: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -121,13 +75,9 @@ def reference_loss(model: Any, groups: list[TrainGroup], proximal: list[list[np.
     return total / sum(group.num_valid_tokens for group in groups)
 
 
-def rewards_of(groups: list[TrainGroup]) -> list[np.ndarray]:
-    return [group.rewards for group in groups]
-
-
 def gradients(engine: MegatronEngine, groups: list[TrainGroup], proximal: Any) -> dict[str, torch.Tensor]:
     """Gradients of one minibatch under Megatron's names, before clipping."""
-    engine._minibatch(groups, list(range(len(groups))), proximal, rewards_of(groups))
+    engine._minibatch(groups, list(range(len(groups))), proximal, rewards_of(groups), StopGate(lambda: False))
     return {name: parameter.main_grad.clone() for name, parameter in engine._model.named_parameters()}
 
 
@@ -315,20 +265,21 @@ def test_non_finite_values_do_not_touch_the_weights(folders: dict[str, Path], mo
     engine = MegatronEngine(config(), folders["qwen2"])
     groups = make_groups()
     before = {name: tensor.clone() for name, tensor in engine.iter_hf_tensors()}
-    original = engine._loss
+    used = "workers.trainer.megatron.engine.microbatch_loss"
 
     def poisoned_gradient(*args: Any, **kwargs: Any) -> Any:
-        loss, stats = original(*args, **kwargs)
+        loss, stats = microbatch_loss(*args, **kwargs)
         return loss * float("nan"), stats
 
-    monkeypatch.setattr(engine, "_loss", poisoned_gradient)
+    monkeypatch.setattr(used, poisoned_gradient)
     with pytest.raises(FloatingPointError, match=r"training step 1: the gradient norm is nan.*trainer\.lr"):
         engine.train_step(groups, None, rewards_of(groups))
-    monkeypatch.setattr(engine, "_loss", lambda *args, **kwargs: (original(*args, **kwargs)[0], {"loss": torch.tensor(float("inf"))}))
+    monkeypatch.setattr(used, lambda *args, **kwargs: (microbatch_loss(*args, **kwargs)[0], {"loss": torch.tensor(float("inf"))}))
     with pytest.raises(FloatingPointError, match="the loss is inf"):
         engine.train_step(groups, None, rewards_of(groups))
     assert all(torch.equal(tensor, before[name]) for name, tensor in engine.iter_hf_tensors())
-    monkeypatch.setattr(engine, "_loss", original)
+    assert engine.num_steps == 0
+    monkeypatch.setattr(used, microbatch_loss)
     assert np.isfinite(engine.train_step(groups, None, rewards_of(groups))["grad_norm"])
 
 
@@ -347,6 +298,12 @@ def test_bad_input_is_refused(folders: dict[str, Path]) -> None:
         engine.logprobs(groups)
 
 
+def test_a_process_keeps_its_rank(folders: dict[str, Path]) -> None:
+    MegatronEngine(config(), folders["llama"], Gang(0, 1, 0, "localhost", 1))
+    with pytest.raises(ValueError, match=r"rank 0 of 1 already, it cannot become rank 1 of 2.*close\(\)"):
+        MegatronEngine(config(), folders["llama"], Gang(1, 2, 0, "localhost", 1))
+
+
 # What Megatron-core 0.16.1 takes from CUDA on the paths used here. A new entry after an upgrade: look at it, then add it.
 EXPECTED_HITS = {
     ("distributed/param_and_grad_buffer.py:__init__", "current_device()"),
@@ -358,10 +315,14 @@ EXPECTED_HITS = {
 }
 
 
-def test_places_that_need_the_cpu_backend(folders: dict[str, Path]) -> None:
+def test_places_that_need_the_cpu_backend(folders: dict[str, Path], tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("the CPU backend is off where CUDA is available")
+    cpu_backend.HITS.clear()
     for dtype in Dtype:
         engine = MegatronEngine(config(dtype=dtype, clip_grad=1e-3), folders["llama"])
         engine.train_step(make_groups(), None, rewards_of(make_groups()))
+        (tmp_path / dtype.value).mkdir()
+        engine.save_state(tmp_path / dtype.value)
+        engine.load_state(tmp_path / dtype.value)
     assert cpu_backend.HITS == EXPECTED_HITS

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.trainer.batch import TrainGroup
-from workers.trainer.packing import pack
+from workers.trainer.packing import check_lengths, divide, pack
 
 # A branch needs an attention mask of its length squared, a plain causal trunk needs none; and beside a long response the
 # prompt is a small part of the work. Longer ones therefore get a copy of the prompt of their own.
@@ -84,12 +84,17 @@ class PackedBatch:
             into[group][sample] = piece
 
 
-def pack_groups(groups: list[TrainGroup], indices: list[int], capacity: int, share_prompts: bool) -> list[PackedBatch]:
+def pack_groups(groups: list[TrainGroup], indices: list[int], capacity: int, share_prompts: bool,
+                share: int = 0, num_shares: int = 1) -> list[PackedBatch]:
     """Pack the groups at `indices` into micro-batches of at most `capacity` input tokens (Algorithm 1 over chunks).
 
-    Raises ValueError where one response with its prompt is over the budget.
+    With more than one share, the chunks are divided by tokens and share number `share` is packed; it may be empty. Raises
+    ValueError where one response with its prompt is over the budget, whichever share it is in.
     """
     chunks = [chunk for index in indices for chunk in split_group(groups[index], index, capacity, share_prompts)]
+    costs = [chunk.cost for chunk in chunks]
+    check_lengths(costs, capacity)
+    chunks = [chunks[item] for item in divide(costs, num_shares)[share]]
     packed = pack([chunk.cost for chunk in chunks], capacity)
     return [build_batch(groups, [chunks[item] for item in microbatch]) for microbatch in packed]
 

@@ -1,4 +1,4 @@
-"""Megatron-core's optimizer and learning-rate schedule, and a step that refuses gradients that are not finite."""
+"""Megatron-core's optimizer and learning-rate schedule, and clipping that refuses gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def build_optimizer(model: Any, trainer: TrainerConfig, dtype: torch.dtype) -> A
 def build_scheduler(optimizer: Any, trainer: TrainerConfig, run: RunConfig) -> OptimizerParamScheduler:
     """Linear warm-up over `warmup_steps`, then constant, or linear or cosine decay down to `min_lr` one step after the last.
 
-    It is advanced before each training step, so that step s (from 1) of the warm-up has lr * s / warmup_steps, and no
-    step is lost to a learning rate of zero. Raises ConfigError where the warm-up does not end within the run.
+    It is advanced before each training step's first update, so that step s (from 1) of the warm-up has
+    lr * s / warmup_steps, and no step is lost to a learning rate of zero. Raises ConfigError where the warm-up does not end within the run.
     """
     if trainer.warmup_steps > run.num_steps:
         raise ConfigError(f"trainer.warmup_steps={trainer.warmup_steps}: must not be more than run.num_steps={run.num_steps}. "
@@ -59,10 +59,10 @@ def build_scheduler(optimizer: Any, trainer: TrainerConfig, run: RunConfig) -> O
     )
 
 
-def checked_step(optimizer: Any, max_norm: float, step: int) -> float:
-    """Clip by the global norm and update; returns the norm before clipping.
+def clip_gradients(optimizer: Any, max_norm: float, step: int) -> float:
+    """Clip by the global norm, ready for `optimizer.step_with_ready_grads()`; returns the norm before clipping.
 
-    The order is that of Megatron's ChainedOptimizer.step, with a check between norm and update and with torch's clipping,
+    Together they are Megatron's ChainedOptimizer.step, with a check between norm and update and with torch's clipping,
     which works in place: a gradient that is not finite raises FloatingPointError and leaves weights and optimizer state as they were.
     """
     optimizer.prepare_grads()
@@ -72,5 +72,4 @@ def checked_step(optimizer: Any, max_norm: float, step: int) -> float:
                                  "Lower trainer.lr or algorithm.behavior_cap, or train in float32")
     if norm > max_norm:
         torch.nn.utils.clip_grads_with_norm_(optimizer.get_parameters(), max_norm, torch.tensor(norm))
-    optimizer.step_with_ready_grads()
     return norm

@@ -1,0 +1,75 @@
+"""Small models, configs and groups for tests of the training engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from workers.config import Config, TrainerConfig
+from workers.trainer.batch import TrainGroup
+
+VOCAB = 96
+
+
+def hf_config(kind: str) -> Any:
+    """A model of two layers: "llama", "qwen2" or "qwen3", with "-tied" behind it or not."""
+    tied = kind.endswith("-tied")
+    common: dict[str, Any] = dict(  # noqa: C408
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=512, tie_word_embeddings=tied, rms_norm_eps=1e-6, attention_dropout=0.0, initializer_range=0.2)
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    if kind.startswith("qwen3"):
+        return transformers.Qwen3Config(head_dim=16, rope_parameters=plain, **common)
+    if kind.startswith("qwen2"):
+        return transformers.Qwen2Config(rope_parameters=plain, **common)
+    scaled = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 16}
+    return transformers.LlamaConfig(head_dim=8, rope_parameters=scaled, **common)
+
+
+def write_model(kind: str, folder: Path, seed: int = 0) -> Path:
+    """A model of `kind` with random weights, norms and biases that matter among them, in float32; returns `folder`."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(hf_config(kind)).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(0.9, 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+def config(**trainer: Any) -> Config:
+    """The defaults, with small micro-batches and `trainer` on top."""
+    result = Config()
+    result.trainer = TrainerConfig(**{"microbatch_tokens": 64, "num_minibatches": 1, "lr": 1e-2, "adam_eps": 1e-8, **trainer})
+    result.workflow.temperature = 0.7
+    return result
+
+
+def make_groups(num: int = 4, seed: int = 0) -> list[TrainGroup]:
+    """Ragged groups, with a response of one token, equal ones, a shared beginning and masked tokens among them."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for index in range(num):
+        lengths = rng.integers(1, 9, size=5).tolist()
+        responses = [rng.integers(0, VOCAB, size=length).astype(np.int32) for length in lengths]
+        responses[1] = responses[0].copy()
+        responses[2] = responses[2][:1]
+        responses[4] = np.concatenate([responses[3][:3], responses[4]])
+        masks = [rng.random(len(response)) > 0.2 for response in responses]
+        groups.append(TrainGroup(
+            group_id=f"g{index}", prompt=rng.integers(0, VOCAB, size=int(rng.integers(3, 14))).astype(np.int32), responses=responses,
+            behavior_logprobs=[rng.normal(-4, 0.3, size=len(response)).astype(np.float32) for response in responses],
+            loss_mask=masks, rewards=rng.normal(size=5).astype(np.float32),
+            versions=[np.zeros(len(response), np.int32) for response in responses], head_version=0))
+    return groups
+
+
+def rewards_of(groups: list[TrainGroup]) -> list[np.ndarray]:
+    """Rewards as advantages."""
+    return [group.rewards for group in groups]

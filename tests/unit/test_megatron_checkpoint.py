@@ -1,0 +1,190 @@
+"""The trainer's state, saved and restored: exact to the bit, and refused as a whole where anything about it is wrong."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("megatron.core")
+
+from tests.unit.megatron_case import config, make_groups, rewards_of, write_model
+from workers.config import Dtype, Schedule
+from workers.trainer.megatron import checkpoint, process_group
+from workers.trainer.megatron.checkpoint import CheckpointError
+from workers.trainer.megatron.engine import MegatronEngine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def groups_of_this_process() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    process_group.close()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {kind: write_model(kind, root / kind) for kind in ("llama", "qwen2", "qwen3-tied")}
+
+
+def train(engine: MegatronEngine, first: int, last: int) -> list[dict[str, float]]:
+    """Steps `first` to `last`, each with its own groups."""
+    batches = [make_groups(4, seed=step) for step in range(first, last + 1)]
+    return [engine.train_step(groups, None, rewards_of(groups)) for groups in batches]
+
+
+def everything(engine: MegatronEngine) -> dict[str, torch.Tensor]:
+    """Copies of the weights, the master weights and Adam's moments."""
+    found = {name: tensor.clone() for name, tensor in engine.iter_hf_tensors()}
+    for number, (parameter, state) in enumerate(engine._optimizer.optimizer.state.items()):
+        found |= {f"{number}.parameter": parameter.detach().clone()} | {f"{number}.{name}": value.clone() for name, value in state.items()}
+    return found
+
+
+def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+def saved(engine: MegatronEngine, folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    engine.save_state(folder)
+    return folder
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("kind", ["llama", "qwen3-tied"])
+def test_a_resumed_run_is_the_uninterrupted_one(folders: dict[str, Path], tmp_path: Path, kind: str, dtype: Dtype, share: bool) -> None:
+    setup = config(dtype=dtype, share_prompts=share, num_minibatches=2, warmup_steps=3, lr_schedule=Schedule.cosine)
+    engine = MegatronEngine(setup, folders[kind])
+    train(engine, 1, 2)
+    folder = saved(engine, tmp_path / "state")
+    random_numbers = torch.rand(3)
+    expected = train(engine, 3, 5)
+    resumed = MegatronEngine(setup, folders[kind])
+    train(resumed, 7, 7)  # leaves nothing behind
+    resumed.load_state(folder)
+    assert resumed.num_steps == 2
+    assert torch.equal(torch.rand(3), random_numbers)
+    assert train(resumed, 3, 5) == expected
+    assert_same(everything(resumed), everything(engine))
+
+
+def test_the_state_before_the_first_step(folders: dict[str, Path], tmp_path: Path) -> None:
+    engine = MegatronEngine(config(), folders["qwen2"])
+    folder = saved(engine, tmp_path / "state")
+    expected = train(engine, 1, 1)
+    engine.load_state(folder)
+    assert engine.num_steps == 0
+    assert train(engine, 1, 1) == expected
+
+
+def test_hyper_parameters_are_those_of_the_config(folders: dict[str, Path], tmp_path: Path) -> None:
+    engine = MegatronEngine(config(), folders["qwen2"])
+    train(engine, 1, 1)
+    folder = saved(engine, tmp_path / "state")
+    changed = MegatronEngine(config(lr=5e-3, adam_beta2=0.99, weight_decay=0.3), folders["qwen2"])
+    changed.load_state(folder)
+    groups = changed._optimizer.param_groups
+    assert {(group["lr"], group["betas"], group["step"]) for group in groups} == {(5e-3, (0.9, 0.99), 1)}
+    assert {group["weight_decay"] for group in groups} == {0.3, 0.0}
+    assert train(changed, 2, 2)[0]["lr"] == 5e-3
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+FILES = ["__0_0.distcp", ".metadata", "common.pt", "metadata.json", "state.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("harm", [cut, flip, Path.unlink])
+def test_what_is_broken_is_refused_before_anything_is_touched(folders: dict[str, Path], tmp_path: Path, name: str, harm: Callable) -> None:
+    engine = MegatronEngine(config(), folders["qwen2"])
+    train(engine, 1, 1)
+    folder = saved(engine, tmp_path / "state")
+    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    harm(folder / name)
+    train(engine, 2, 2)
+    before = everything(engine)
+    with pytest.raises(CheckpointError, match=f"{folder}: .*older checkpoint|{folder}: is the state of another model|{folder}: has format"):
+        engine.load_state(folder)
+    assert engine.num_steps == 2
+    assert_same(everything(engine), before)
+    train(engine, 3, 3)
+
+
+def test_a_folder_that_is_not_there_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    engine = MegatronEngine(config(), folders["qwen2"])
+    with pytest.raises(CheckpointError, match=r"none: holds no complete state, state\.json cannot be read \(No such file"):
+        engine.load_state(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("kind", "dtype", "named"), [("llama", Dtype.float32, "family qwen2 .here llama."),
+                                                      ("qwen2", Dtype.bfloat16, "dtype float32 .here bfloat16.")])
+def test_the_state_of_another_model_is_refused(folders: dict[str, Path], tmp_path: Path, kind: str, dtype: Dtype, named: str) -> None:
+    folder = saved(MegatronEngine(config(), folders["qwen2"]), tmp_path / "state")
+    other = MegatronEngine(config(dtype=dtype), folders[kind])
+    before = everything(other)
+    with pytest.raises(CheckpointError, match=f"another model: .*{named}.*Resume with the model and trainer.dtype"):
+        other.load_state(folder)
+    assert_same(everything(other), before)
+
+
+def test_only_an_empty_folder_is_saved_to(folders: dict[str, Path], tmp_path: Path) -> None:
+    engine = MegatronEngine(config(), folders["qwen2"])
+    with pytest.raises(CheckpointError, match="is no folder"):
+        engine.save_state(tmp_path / "none")
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="holds files already"):
+        engine.save_state(tmp_path)
+
+
+def test_a_save_that_fails_leaves_nothing_that_could_be_loaded(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = MegatronEngine(config(), folders["qwen2"])
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("torch.distributed.checkpoint.filesystem._write_item", full)
+    with pytest.raises(CheckpointError, match=r"could not be written .*No space left on device.*Free space"):
+        engine.save_state(tmp_path)
+    with pytest.raises(CheckpointError, match="holds no complete state"):
+        engine.load_state(tmp_path)
+    train(engine, 1, 1)
+
+
+def test_an_engine_that_is_partly_loaded_can_only_load(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = MegatronEngine(config(), folders["qwen2"])
+    train(engine, 1, 1)
+    folder = saved(engine, tmp_path / "state")
+    expected = everything(engine)
+    train(engine, 2, 2)
+    # The disk fails after the folder was checked.
+    check = checkpoint.check
+    monkeypatch.setattr(checkpoint, "check", lambda *args: (check(*args), shutil.move(folder, tmp_path / "moved")))
+    with pytest.raises(CheckpointError, match="could not be read"):
+        engine.load_state(folder)
+    groups = make_groups()
+    for call in (lambda: engine.train_step(groups, None, rewards_of(groups)), lambda: engine.logprobs(groups), engine.iter_hf_tensors,
+                 lambda: engine.save_state(tmp_path / "state")):
+        with pytest.raises(CheckpointError, match="partly loaded.*older checkpoint, or build a new engine"):
+            call()
+    monkeypatch.setattr(checkpoint, "check", check)
+    engine.load_state(tmp_path / "moved")
+    assert_same(everything(engine), expected)

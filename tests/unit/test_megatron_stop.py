@@ -1,0 +1,96 @@
+"""A training step that is abandoned leaves everything as it was; one that has begun to update is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("megatron.core")
+
+from tests.unit.megatron_case import config, make_groups, rewards_of, write_model
+from workers.config import Dtype, Schedule
+from workers.trainer.megatron import process_group
+from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.megatron.stop import StepAbandoned
+
+
+@pytest.fixture(scope="module", autouse=True)
+def groups_of_this_process() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    process_group.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model("qwen3-tied", tmp_path_factory.mktemp("model") / "qwen3-tied")
+
+
+class Asked:
+    """Counts how often it is asked, and says yes from the `at`-th time on."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.times = at, 0
+
+    def __call__(self) -> bool:
+        self.times += 1
+        return self.times >= self.at
+
+
+def everything(engine: MegatronEngine) -> list[torch.Tensor]:
+    weights = [tensor.clone() for _, tensor in engine.iter_hf_tensors()]
+    inner = engine._optimizer.optimizer
+    rates = torch.tensor([[group["lr"], group["weight_decay"], group.get("step", 0)] for group in inner.param_groups])
+    return [*weights, rates, *(value.clone() for state in inner.state.values() for value in state.values())]
+
+
+@pytest.mark.parametrize("dtype", list(Dtype))
+def test_abandoned_at_any_time_and_taken_again(folder: Path, dtype: Dtype) -> None:
+    def build() -> MegatronEngine:
+        return MegatronEngine(config(dtype=dtype, num_minibatches=2, microbatch_tokens=26, warmup_steps=4, lr_schedule=Schedule.linear), folder)
+
+    first, second = make_groups(4, seed=1), make_groups(4, seed=2)
+    plain, engine = build(), build()
+    never = Asked(10**9)
+    plain.train_step(first, None, rewards_of(first))
+    expected = plain.train_step(second, None, rewards_of(second), stop_requested=never)
+    engine.train_step(first, None, rewards_of(first))
+    before = everything(engine)
+    assert never.times > 6, "at the beginning, before every micro-batch, at the boundaries"
+    for at in range(1, never.times + 1):
+        asked = Asked(at)
+        with pytest.raises(StepAbandoned, match="training step 2 was abandoned"):
+            engine.train_step(second, None, rewards_of(second), stop_requested=asked)
+        assert asked.times == at, "whoever has said yes is not asked again"
+        assert engine.num_steps == 1
+        assert all(torch.equal(now, then) for now, then in zip(everything(engine), before, strict=True))
+    last = Asked(never.times + 1)
+    assert engine.train_step(second, None, rewards_of(second), stop_requested=last) == expected
+    assert last.times == never.times, "nobody is asked after the first update"
+    assert all(torch.equal(now, then) for now, then in zip(everything(engine), everything(plain), strict=True))
+
+
+def test_how_often_it_is_asked(folder: Path) -> None:
+    engine = MegatronEngine(config(microbatch_tokens=4096), folder)
+    groups, asked = make_groups(), Asked(10**9)
+    metrics = engine.train_step(groups, engine.logprobs(groups), rewards_of(groups), stop_requested=asked)
+    assert metrics["num_microbatches"] == 1
+    assert asked.times == 3, "at the beginning, before the micro-batch, before the update"
+
+
+def test_a_request_that_raises_leaves_the_engine_usable(folder: Path) -> None:
+    engine = MegatronEngine(config(), folder)
+    groups = make_groups()
+    before = everything(engine)
+
+    def broken() -> bool:
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        engine.train_step(groups, None, rewards_of(groups), stop_requested=broken)
+    assert all(torch.equal(now, then) for now, then in zip(everything(engine), before, strict=True))
+    engine.train_step(groups, None, rewards_of(groups))
