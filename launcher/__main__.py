@@ -1,11 +1,11 @@
-"""The command: `headway [overrides]` (or `python -m launcher`), and `headway status|watch|stop RUN`.
+"""The command: `headway [overrides]` (or `python -m launcher`), and `headway status|watch|logs|stop|resume|report RUN`.
 
     overrides, conf/ --Hydra--> config --check, split--> plan --prepare--> run folder --submitit--> two job arrays
                                                                                 |
-                            terminal <--live view-- status.json, metrics <------+        Ctrl-C: end the run in order
+                            terminal <--live view-- status.json, metrics <------+
 
-Hydra's own flags work: --cfg job, --help, -m with comma-separated values for sweeps. `--dry-run` prints what would be
-submitted; `--detach` returns as soon as it is.
+Ctrl-C ends a run on this machine in order; a run on SLURM goes on, and only the watching ends. Hydra's own flags work: --cfg job,
+--help, -m with comma-separated values for sweeps. `--dry-run` prints what would be submitted; `--detach` returns as soon as it is.
 """
 
 from __future__ import annotations
@@ -14,24 +14,33 @@ import sys
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from launcher.arguments import USER_ERROR
+from launcher.interrupts import Interrupted
 from launcher.schema import register, to_object
+from launcher.sweep import Sweep
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 FLAGS = {"--dry-run": "launch.dry_run=true", "--detach": "launch.detach=true", "--plain": "launch.plain=true"}
 
 
-def compose_and_run(composed: DictConfig) -> int:
-    """Check the composed config, then start a run. Errors of users are one line on stderr and exit status 2."""
+MULTIRUN = ("-m", "--multirun")
+COMMANDS = ("status", "watch", "logs", "stop", "resume", "report")
+
+
+def compose_and_run(composed: DictConfig, sweep: Sweep | None) -> int:
+    """Check the composed config, then start a run. Errors of users are told on stderr, in one line each, with exit status 2."""
     from launcher.launch import launch
     from workers.config import ConfigError
     from workers.rundir import RunFolderError
+    from workers.slurm_command import SlurmError
 
     try:
-        return launch(to_object(composed))
-    except (ConfigError, RunFolderError) as error:
+        return launch(to_object(composed), sweep)
+    except (ConfigError, RunFolderError, SlurmError) as error:
         print(f"headway: {error}", file=sys.stderr)
         return USER_ERROR
 
@@ -43,27 +52,38 @@ def _hydra_main() -> int:
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def run(composed: DictConfig) -> None:
         nonlocal worst
-        worst = max(worst, compose_and_run(composed))
+        worst = max(worst, compose_and_run(composed, _sweep()))
 
     run()
     return worst
 
 
+def _sweep() -> Sweep | None:
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode is not RunMode.MULTIRUN:
+        return None
+    return Sweep(Path(hydra_config.sweep.dir).absolute(), int(hydra_config.job.num), tuple(hydra_config.overrides.task))
+
+
+def in_order(arguments: list[str]) -> list[str]:
+    """Hydra takes overrides in one block: -m goes in front of it, and what our own flags stand for to its end."""
+    sweep = [argument for argument in arguments if argument in MULTIRUN]
+    rest = [argument for argument in arguments if argument not in FLAGS and argument not in MULTIRUN]
+    return sweep + rest + [FLAGS[argument] for argument in arguments if argument in FLAGS]
+
+
 def main() -> None:
     """Entry point of the console command."""
     arguments = sys.argv[1:]
-    if arguments and arguments[0] in ("status", "watch", "stop"):
+    if arguments and arguments[0] in COMMANDS:
         import importlib
 
         sys.exit(importlib.import_module(f"launcher.{arguments[0]}").main(arguments[1:]))
-    # Hydra takes overrides in one block, so what our own flags stand for goes to its end.
-    sys.argv[1:] = [argument for argument in arguments if argument not in FLAGS] + [FLAGS[argument] for argument in arguments if argument in FLAGS]
+    sys.argv[1:] = in_order(arguments)
     register()
-    from launcher.launch import Interrupted
-
     try:
         sys.exit(_hydra_main())
-    except Interrupted as error:  # the run has been ended in order; a sweep does not go on to the next one
+    except Interrupted as error:  # a run on this machine has been ended in order; a sweep does not go on to the next one
         sys.exit(f"headway: ended by {error}")
 
 

@@ -1,4 +1,4 @@
-"""The command line that `status`, `watch` and `stop` share: a run folder, and perhaps a switch."""
+"""What the command lines of `status`, `watch`, `stop`, ... share: a run folder, and how a mistake is told."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from workers.rundir import RunFolder, RunFolderError
 USER_ERROR = 2
 
 
-def parse(name: str, description: str, arguments: list[str] | None, switch: tuple[str, str] | None = None) -> tuple[RunFolder, bool]:
-    """The run folder, opened, and whether the switch (its name and help) is set. Exits with status 2 where there is no such run."""
-    parser = argparse.ArgumentParser(prog=f"headway {name}", description=description)
+def add_run(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Let the command take a run folder; returns the parser."""
     parser.add_argument("run", type=Path, help="run folder")
-    if switch is not None:
-        parser.add_argument(switch[0], dest="switch", action="store_true", help=switch[1])
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def open_run(path: Path) -> RunFolder:
+    """The run folder. Exits with status 2 where there is no such run."""
     try:
-        return RunFolder.open(options.run), getattr(options, "switch", False)
+        return RunFolder.open(path)
     except RunFolderError as error:
         print(error, file=sys.stderr)
         sys.exit(USER_ERROR)
+
+
+def refuse(text: str) -> int:
+    """Say on stderr why a command cannot do what it was asked for; returns the exit status."""
+    print(f"headway: {text}", file=sys.stderr)
+    return USER_ERROR

@@ -1,49 +1,41 @@
 """The one typed config: the launcher's parts around workers/config.py's, registered in Hydra's ConfigStore.
 
 Hydra merges conf/ and the command line into these dataclasses, so an unknown key or a value of the wrong type fails at
-compose time; `check` then applies the rules of workers/config.py and the split.
+compose time; `check` then applies the rules of workers/config.py and launcher/cluster.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 from dataclasses import dataclass, field
 
+import msgspec
+import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from launcher.cluster import ClusterConfig
+from launcher.options import check_options
 from launcher.partition import Plan, split
 from workers import config as workers
-
-
-class ClusterKind(str, enum.Enum):
-    """Where jobs run."""
-
-    local = "local"
-
-
-@dataclass
-class ClusterConfig:
-    """How jobs are submitted."""
-
-    kind: ClusterKind = ClusterKind.local
-    max_hours: float = 24.0
-
-    def check(self) -> None:
-        """Raise `ConfigError` on a value that cannot work."""
-        workers.require(0.05 <= self.max_hours <= 10_000, "cluster.max_hours", self.max_hours, "must be from 0.05 to 10000",
-                        "It is the wall time after which jobs are ended")
+from workers.config import ClusterKind
+from workers.rundir import RunFolder
 
 
 @dataclass
 class LaunchConfig:
-    """What the launcher does after composing."""
+    """What the launcher does after composing. `max_concurrent_runs` is for sweeps on SLURM: so many runs at once (0: no limit)."""
 
     dry_run: bool = False
     detach: bool = False
     plain: bool = False
+    max_concurrent_runs: int = 0
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        workers.require(self.max_concurrent_runs >= 0, "launch.max_concurrent_runs", self.max_concurrent_runs, "must not be negative",
+                        "0 lets SLURM run as many as fit")
 
 
 @dataclass
@@ -55,8 +47,18 @@ class FullConfig(workers.Config):
 
     def check(self) -> None:
         """Check all parts. Raises `ConfigError`."""
-        self.cluster.check()
         super().check()
+        self.launch.check()
+        if self.cluster.kind is ClusterKind.slurm:
+            check_options(self.cluster)
+
+    def settle(self) -> None:
+        """Replace defaults that mean 'this machine' where the jobs run on several."""
+        if self.cluster.kind is ClusterKind.slurm:
+            if self.weights.dir == "auto":
+                self.weights.dir = "run"  # the one folder that all nodes share
+            if self.transport.interface == workers.TransportConfig.interface:
+                self.transport.interface = "auto"  # the node's own address, as SLURM knows it
 
     def plan(self) -> Plan:
         """The split of the devices. Raises `ConfigError`."""
@@ -64,7 +66,9 @@ class FullConfig(workers.Config):
 
     def for_workers(self) -> workers.Config:
         """The part that the workers read."""
-        return workers.Config(**{part.name: getattr(self, part.name) for part in dataclasses.fields(workers.Config)})
+        parts = {part.name: getattr(self, part.name) for part in dataclasses.fields(workers.Config)}
+        names = [part.name for part in dataclasses.fields(workers.ClusterConfig)]
+        return workers.Config(**{**parts, "cluster": workers.ClusterConfig(**{name: getattr(self.cluster, name) for name in names})})
 
 
 def register() -> None:
@@ -73,11 +77,31 @@ def register() -> None:
 
 
 def to_object(composed: DictConfig) -> FullConfig:
-    """The composed config as dataclasses, checked. Raises `ConfigError`."""
+    """The composed config as dataclasses, settled and checked. Raises `ConfigError`."""
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise workers.ConfigError(f"{error.full_key or 'config'}: {error.msg or error}. Give it on the command line or in conf/") from error
     assert isinstance(config, FullConfig)
+    config.settle()
+    config.check()
+    return config
+
+
+def as_yaml(config: FullConfig) -> bytes:
+    """The content of the run folder's config.yaml."""
+    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False).encode()
+
+
+def read_full(run: RunFolder) -> FullConfig:
+    """The full config that a run was started with; the workers' part as its workers read it. Raises `ConfigError`."""
+    try:
+        config = msgspec.convert(yaml.safe_load(run.config_yaml.read_bytes()), FullConfig)
+    except (OSError, yaml.YAMLError, msgspec.ValidationError) as error:
+        raise workers.ConfigError(f"{run.config_yaml}: not a readable run config ({error}). Start the run again with the launcher") from error
+    settled = workers.load(run.config)
+    for part in dataclasses.fields(workers.Config):
+        if part.name != "cluster":
+            setattr(config, part.name, getattr(settled, part.name))
     config.check()
     return config

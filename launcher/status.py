@@ -1,7 +1,8 @@
-"""`headway status RUN`: what every part of a run does and waits for, now. `--json` prints status.json as it is."""
+"""`headway status RUN`: what every part of a run does and waits for, now. `--json` prints the same for programs."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -9,25 +10,45 @@ import time
 from rich.console import Console
 
 from launcher import view
-from launcher.arguments import parse
-from launcher.living import alive, submitted_jobs
+from launcher.arguments import add_run, open_run
+from launcher.facts import Observer, figures
+from launcher.living import alive, on_slurm, submitted_jobs
 from launcher.watch import Follower
+from workers.rundir import RunFolder
+from workers.slurm_command import SlurmError
+
+
+def _show_jobs(run: RunFolder, console: Console) -> None:
+    """The jobs and where their logs are."""
+    for job in submitted_jobs(run):
+        console.print(f"job {job['job_id']}  {job['name']}  {'running' if alive(job) else 'ended'}  log {job['log']}", soft_wrap=True)
+    for array in run.submission().get("arrays", []):
+        console.print(f"array {array['job_id'] or '(being submitted)'}  {array['name']}  {array['num_elements']} elements, "
+                      f"{array['throttle']} at a time  logs: headway logs {run.path} {array['role']}", soft_wrap=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; exit status 0 while the run goes on or is complete, 1 if it failed, 2 if there is no such run."""
-    run, as_json = parse("status", __doc__ or "", arguments, ("--json", "for programs"))
-    follower = Follower(run)
+    """Command line; exit status 0 while the run goes on or is complete or drained, 1 if it failed, 2 if there is no such run."""
+    parser = add_run(argparse.ArgumentParser(prog="headway status", description=(__doc__ or "").splitlines()[0]))
+    parser.add_argument("--json", dest="as_json", action="store_true", help="for programs")
+    options = parser.parse_args(arguments)
+    run = open_run(options.run)
+    follower, now, trouble = Follower(run), time.time(), ""
     follower.read()
+    if on_slurm(run):
+        try:
+            follower.slurm = figures(Observer(run).look(now), follower.rollout_idle_s)
+        except SlurmError as error:
+            trouble = f"SLURM cannot be asked: {error}"
     outcome = run.ended()
-    if as_json:
-        print(json.dumps({"status": follower.status, "outcome": outcome}))
+    if options.as_json:
+        print(json.dumps({"status": follower.status, "outcome": outcome, "slurm": follower.slurm, "trouble": trouble}))
     else:
         console = Console(markup=False, highlight=False)
-        console.print(view.panel(run.path.name, follower.status, follower.steps, follower.evaluations, time.time(), outcome))
-        for job in submitted_jobs(run):
-            state = "running" if alive(job) else "ended"
-            console.print(f"job {job['job_id']}  {job['name']}  {state}  log {job['log']}", soft_wrap=True)
+        console.print(view.panel(run.path.name, follower.status, follower.steps, follower.evaluations, now, outcome, follower.slurm))
+        if trouble:
+            console.print(trouble, soft_wrap=True)
+        _show_jobs(run, console)
     return 1 if outcome is not None and outcome["state"] == "failed" else 0
 
 

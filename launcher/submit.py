@@ -1,33 +1,172 @@
-"""Submission. The only file that imports submitit."""
+"""Submission. The only file that imports submitit.
+
+On SLURM the jobs of a role go out as one array, or as several that follow one another (launcher/jobs.py). Each is written down in the
+run folder's jobs.json before its sbatch, without an id, and again after it with its id: whenever this process dies, what is in the
+queue can be found, by id or by name. Either all arrays are submitted or none.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
+import os
 import signal
-import sys
 import time
+from collections.abc import Iterator
 
 import psutil
 import submitit
 
-from launcher.jobs import JobSpec
-from launcher.living import kill
+from launcher import living, slurm
+from launcher.jobs import JobSpec, waves
+from launcher.records import ArrayRecords
 from launcher.schema import FullConfig
+from launcher.script import local_command, mounted, python_command, sbatch_options, setup_lines, srun_arguments
+from workers.config import ClusterKind, ConfigError
 from workers.files import write_atomic
 from workers.rundir import RunFolder
+from workers.slurm_command import SlurmError
+
+DRY_RUN_TOKEN = "0" * 8
+DEFAULT_ARRAY_SIZE = "1001"
 
 
-def describe(spec: JobSpec, config: FullConfig, run: RunFolder) -> str:
-    """What submission will do, for --dry-run: one line a process that would be started."""
-    command = f"{sys.executable} -u -m submitit.core._submit {run.jobs}"
-    lines = [f"# {spec.describe()}; submitit's {config.cluster.kind.value} executor, at most {config.cluster.max_hours:g} h"]
-    lines += [f"{command}    # {element}" for element in spec.elements]
-    return "\n".join(lines)
+class SubmissionError(ConfigError, SlurmError):
+    """sbatch did not take a script. Its text holds sbatch's own words."""
 
 
-def submit(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder) -> list[submitit.Job]:
-    """Submit all arrays, or none: if one fails, the others are cancelled. Their ids are written to the run folder."""
+class _Writer(submitit.SlurmExecutor):
+    """Writes scripts on machines without SLURM too."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2
+
+
+def submit(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, after: tuple[str, ...] = ()) -> list[submitit.Job]:
+    """Submit the jobs of all roles, or none: if one submission fails, the others are cancelled. Can be called again, for more of the same run.
+
+    `after`: SLURM job ids that must have ended first. Raises `ConfigError` with what SLURM objects to.
+    """
+    if config.cluster.kind is ClusterKind.local:
+        return _submit_processes(specs, config, run)
+    return _submit_arrays(specs, config, run, after)
+
+
+def scripts(spec: JobSpec, config: FullConfig, run: RunFolder, largest: int, after: tuple[str, ...] = ()) -> list[str]:
+    """The very texts that sbatch gets, but for the token in names and the ids of arrays that are not submitted yet."""
+    texts = []
+    for number, size in enumerate(waves(spec, largest), 1):
+        name = f"{config.run.name}-{DRY_RUN_TOKEN}-{spec.role}-{number}"
+        before = after if number == 1 else (f"ID_OF_{config.run.name}-{DRY_RUN_TOKEN}-{spec.role}-{number - 1}",)
+        executor = _executor(_Writer, spec, config, run, name, before)
+        executor.parameters["map_count"] = size
+        texts.append(executor._make_submission_file_text(executor._submitit_command_str, ""))
+    return texts
+
+
+def describe(spec: JobSpec, config: FullConfig, run: RunFolder, after: tuple[str, ...] = ()) -> str:
+    """What submission will do, for --dry-run: a line for each process that would be started, or the scripts that sbatch would get."""
+    if config.cluster.kind is ClusterKind.local:
+        lines = [f"# {spec.describe()}; submitit's local executor, at most {config.run.max_hours:g} h"]
+        return "\n".join(lines + [f"{local_command(run)}    # {spec.element}" for _ in range(spec.num_elements)])
+    try:
+        largest = max_array_size()
+    except SlurmError:  # a dry run needs no cluster
+        largest = int(DEFAULT_ARRAY_SIZE)
+    texts = scripts(spec, config, run, largest, after)
+    first = f"# {spec.describe()}; {len(texts)} array(s); the zeros in names stand for eight digits drawn at submission"
+    return "\n".join([first, *texts])
+
+
+def _executor(kind: type[submitit.SlurmExecutor], spec: JobSpec, config: FullConfig, run: RunFolder, name: str,
+              after: tuple[str, ...]) -> submitit.SlurmExecutor:
+    part = config.cluster.role(spec.role)
+    folders = mounted(config, run)
+    executor = kind(folder=run.jobs, python=python_command(part, folders))
+    executor.update_parameters(
+        job_name=name, time=spec.time_limit_s // 60, nodes=spec.nodes_per_element, ntasks_per_node=spec.tasks_per_node, wckey=None,
+        array_parallelism=spec.throttle, stderr_to_stdout=True, signal_delay_s=config.cluster.signal_delay_s,
+        dependency=f"afterany:{':'.join(after)}" if after else None,
+        setup=setup_lines(spec, part), srun_args=srun_arguments(part, folders),
+        additional_parameters={**sbatch_options(spec, part), "requeue": True, "signal": f"USR2@{config.cluster.signal_delay_s}"})
+    return executor
+
+
+def _submit_arrays(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, after: tuple[str, ...]) -> list[submitit.Job]:
+    records = ArrayRecords(run, config)
+    jobs: list[submitit.Job] = []
+    try:
+        largest = max_array_size()
+        sizes = {spec.role: waves(spec, largest) for spec in specs}
+        for spec in specs:
+            before = after
+            for size in sizes[spec.role]:
+                name = records.begin(spec, size)
+                executor = _executor(submitit.SlurmExecutor, spec, config, run, name, before)
+                # submitit prints what sbatch objects to, and raises it too.
+                with undisturbed(), outside_any_job(), contextlib.redirect_stderr(io.StringIO()):
+                    array = executor.submit_array([spec.element] * size)
+                    before = (array[0].job_id.split("_")[0],)
+                    records.submitted(name, before[0])
+                jobs += array
+        records.complete()
+    except BaseException as error:
+        left = _take_back(records, run, error)
+        if isinstance(error, (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, SlurmError)):
+            raise SubmissionError(f"SLURM did not accept {records.last}: {_words(error)}. {left} Correct cluster.*, or try again later") from error
+        raise
+    return jobs
+
+
+def _take_back(records: ArrayRecords, run: RunFolder, error: BaseException) -> str:
+    """Cancel what this submission has brought into the queue; returns what is left there, in words. A run that has no other jobs has ended."""
+    with undisturbed():
+        if records.is_first:
+            run.end(f"submission failed: {_words(error)}", "launcher")
+        try:
+            slurm.cancel(records.found())
+        except SlurmError as second:
+            return f"What was submitted before could not be cancelled ({second}): run headway stop {run.path}."
+        records.withdraw()
+    return "Nothing of this submission is left in the queue."
+
+
+def _words(error: BaseException) -> str:
+    return "; ".join(str(error).split("\n")).strip("; ") or type(error).__name__
+
+
+def max_array_size() -> int:
+    """The number of elements that an array may have on this cluster. Raises `SlurmError`."""
+    return int(slurm.show_config().get("MaxArraySize", DEFAULT_ARRAY_SIZE))
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Signals that end the launcher wait until the end of this block: between sbatch's answer and its record nothing may come in.
+
+    The mask is inherited: Ctrl-C does not reach sbatch either.
+    """
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+@contextlib.contextmanager
+def outside_any_job() -> Iterator[None]:
+    """Without SLURM's variables: those of a job that this launcher runs in would shape the jobs it submits, and so would SBATCH_*."""
+    kept = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+    with submitit.helpers.clean_env():
+        os.environ.update(kept)
+        yield
+
+
+def _submit_processes(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder) -> list[submitit.Job]:
     jobs: list[submitit.Job] = []
     record: list[dict] = []
     # Inherited by the jobs: Ctrl-C and a closing terminal reach the launcher only, which then ends the run in order.
@@ -35,19 +174,18 @@ def submit(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder) -> li
     try:
         for spec in specs:
             executor = submitit.LocalExecutor(folder=run.jobs)
-            executor.update_parameters(timeout_min=math.ceil(config.cluster.max_hours * 60), tasks_per_node=1, stderr_to_stdout=True)
-            for job in executor.submit_array(spec.elements):
+            executor.update_parameters(timeout_min=math.ceil(config.run.max_hours * 60), tasks_per_node=spec.tasks_per_node, stderr_to_stdout=True)
+            for job in executor.submit_array([spec.element] * spec.num_elements):
                 jobs.append(job)
                 record.append({"name": spec.name, "job_id": job.job_id, "created": psutil.Process(int(job.job_id)).create_time(),
                                "log": str(job.paths.stdout)})
-            content = {"cluster": config.cluster.kind.value, "time": time.time(), "jobs": record}
+            content = {"cluster": config.cluster.kind.value, "complete": spec is specs[-1], "time": time.time(), "jobs": record}
             write_atomic(run.submitted, json.dumps(content, indent=2).encode())
     except BaseException as error:
         run.end(f"submission failed: {error}", "launcher")
-        kill(run)
+        living.kill(run)
         raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
     return jobs
-

@@ -7,14 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-STALE_S = 10.0
-
-
-def duration(seconds: float) -> str:
-    """2h03m, 4m05s, 12s."""
-    minutes, rest = divmod(int(max(0, seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+from launcher.queue_view import STALE_S, absent, duration, lives_table, rows
 
 
 def eta(status: dict, steps: list[dict]) -> str:
@@ -55,12 +48,18 @@ def evaluation_line(record: dict) -> str:
     return f"held-out accuracy after step {record['step']}: {record['accuracy']:.3f} ({record['num_prompts']} prompts, greedy{failed})"
 
 
-def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> Table:
+def _grid(rows: list[tuple[str, str]]) -> Table:
     table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), Text(value))  # Text: words from elsewhere are no markup
+    return table
+
+
+def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tuple[str, str]]:
     generated, trained = rates(steps)
     last = steps[-1] if steps else {}
     held = "  ".join(f"{record['accuracy']:.3f} (step {record['step']})" for record in evaluations[-4:]) or "-"
-    rows = [
+    return [
         ("step", f"{status['step']} of {status['num_steps']}   {duration(status['seconds'])} elapsed, {eta(status, steps)} left"),
         ("reward", f"{last['reward']:+.3f}   sampled accuracy {last['accuracy']:.3f}" if last else "-"),
         ("held-out", held + (f"   evaluating {status['evaluating']}" if status["evaluating"] else "")),
@@ -68,9 +67,6 @@ def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> Table:
         ("tokens/s", f"{generated:.1f} generated   {trained:.1f} trained   {status['tokens_interrupted']} kept across interruptions"),
         ("groups", f"{status['running']} running   {status['buffer']} in the buffer   {status['set_aside']} set aside"),
     ]
-    for name, value in rows:
-        table.add_row(Text(name, style="bold"), Text(value))
-    return table
 
 
 def _workers(status: dict) -> Table:
@@ -82,22 +78,36 @@ def _workers(status: dict) -> Table:
             waits = status["waiting"].get(part, "") or waits
         silent = f" (silent {worker['silent_s']:.0f} s)" if worker["silent_s"] > STALE_S else ""
         weights = worker["version"] + (f" -> {worker['fetching']}" if worker["fetching"] else "")
-        cells = (worker["name"], f"{worker['host']}:{worker['pid']}", weights, str(worker["running"]), waits + silent)
-        table.add_row(*(Text(cell) for cell in cells))  # Text: words from elsewhere are no markup
+        waits += " (draining)" if worker.get("draining") else ""
+        process = f"{worker['host']} job {worker['job']}" if worker.get("job") else f"{worker['host']}:{worker['pid']}"
+        cells = (worker["name"], process, weights, str(worker["running"]), waits + silent)
+        table.add_row(*(Text(cell) for cell in cells))
     return table
 
 
-def panel(name: str, status: dict | None, steps: list[dict], evaluations: list[dict], now: float, ended: dict | None) -> Panel:
-    """The live view. `now`: seconds since 1970."""
-    title = f"headway  {name}"
-    if status is None:
-        return Panel(Text("waiting for the coordinator to start" if ended is None else f"ended: {ended['cause'] or 'complete'}"), title=Text(title))
-    parts: list = [_facts(status, steps, evaluations), Text(), _workers(status)]
-    if ended is not None:
-        parts.append(Text(f"ended: {ended['cause'] or 'complete'}", style="bold"))
-    elif now - status["time"] > STALE_S:
+def panel(name: str, status: dict | None, steps: list[dict], evaluations: list[dict], now: float, ended: dict | None,
+          slurm: dict | None = None) -> Panel:
+    """The live view. `now`: seconds since 1970; `slurm`: launcher/facts.py's figures of a run on SLURM."""
+    title = Text(f"headway  {name}")
+    end = "" if ended is None else f"{ended['state'] if ended['state'] == 'drained' else 'ended'}: {ended['cause'] or 'complete'}"
+    if status is None and slurm is None:
+        return Panel(Text(end or "waiting for the coordinator to start"), title=title)
+    missing = "" if slurm is None else absent(status, slurm, now)
+    lines = [] if status is None else _facts(status, steps, evaluations)
+    parts: list = [_grid(lines + ([] if slurm is None else rows(status, slurm, now)))]
+    if status is not None and not missing:
+        parts += [Text(), _workers(status)]
+    if slurm is not None and slurm["lives"]:
+        parts += [Text(), lives_table(slurm)]
+    if slurm is not None and (end or missing):
+        parts.append(Text())
+    if end:
+        parts.append(Text(end, style="bold"))
+    elif missing:
+        parts.append(Text(missing, style="bold"))
+    elif status is not None and now - status["time"] > STALE_S:
         parts.append(Text(f"the coordinator has not written its status for {now - status['time']:.0f} s", style="bold red"))
-    return Panel(Group(*parts), title=Text(title))
+    return Panel(Group(*parts), title=title)
 
 
 def summary_lines(summary: dict) -> list[str]:

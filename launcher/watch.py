@@ -1,10 +1,14 @@
-"""`headway watch RUN`: follow a run in the terminal. Reads files of the run folder only, so it can come and go.
+"""`headway watch RUN`: follow a run in the terminal, and on SLURM keep it going. It can come and go: Ctrl-C leaves the run running.
 
     status.json, metrics.jsonl, evaluations.jsonl, outcome.json --every half second--> live view, or lines if no terminal
+    squeue, sacct, epochs/ --every few seconds--> the same view; launcher/keeping.py --> new arrays, excluded nodes
+
+Several people may watch; one of them keeps.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -15,13 +19,19 @@ from rich.console import Console
 from rich.live import Live
 
 from launcher import view
-from launcher.arguments import parse
-from launcher.living import alive, submitted_jobs
+from launcher.arguments import add_run, open_run
+from launcher.facts import Facts, Observer, figures
+from launcher.keeping import keeping
+from launcher.living import alive, on_slurm, submitted_jobs
 from workers.files import read_lines
 from workers.rundir import RunFolder
+from workers.slurm_command import SlurmError
 
 INTERVAL_S = 0.5
+LOOK_S = 5.0
+LAST_LOOKS_S = 1.0
 LOST_S = 5.0
+EMPTY_S = 60.0
 
 
 class Follower:
@@ -32,6 +42,7 @@ class Follower:
         self.steps: list[dict] = []
         self.evaluations: list[dict] = []
         self.status: dict | None = None
+        self.slurm: dict | None = None
         self._offsets = {run.metrics: 0, run.evaluations: 0}
 
     def read(self) -> tuple[list[dict], list[dict]]:
@@ -42,6 +53,11 @@ class Follower:
         if self.run.status.exists():
             self.status = json.loads(self.run.status.read_bytes())
         return steps, evaluations
+
+    @property
+    def rollout_idle_s(self) -> float:
+        """How long rollout workers have been without any lease, added up."""
+        return self.steps[-1].get("rollout_idle_s", 0.0) if self.steps else 0.0
 
     def _lines(self, path: Path) -> list[dict]:
         lines, self._offsets[path] = read_lines(path, self._offsets[path])
@@ -58,9 +74,9 @@ def notice_dead_jobs(run: RunFolder, min_replicas: int, gone_since: dict[str, fl
         run.end(f"job {fatal[0]['name']} ({fatal[0]['job_id']}) has ended before the run was over; see {fatal[0]['log']}", "launcher")
 
 
-def follow(run: RunFolder, name: str, console: Console, plain: bool, until: Callable[[], bool]) -> None:
+def follow(run: RunFolder, name: str, console: Console, plain: bool, until: Callable[[], bool], follower: Follower | None = None) -> None:
     """Show the run until `until()` is true."""
-    follower = Follower(run)
+    follower = follower or Follower(run)
     live = None if plain else Live(console=console, refresh_per_second=4)
     if live is not None:
         live.start()
@@ -72,7 +88,7 @@ def follow(run: RunFolder, name: str, console: Console, plain: bool, until: Call
             if live is None:
                 waits = _print_lines(console, follower, steps, evaluations, waits)
             else:
-                live.update(view.panel(name, follower.status, follower.steps, follower.evaluations, time.time(), run.ended()))
+                live.update(view.panel(name, follower.status, follower.steps, follower.evaluations, time.time(), run.ended(), follower.slurm))
             if over:
                 return
             time.sleep(INTERVAL_S)
@@ -86,27 +102,96 @@ def _print_lines(console: Console, follower: Follower, steps: list[dict], evalua
     for record in sorted([*steps, *evaluations], key=lambda record: record["seconds"]):
         line = view.step_line(record) if "staleness_mean" in record else view.evaluation_line(record)
         console.print(line, soft_wrap=True)
-    if follower.status is None or follower.steps:
+    absent = "" if follower.slurm is None or follower.run.ended() else view.absent(follower.status, follower.slurm, time.time())
+    if not absent and (follower.status is None or follower.steps):
         return waits
-    now_waits = "; ".join(f"{part} waits for {what}" for part, what in follower.status["waiting"].items() if what)
+    now_waits = absent or "; ".join(f"{part} waits for {what}" for part, what in (follower.status or {})["waiting"].items() if what)
     if now_waits and now_waits != waits:
         console.print(now_waits, soft_wrap=True)
     return now_waits or waits
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line; Ctrl-C stops watching, not the run."""
-    run, plain = parse("watch", (__doc__ or "").splitlines()[0], arguments, ("--plain", "lines instead of the live view"))
-    console = Console(markup=False, highlight=False)
-    try:
-        follow(run, run.path.name, console, plain or not console.is_terminal, lambda: run.ended() is not None)
-    except KeyboardInterrupt:
-        console.print(f"the run goes on; end it with: headway stop {run.path}")
-        return 0
+class Lookout:
+    """On SLURM: looks at the queue every `LOOK_S` seconds, hands what it saw to the view and to the keeper, and says when all is over."""
+
+    def __init__(self, run: RunFolder, follower: Follower, act: Callable[[Facts], object], say: Callable[[str], None]) -> None:
+        self.run, self.follower = run, follower
+        self._act, self._say = act, say
+        self._observer = Observer(run)
+        self._next, self._trouble = 0.0, ""
+        self._empty = False
+        self._ended_at: float | None = None
+
+    def over(self) -> bool:
+        """True once the run has ended and nothing of it is left, or what is left has had its time."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + (LOOK_S if self.run.ended() is None else LAST_LOOKS_S)
+            self._look()
+        if self.run.ended() is None:
+            self._ended_at = None
+            return False
+        if self._ended_at is None:
+            self._ended_at, self._next, self._empty = now, now, False  # look once more, now
+            return False
+        return self._empty or now - self._ended_at > EMPTY_S
+
+    def _look(self) -> None:
+        try:
+            facts = self._observer.look(time.time())
+            self.follower.slurm = figures(facts, self.follower.rollout_idle_s)
+            self._empty = not any(facts.queue.values())
+            self._act(facts)
+            self._trouble = ""
+        except SlurmError as error:  # the run does not need us: look again later
+            if str(error) != self._trouble:
+                self._say(f"SLURM cannot be asked: {error}")
+            self._trouble = str(error)
+
+
+def keep_and_follow(run: RunFolder, console: Console, plain: bool) -> int:
+    """Show a run on SLURM, and keep it going unless somebody else does, until it has ended; exit status 0 unless it failed."""
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True)
+
+    follower = Follower(run)
+    with keeping(run, say) as act:
+        follow(run, run.path.name, console, plain, Lookout(run, follower, act, say).over, follower)
+    status = _tell_end(run, console)
+    if (run.ended() or {})["state"] == "finished" and run.summary.exists():
+        for line in view.summary_lines(json.loads(run.summary.read_bytes())):
+            say(line)
+        for path in (run.final_model, run.summary):
+            if path.exists():
+                say(str(path))
+    return status
+
+
+def _tell_end(run: RunFolder, console: Console) -> int:
     outcome = run.ended()
     assert outcome is not None
-    console.print(f"the run has ended: {outcome['cause'] or 'complete'}")
-    return 0 if outcome["state"] == "finished" else 1
+    console.print(f"the run has ended: {outcome['cause'] or 'complete'}", soft_wrap=True)
+    if outcome["state"] == "drained":
+        console.print(f"go on with: headway resume {run.path}", soft_wrap=True)
+    return 1 if outcome["state"] == "failed" else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; Ctrl-C stops watching, not the run."""
+    parser = add_run(argparse.ArgumentParser(prog="headway watch", description=(__doc__ or "").splitlines()[0]))
+    parser.add_argument("--plain", action="store_true", help="lines instead of the live view")
+    options = parser.parse_args(arguments)
+    run = open_run(options.run)
+    console = Console(markup=False, highlight=False)
+    plain = options.plain or not console.is_terminal
+    try:
+        if on_slurm(run):
+            return keep_and_follow(run, console, plain)
+        follow(run, run.path.name, console, plain, lambda: run.ended() is not None)
+        return _tell_end(run, console)
+    except KeyboardInterrupt:
+        console.print(f"the run goes on; end it with: headway stop {run.path}", soft_wrap=True)
+        return 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from workers.rundir import RunFolder
 
 _PR_SET_PDEATHSIG = 1
 TOLD_TO_END = "it was told to end by SIGTERM: its job was cancelled, or its parent has died"
-OUT_OF_TIME = "it was told to end by SIGUSR2: the time limit of its job (cluster.max_hours) is near"
+OUT_OF_TIME = "it was told to end by SIGUSR2: the time limit of its job is near, or its place is needed"
 
 
 def control(option: int, value: int) -> None:

@@ -8,11 +8,15 @@
       processes/             the processes of the run on this machine           every process
       keys/                  CURVE keys (0600)                                  workers/transport/keys.py
       model/                 the starting model, where it was made on the spot  workers/prepare.py
-      epochs/000001          claimed by one incarnation of the trainer each     coordinator
+      epochs/000001          claimed by one incarnation of the trainer each     trainer
+      epochs/000001.end      how that incarnation ended                         trainer
       rendezvous/            where the coordinator of an epoch listens          coordinator
+      checkpoints/000120/    the state after step 120, complete or not there    trainer, coordinator
+      partials/              groups that workers could not hand over            rollout workers
       status.json            what every part is doing now                       coordinator
       metrics.jsonl          one line a training step; tensorboard/ the same    coordinator
       evaluations.jsonl      one line an evaluation                             coordinator
+      consumed.jsonl         which prompts each training step has consumed      coordinator
       outcome.json           why the run ended; the first writer wins           anyone
       final_model/           the trained model, a Hugging Face folder           trainer
       summary.json           the figures of the whole run                       coordinator
@@ -62,7 +66,7 @@ class RunFolder:
             raise RunFolderError(f"run.dir={path}: cannot be made ({error.strerror}). Choose a run.dir that you may write to") from error
         run = RunFolder(path)
         path.chmod(0o700)
-        for folder in (run.jobs, run.processes, run.keys, run.epochs, run.rendezvous):
+        for folder in (run.jobs, run.processes, run.keys, run.epochs, run.rendezvous, run.checkpoints, run.partials):
             folder.mkdir(mode=0o700)
         return run
 
@@ -115,6 +119,21 @@ class RunFolder:
     def epochs(self) -> Path:
         """Claims of epochs."""
         return self.path / "epochs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Complete states of the run, one folder a step."""
+        return self.path / "checkpoints"
+
+    @property
+    def partials(self) -> Path:
+        """Finished and unfinished groups that workers could not hand over to a coordinator."""
+        return self.path / "partials"
+
+    @property
+    def consumed(self) -> Path:
+        """One JSON line a training step: the indices of the prompts that it consumed."""
+        return self.path / "consumed.jsonl"
 
     @property
     def rendezvous(self) -> Path:
@@ -177,19 +196,17 @@ class RunFolder:
         """Remove all published versions; to be called when nobody reads them any more."""
         shutil.rmtree(self.weights(where), ignore_errors=True)
 
-    def claim_epoch(self) -> int:
-        """Claim the next epoch by creating its file exclusively; of several claimants each gets another number."""
-        while True:
-            epoch = max((int(entry.name) for entry in self.epochs.iterdir()), default=0) + 1
-            try:
-                os.close(os.open(self.epochs / f"{epoch:06d}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            except FileExistsError:
-                continue
-            return epoch
+    def newest_epoch(self) -> int:
+        """The newest epoch that has been claimed; 0 before the first."""
+        return max((int(entry.name) for entry in self.epochs.iterdir() if entry.name.isdecimal()), default=0)
 
-    def end(self, cause: str, reported_by: str) -> bool:
-        """Record why the run ended (an empty `cause`: complete); only the first record counts. True for the first."""
-        record = {"state": "failed" if cause else "finished", "cause": cause, "reported_by": reported_by, "time": time.time()}
+    def end(self, cause: str, reported_by: str, state: str = "") -> bool:
+        """Record why the run ended; only the first record counts. True for the first.
+
+        `state`: 'finished' (default without a `cause`), 'failed' (default with one), or 'drained' (saved, to be resumed).
+        """
+        state = state or ("failed" if cause else "finished")
+        record = {"state": state, "cause": cause, "reported_by": reported_by, "time": time.time()}
         return write_once(self.outcome, json.dumps(record).encode())
 
     def ended(self) -> dict | None:
@@ -199,9 +216,29 @@ class RunFolder:
         except FileNotFoundError:
             return None
 
-    def request_stop(self, reason: str) -> None:
-        """Ask the run to end; the coordinator looks for this every second."""
-        write_once(self.stop, reason.encode())
+    def request_stop(self, reason: str, drain: bool = False) -> None:
+        """Ask the run to end; the coordinator looks for this every second. `drain`: save its state first, so that it can be resumed."""
+        write_once(self.stop, json.dumps({"reason": reason, "drain": drain}).encode())
+
+    def stop_requested(self) -> dict | None:
+        """What was asked for with `request_stop` ('reason', 'drain'), or None."""
+        try:
+            return json.loads(self.stop.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError:  # made by hand
+            return {"reason": self.stop.read_text(errors="replace").strip() or "by hand", "drain": False}
+
+    def submission(self) -> dict:
+        """jobs.json as written at submission: 'cluster', 'complete', and 'arrays' on SLURM or 'jobs' on one machine; {} before that."""
+        try:
+            return json.loads(self.submitted.read_bytes())
+        except FileNotFoundError:
+            return {}
+
+    def arrays(self, role: str) -> list[str]:
+        """The SLURM job ids of the arrays of `role` ('inference' or 'train') that have been submitted so far."""
+        return [array["job_id"] for array in self.submission().get("arrays", []) if array["role"] == role and array["job_id"]]
 
     def launcher_is_gone(self) -> bool:
         """True if an attached launcher has died: its lock file is there, but nobody holds the lock any more."""

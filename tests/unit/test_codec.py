@@ -10,9 +10,25 @@ from hypothesis import strategies as st
 
 from tests.unit.groups import make_group
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.codec import MessageError, encode, from_coordinator, from_workers
-from workers.messages.groups import check_group, head_step, samples, token_steps
-from workers.messages.types import Batch, Credit, Group, GroupFinished, Heartbeat, Purpose, Register, Role, Version
+from workers.messages.codec import MessageError, encode, from_coordinator, from_workers, pack
+from workers.messages.groups import check_group, check_partial, head_step, samples, token_steps
+from workers.messages.types import (
+    Batch,
+    CheckpointPart,
+    CheckpointRequest,
+    Draining,
+    Group,
+    GroupFinished,
+    GroupParked,
+    Heartbeat,
+    HeldLease,
+    Partial,
+    Purpose,
+    Register,
+    Role,
+    Suspended,
+    Version,
+)
 
 LIMIT = 1 << 20
 
@@ -140,9 +156,65 @@ def test_directions_are_separate() -> None:
         from_workers(LIMIT).decode(frames_of(Batch(0, [], Version(1, 0))))
 
 
-@pytest.mark.parametrize("message", [Register(Role.trainer, "host", 7), Heartbeat(Version(1, 2), None), Credit(3)])
+HELD = HeldLease("g1", 3, Purpose.training, Version(1, 2))
+
+
+@pytest.mark.parametrize("message", [
+    Register(Role.trainer, "host", 7), Register(Role.rollout, "host", 7, leases=[HELD], job="12_3"), Heartbeat(Version(1, 2), None),
+    Heartbeat(capacity=3, leases=[HELD, HELD]), Draining("time limit"), CheckpointRequest(4, "/checkpoint", True)])
 def test_small_messages_come_back(message) -> None:
     assert from_workers(LIMIT).decode(frames_of(message)) == message
+
+
+@pytest.mark.parametrize("message", [CheckpointPart(4, "coordinator.msgpack", "digest"), Suspended("time limit")])
+def test_small_messages_of_the_coordinator_come_back(message) -> None:
+    assert from_coordinator(LIMIT).decode(frames_of(message)) == message
+
+
+@pytest.mark.parametrize("capacity", [-1, 1_000_001])
+def test_a_capacity_out_of_bounds_is_refused(capacity: int) -> None:
+    with pytest.raises(MessageError, match="capacity"):
+        from_workers(LIMIT).decode(frames_of(Heartbeat(capacity=capacity)))
+
+
+def make_partial() -> Partial:
+    """Two samples, of two tokens and none."""
+    return Partial(
+        group_id="g0", attempt=1, purpose=Purpose.training, lengths=Int32.of([2, 0]), finished=Bool.of([True, False]), tokens=Int32.of([5, 6]),
+        logprobs=Float32.of([-0.5, -1.5]), epochs=Int32.of([1, 2]), steps=Int32.of([4, 3]), run_lengths=Int32.of([1, 1]))
+
+
+def test_a_parked_group_comes_back_and_from_a_file_too() -> None:
+    message, decoder = GroupParked(make_partial()), from_workers(LIMIT)
+    for back in (decoder.decode(frames_of(message)), decoder.unpack(pack(message))):
+        assert isinstance(back, GroupParked)
+        for name in Partial.__struct_fields__:
+            before, after = getattr(message.partial, name), getattr(back.partial, name)
+            assert type(after) is type(before) and np.array_equal(before, after)
+
+
+@given(st.integers(0, 400), st.integers(1, 255))
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_file_is_refused_or_is_still_a_message(place: int, change: int) -> None:
+    content = bytearray(pack(GroupParked(make_partial())))
+    with pytest.raises(MessageError):
+        from_workers(LIMIT).unpack(bytes(content[: place % len(content)]))
+    content[place % len(content)] ^= change
+    try:
+        back = from_workers(LIMIT).unpack(bytes(content))
+    except MessageError:
+        return
+    assert pack(back) != pack(GroupParked(make_partial())), "the change must show"
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("lengths", Int32.of(np.array([], np.int32))), ("lengths", Int32.of([3, -1])), ("lengths", Int32.of([1, 0])), ("finished", Bool.of([True])),
+    ("tokens", Int32.of([5])), ("tokens", Int32.of([5, -6])), ("logprobs", Float32.of(np.array([0, np.inf], np.float32))),
+    ("run_lengths", Int32.of([1, 2])), ("run_lengths", Int32.of([2, 0])), ("steps", Int32.of([-1, 0])), ("epochs", Int32.of([1]))])
+def test_partials_whose_arrays_do_not_fit_together_are_refused(field: str, value) -> None:
+    check_partial(make_partial())
+    with pytest.raises(MessageError, match="group g0, given back"):
+        check_partial(msgspec.structs.replace(make_partial(), **{field: value}))
 
 
 @pytest.mark.parametrize(("kind", "values"), [(Int32, [0.5]), (Int32, np.zeros((2, 2), np.int32)), (Bool, [1.5]), (Float32, ["a"])])

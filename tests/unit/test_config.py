@@ -8,12 +8,18 @@ import msgspec
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.__main__ import CONF
-from launcher.schema import FullConfig, register, to_object
+from launcher.cluster import seconds
+from launcher.schema import FullConfig, as_yaml, read_full, register, to_object
 from workers.config import Config, ConfigError, load
+from workers.rundir import RunFolder
 
 register()
+
+SLURM = ["cluster=slurm", "cluster.inference.partition=a", "cluster.train.partition=b"]
 
 
 def composed(*overrides: str) -> FullConfig:
@@ -51,7 +57,7 @@ def test_unknown_keys_and_wrong_types_fail(override: str) -> None:
     ("run.name='a b'", "letters"), ("transport.port_range=99", "FIRST-LAST"), ("transport.port_range=9000-8000", "FIRST <= LAST"),
     ("transport.heartbeat_timeout_s=1", "twice"), ("reward.correct=-6", "reward.wrong"), ("algorithm.clip_epsilon=1", "0.2"),
     ("algorithm.behavior_cap=0.5", "1 or more"), ("trainer.min_lr=1", "trainer.lr"), ("data.digits=9", "1 to 6"), ("data=jsonl", "data.path"),
-    ("model.path=''", "model.path"), ("run.target_accuracy=2", "target_accuracy"), ("cluster.max_hours=0", "max_hours"),
+    ("model.path=''", "model.path"), ("run.target_accuracy=2", "target_accuracy"), ("run.max_hours=0", "max_hours"),
     ("rollout.concurrency=0", "concurrency"), ("engine.num_slots=0", "num_slots"), ("evaluation.every_steps=-1", "every_steps"),
 ])
 def test_impossible_values_fail_with_rule_and_remedy(override: str, words: str) -> None:
@@ -60,9 +66,75 @@ def test_impossible_values_fail_with_rule_and_remedy(override: str, words: str) 
     assert override.split("=")[0].split(".")[0] in str(caught.value)
 
 
+@pytest.mark.parametrize(("overrides", "words"), [
+    (["cluster.time=''"], "cluster.inference.time=''.*HH:MM:SS"), (["cluster.train.time=UNLIMITED"], "cluster.train.time"),
+    (["cluster.time=0"], "not without limit"), (["cluster.train.time=3"], "twice cluster.signal_delay_s=120"),
+    (["cluster.train.mem=lots"], "64G"), (["cluster.train.mem=1G", "cluster.train.mem_per_gpu=1G"], "one of the two"),
+    (["cluster.train.cpus_per_gpu=1", "cluster.train.cpus_per_task=1"], "one of the two"), (["cluster.train.cpus_per_gpu=-1"], "negative"),
+    (["cluster.train.gpus=none", "cluster.train.gpu_type=a100"], "gpus=gres"), (["cluster.container.image=a.sif"], "kind=apptainer"),
+    (["cluster.container.kind=pyxis"], "container.image=''.*must be given"), (["cluster.spare_chunks=-1"], "spare_chunks"),
+    (["cluster.container.kind=apptainer", "cluster.container.image=a", "cluster.container.args=[--cleanenv]"], "SLURM's variables"),
+    (["cluster.probe_s=-1"], "leaves the probe out"), (["cluster.max_submit=-1"], "SLURM's own limits"), (["cluster.signal_delay_s=1"], "10 to 3600"),
+    (["+cluster.train.sbatch.array=0-1"], "Headway sets --array itself"), (["launch.max_concurrent_runs=-1"], "as many as fit"),
+    (['cluster.train.account="a\nb"'], "one line"),
+])
+def test_impossible_values_for_slurm_fail_with_rule_and_remedy(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        composed(*SLURM, *overrides)
+
+
+def test_both_roles_take_what_the_cluster_says_unless_they_have_their_own() -> None:
+    config = composed(*SLURM, "cluster.account=a", "cluster.setup=[module load x]", "cluster.time=60", "cluster.train.time=120",
+                      "cluster.container.kind=pyxis", "cluster.container.image=i", "+cluster.train.sbatch.nice=5").cluster
+    assert config.inference.account == config.train.account == "a" and config.train.setup == ["module load x"]
+    assert (config.inference.time_limit_s, config.train.time_limit_s) == (3600, 7200)
+    assert config.inference.container.image == "i" and config.train.sbatch == {"nice": "5"} and config.inference.sbatch == {}
+
+
+def test_defaults_that_mean_this_machine_are_replaced_on_slurm() -> None:
+    assert (composed().weights.dir, composed().transport.interface) == ("auto", "127.0.0.1")
+    config = composed(*SLURM)
+    assert (config.weights.dir, config.transport.interface) == ("run", "auto")
+    config = composed(*SLURM, "weights.dir=/fast", "transport.interface=ib0")
+    assert (config.weights.dir, config.transport.interface) == ("/fast", "ib0")
+
+
+@given(st.integers(0, 9), st.integers(0, 30), st.integers(0, 70), st.integers(0, 70))
+def test_time_limits_are_read_as_sbatch_reads_them(days: int, hours: int, minutes: int, rest: int) -> None:
+    def rounded(value: int) -> int:
+        return -(-value // 60) * 60
+
+    total = ((days * 24 + hours) * 60 + minutes) * 60
+    assert seconds(f"{days}-{hours}:{minutes:02d}:{rest:02d}") == rounded(total + rest)
+    assert seconds(f"{days}-{hours}:{minutes}") == total and seconds(f"{days}-{hours}") == total - minutes * 60
+    assert seconds(f"{hours}:{minutes}:{rest}") == rounded(total - days * 86400 + rest)
+    assert seconds(f"{minutes}:{rest}") == rounded(minutes * 60 + rest) and seconds(str(minutes)) == minutes * 60
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1:2:3:4", "UNLIMITED", "1.5"])
+def test_what_is_no_time_limit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        seconds(text)
+
+
 def test_a_missing_model_path_is_named() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"), pytest.raises(ConfigError, match="model.path"):
         to_object(compose("config"))
+
+
+@pytest.mark.parametrize("overrides", [["experiment=tiny"], [*SLURM, "cluster.setup=[a,b]", "+cluster.train.sbatch.nice=5", "staleness.eta=7"]])
+def test_the_full_config_of_a_run_is_read_back(tmp_path: Path, overrides: list[str]) -> None:
+    config = composed(*overrides)
+    run = RunFolder.create(tmp_path / "run")
+    run.config_yaml.write_bytes(as_yaml(config))
+    run.config.write_bytes(msgspec.json.encode(config.for_workers()))
+    assert read_full(run) == config
+    config.model.path = "/resolved"  # by workers/prepare.py, in the workers' part only
+    run.config.write_bytes(msgspec.json.encode(config.for_workers()))
+    assert read_full(run) == config
+    run.config_yaml.write_text("cluster: [")
+    with pytest.raises(ConfigError, match="Start the run again"):
+        read_full(run)
 
 
 def test_the_workers_read_back_what_was_composed(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from launcher import watch
-from launcher.launch import attached
+from launcher.__main__ import in_order
+from launcher.attached import attached
 from launcher.living import kill, living
 from workers.config import Config
 from workers.rundir import RunFolder
@@ -82,3 +83,11 @@ def test_the_lock_outlives_an_error_but_not_a_clean_end(run: RunFolder) -> None:
 def test_detached_runs_have_no_lock(run: RunFolder) -> None:
     with attached(run, detach=True):
         assert not run.launcher_lock.exists() and not run.launcher_is_gone()
+
+
+@pytest.mark.parametrize(("given", "taken"), [
+    (["a=1", "-m", "b=1,2", "--dry-run", "c=3"], ["-m", "a=1", "b=1,2", "c=3", "launch.dry_run=true"]),
+    (["--cfg", "job", "a=1"], ["--cfg", "job", "a=1"]),
+    (["--detach", "--plain", "--multirun"], ["--multirun", "launch.detach=true", "launch.plain=true"])])
+def test_flags_may_stand_anywhere(given: list[str], taken: list[str]) -> None:
+    assert in_order(given) == taken

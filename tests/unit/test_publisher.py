@@ -309,10 +309,44 @@ def test_a_folder_that_cannot_be_made(model: Path, tmp_path: Path) -> None:
         Publisher(tmp_path / "file" / "weights", model, torch.float32)
 
 
-def test_a_folder_that_is_there_already_is_not_taken(published: Published, model: Path) -> None:
+def test_an_own_private_folder_is_taken_over_from_an_earlier_incarnation(published: Published, model: Path) -> None:
+    parent = published.folder.parent
+    (parent / ".1.8.tmp").mkdir()  # it died while it was publishing
+    (parent / ".1.8.tmp" / "model-00000.safetensors").touch()
+    later = Publisher(parent, model, torch.float32).publish(weights(model, 1).items(), Version(2, 7))
+    assert sorted(path.name for path in parent.iterdir()) == ["1.7", "2.7"]
+    published.check()
+    verify(Path(later.folder), Version(2, 7), later.digest)
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o705, 0o777])
+def test_a_folder_that_others_may_enter_is_not_taken(published: Published, model: Path, mode: int) -> None:
     """In a shared place it might be somebody else's."""
-    with pytest.raises(WeightsError, match=r"weights cannot be made \(File exists\)\. Remove it if it is left over, or choose another weights\.dir"):
+    parent = published.folder.parent
+    parent.chmod(mode)
+    with pytest.raises(WeightsError, match=r"weights is not a private folder of this user.*Remove it, or choose another weights\.dir"):
+        Publisher(parent, model, torch.float32)
+    assert parent.stat().st_mode & 0o777 == mode
+    published.check()
+
+
+def test_a_folder_of_another_user_is_not_taken(published: Published, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = os.getuid()
+    monkeypatch.setattr(publisher.os, "getuid", lambda: user + 1)
+    with pytest.raises(WeightsError, match="is not a private folder of this user"):
         Publisher(published.folder.parent, model, torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_is_no_folder_is_not_taken(published: Published, model: Path, tmp_path: Path, kind: str) -> None:
+    """A link might lead to anything, even to a private folder of this user."""
+    place = tmp_path / "place"
+    if kind == "file":
+        place.touch(mode=0o600)
+    else:
+        place.symlink_to(published.folder.parent)
+    with pytest.raises(WeightsError, match=r"weights\.dir: .*place"):
+        Publisher(place, model, torch.float32)
     published.check()
 
 

@@ -60,9 +60,9 @@ def test_create_makes_everything_private_whatever_the_umask(tmp_path: Path) -> N
         run = RunFolder.create(tmp_path / "deep" / "run")
     finally:
         os.umask(old)
-    folders = [run.path, run.jobs, run.processes, run.keys, run.epochs, run.rendezvous]
-    assert [folder.stat().st_mode & 0o7777 for folder in folders] == [0o700] * 6
-    assert sorted(path.name for path in run.path.iterdir()) == ["epochs", "jobs", "keys", "processes", "rendezvous"]
+    folders = [run.path, run.jobs, run.processes, run.keys, run.epochs, run.rendezvous, run.checkpoints, run.partials]
+    assert [folder.stat().st_mode & 0o7777 for folder in folders] == [0o700] * 8
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "epochs", "jobs", "keys", "partials", "processes", "rendezvous"]
 
 
 def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,34 +144,6 @@ def test_open_refuses_what_is_no_run_folder(tmp_path: Path, kind: str) -> None:
         RunFolder.open(path)
 
 
-def test_epochs_are_claimed_once_each(tmp_path: Path) -> None:
-    run = new_run(tmp_path)
-    claims = together(lambda index: [run.claim_epoch() for _ in range(NUM_CLAIMS)])
-    assert all(numbers == sorted(numbers) for numbers in claims)
-    assert sorted(number for numbers in claims for number in numbers) == list(range(1, NUM_PROCESSES * NUM_CLAIMS + 1))
-    assert sorted(path.name for path in run.epochs.iterdir()) == [f"{number:06d}" for number in range(1, NUM_PROCESSES * NUM_CLAIMS + 1)]
-
-
-def test_epochs_go_on_where_they_stopped(tmp_path: Path) -> None:
-    run = new_run(tmp_path)
-    assert [run.claim_epoch(), run.claim_epoch()] == [1, 2]
-    assert RunFolder.open(run.path).claim_epoch() == 3
-    (run.epochs / "1000000").touch()  # one more digit than the usual names have
-    assert run.claim_epoch() == 1000001
-
-
-def test_a_lost_race_for_an_epoch_takes_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, real = new_run(tmp_path), os.open
-
-    def late(path: Any, *args: Any, **kwargs: Any) -> int:
-        monkeypatch.setattr(os, "open", real)
-        Path(path).touch()  # somebody else, between listing and claiming
-        return real(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", late)
-    assert run.claim_epoch() == 2
-
-
 def test_the_first_end_counts_and_is_whole(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     causes = [f"cause {index} " + chr(ord("a") + index) * 200_000 for index in range(NUM_PROCESSES)]
@@ -200,9 +172,28 @@ def test_an_end_without_cause_is_complete(tmp_path: Path) -> None:
 
 def test_a_stop_keeps_its_first_reason(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    run.request_stop("first")
+    assert run.stop_requested() is None
+    run.request_stop("first", drain=True)
     run.request_stop("second")
-    assert run.stop.read_text() == "first" and hidden(run.path) == []
+    assert run.stop_requested() == {"reason": "first", "drain": True} and hidden(run.path) == []
+
+
+def test_a_drained_run_says_so(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    assert run.end("stopped by someone", "coordinator", "drained") is True
+    record = run.ended()
+    assert record is not None and (record["state"], record["cause"]) == ("drained", "stopped by someone")
+
+
+def test_arrays_are_those_that_have_been_submitted(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    assert run.submission() == {} and run.arrays("train") == []
+    arrays = [{"role": "inference", "job_id": "7"}, {"role": "train", "job_id": "8"}, {"role": "inference", "job_id": None},
+              {"role": "inference", "job_id": "9"}]
+    run.submitted.write_text(json.dumps({"cluster": "slurm", "complete": False, "arrays": arrays}))
+    assert run.arrays("inference") == ["7", "9"] and run.arrays("train") == ["8"]
+    run.submitted.write_text(json.dumps({"cluster": "local", "complete": True, "jobs": []}))
+    assert run.arrays("inference") == []
 
 
 def test_write_once(tmp_path: Path) -> None:

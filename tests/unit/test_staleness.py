@@ -6,54 +6,93 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.groups import make_group
+from tests.unit.groups import make_group, make_partial
 from workers.config import Bound
 from workers.coordinator.ledger import Ledger
 from workers.coordinator.staleness import FinishedGroup, StalenessPolicy
+from workers.messages.types import HeldLease, Purpose, Version
 
-EVENTS = st.lists(st.tuples(st.sampled_from(["admit", "finish", "fail", "lose", "train"]), st.integers(0, 1000)), max_size=400)
+NAMES = ["nothing", "admit", "admit", "admit", "finish", "finish", "fail", "park", "lose", "come_back", "appear", "train"]
+# The length is bounded from below, or most histories would be of five events; shrunk ones have `nothing` instead.
+EVENTS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 1000)), min_size=30, max_size=150)
+WORKER = b"worker"
 
 
 class Simulation:
-    """A ledger and a policy driven by arbitrary events, checking every invariant after each."""
+    """A ledger and a policy driven by arbitrary events, checking every invariant after each.
+
+    `begun`: the version of a group's oldest token. Leases that were given up for lost may still be worked on somewhere, and come back.
+    """
 
     def __init__(self, eta: int, batch: int, bound: Bound) -> None:
         self.policy, self.ledger, self.version = StalenessPolicy(eta, batch, bound), Ledger(max_attempts=2), 0
-        self.begun: dict[str, int] = {}
-        self.attempts: dict[str, int] = {}
+        self.begun: dict[tuple[str, int], int] = {}
+        self.lost: list[tuple[str, int]] = []
         self.consumed: list[str] = []
 
+    def nothing(self, _: int) -> None:
+        pass
+
     def admit(self, _: int = 0) -> bool:
-        if not self.policy.may_admit(self.ledger.admitted, self.version):
+        if not self.ledger.parked and not self.policy.may_admit(self.ledger.admitted, self.version):
             return False
-        group_id, _, attempt = self.ledger.lease(b"worker", self.version)
-        self.begun[group_id], self.attempts[group_id] = self.version, attempt
+        leased = self.ledger.lease(WORKER, self.version)
+        begun = self.begun[leased.group_id, leased.partial.attempt] if leased.partial is not None else self.version
+        assert leased.admitted_at == begun
+        self.begun[leased.group_id, leased.attempt] = begun
         return True
 
-    def _pick(self, number: int) -> str | None:
+    def _pick(self, number: int) -> tuple[str, int] | None:
         running = sorted(self.ledger.running)
-        return running[number % len(running)] if running else None
+        return (group_id := running[number % len(running)], self.ledger.running[group_id].attempt) if running else None
 
     def finish(self, number: int) -> None:
-        if (group_id := self._pick(number)) is not None:
-            group = make_group(group_id, self.attempts[group_id], [self.begun[group_id]])
+        if (key := self._pick(number)) is not None:
+            group = make_group(*key, [self.begun[key]])
             assert self.ledger.finish(group)
             assert not self.ledger.finish(group), "a duplicate must not count"
 
     def fail(self, number: int) -> None:
-        if (group_id := self._pick(number)) is not None:
-            assert self.ledger.fail(group_id, self.attempts[group_id], "failed")
+        if (key := self._pick(number)) is not None:
+            assert self.ledger.fail(*key, "failed")
+            assert not self.ledger.fail(*key, "failed")
 
-    def lose(self, _: int) -> None:
-        self.ledger.release(b"worker")
+    def park(self, number: int) -> None:
+        if (key := self._pick(number)) is not None:
+            assert self.ledger.park(make_partial(*key, [self.begun[key]]))
+            assert not self.ledger.park(make_partial(*key, [self.begun[key]]))
+
+    def lose(self, number: int) -> None:
+        if (key := self._pick(number)) is not None:
+            held = {(group_id, lease.attempt) for group_id, lease in self.ledger.running.items()} - {key}
+            assert self.ledger.reconcile(WORKER, held, 0.0, 0) == 1
+            self.lost.append(key)
+
+    def come_back(self, number: int) -> None:
+        if self.lost:
+            self._adopt(self.lost[number % len(self.lost)])
+
+    def appear(self, number: int) -> None:
+        """A lease from a lost lineage, of a prompt that this one has not come to yet."""
+        key = f"g{self.ledger.next_index + number % 3}", 0
+        self.begun[key] = max(0, self.version - number // 3 % 4)
+        self._adopt(key)
+
+    def _adopt(self, key: tuple[str, int]) -> None:
+        held = HeldLease(*key, Purpose.training, Version(1, self.begun[key]))
+        next_batch = self.ledger.num_consumed // self.policy.batch_groups
+        may = self.policy.may_return(self.ledger.admitted, self.version, self.begun[key], self.ledger.unconsumed_versions(), next_batch)
+        self.ledger.adopt(WORKER, held, self.begun[key], may)
 
     def train(self, _: int = 0) -> bool:
         chosen = self.policy.choose(self.version, self.ledger.waiting_to_be_consumed(), self.ledger.running_versions())
         if chosen is None:
             return False
         assert len(set(chosen)) == self.policy.batch_groups
-        if self.policy.bound is Bound.hard:
-            assert all(self.version - self.begun[group_id] <= self.policy.eta for group_id in chosen)
+        ages = [self.version - self.begun[group_id, self.ledger.finished[group_id].group.attempt] for group_id in chosen]
+        assert min(ages) >= 0
+        if self.policy.bound is Bound.hard or self.policy.eta == 0:
+            assert max(ages) <= self.policy.eta
         self.ledger.consume(chosen)
         self.consumed += chosen
         self.version += 1
@@ -90,6 +129,8 @@ def test_hard_bound_forms_a_batch_once_running_groups_end(eta: int, batch: int, 
     simulation = Simulation(eta, batch, Bound.hard)
     for name, number in events:
         getattr(simulation, name)(number)
+    while simulation.ledger.parked:
+        assert simulation.admit()
     while simulation.ledger.running:
         simulation.finish(0)
     while len(simulation.ledger.finished) >= batch:
@@ -106,7 +147,7 @@ def test_eta_zero_is_synchronous() -> None:
         for _ in range(4):
             simulation.finish(0)
         assert simulation.train()
-        assert all(simulation.begun[group_id] == version for group_id in simulation.consumed[-4:])
+        assert all(simulation.begun[group_id, 0] == version for group_id in simulation.consumed[-4:])
 
 
 def test_admission_takes_the_oldest_finished_first() -> None:
@@ -120,3 +161,25 @@ def test_hard_waits_for_a_straggler_that_must_not_miss_its_deadline() -> None:
     fresh = [FinishedGroup("fresh", 1, 0)]
     assert policy.choose(1, fresh, running=[0]) is None, "the group begun at 0 must be in batch 1"
     assert policy.choose(1, fresh, running=[1]) == ["fresh"]
+
+
+def test_a_group_that_comes_back_needs_a_place() -> None:
+    for bound in Bound:
+        policy = StalenessPolicy(1, 2, bound)
+        assert policy.may_return(3, 0, 0, [0, 0, 0], 0)
+        assert not policy.may_return(4, 0, 0, [0, 0, 0, 0], 0)
+
+
+@pytest.mark.parametrize(("eta", "bound", "may"), [
+    (4, Bound.admission, True), (4, Bound.hard, False), (0, Bound.admission, False), (0, Bound.hard, False)])
+def test_a_group_that_comes_back_too_old_is_wanted_only_where_ages_are_not_bounded(eta: int, bound: Bound, may: bool) -> None:
+    assert StalenessPolicy(eta, 1, bound).may_return(9, 9, 9 - eta - 1, [], 9) is may
+    assert StalenessPolicy(eta, 1, bound).may_return(9, 9, 9 - eta, [], 9)
+
+
+def test_a_group_that_comes_back_must_not_make_others_late() -> None:
+    """Three groups must be in batch 5 or before, and only two fit."""
+    assert StalenessPolicy(2, 2, Bound.hard).may_return(12, 5, 3, [3], 5)
+    assert not StalenessPolicy(2, 2, Bound.hard).may_return(12, 5, 3, [3, 3], 5)
+    assert not StalenessPolicy(2, 2, Bound.hard).may_return(12, 5, 4, [3, 3, 4, 4], 5)
+    assert StalenessPolicy(2, 2, Bound.admission).may_return(12, 5, 3, [3, 3], 5)

@@ -155,3 +155,60 @@ def test_summary() -> None:
                  "9000 generated, 8000 trained"):
         assert part in text, part
     assert "held-out accuracy - -> -" in summary_lines({**summary, "heldout_before": None, "heldout_after": None})[0]
+
+
+def role(**changes: Any) -> dict[str, Any]:
+    return {"running": [], "pending": 0, "reasons": {}, "next": "", "starts": None, "done": 0, "failed": 0, **changes}
+
+
+def running(element: str = "12_0", state: str = "RUNNING", *nodes: str, left: float = 725.0) -> dict[str, Any]:
+    return {"element": element, "state": state, "nodes": list(nodes or ("trn0",)), "time_left_s": left}
+
+
+def slurm(train: dict[str, Any] | None = None, inference: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    hours = {"used": 12.345, "wasted": 0.5, "train": 3.0, "inference": 9.345, "unit": "GPU-hours"}
+    return {"roles": {"train": train or role(running=[running()]), "inference": inference or role()}, "hours": hours, "lives": [],
+            "checkpoint": None, "no_accounting": "", **changes}
+
+
+def shown_on_slurm(state: dict[str, Any] | None, figures: dict[str, Any], ended: dict[str, Any] | None = None) -> str:
+    console = Console(file=StringIO(), width=180, no_color=True)
+    console.print(panel("run7", state, STEPS if state else [], [], NOW, ended, figures))
+    assert isinstance(console.file, StringIO)
+    return " ".join(console.file.getvalue().replace("│", " ").split())
+
+
+def test_a_run_on_slurm() -> None:
+    inference = role(running=[running("11_0", "RUNNING", "inf0"), running("11_1", "RUNNING", "inf1", left=60)], pending=6,
+                     reasons={"JobArrayTaskLimit": 6}, done=3, failed=1)
+    workers = [{**WORKERS[0], "job": "11_0", "draining": True}]
+    text = shown_on_slurm(status(checkpoint={"step": 3, "age_s": 61.0}, replicas_ready=2, min_replicas=1, parked=4, suspended="", workers=workers),
+                          slurm(inference=inference, lives=[{"words": "epoch 1 (12_0 on trn0): started at step 0"}]))
+    for part in ("checkpoint step 3, 1m01s old", "replicas 2 ready, training needs 1 4 groups parked",
+                 "inference 2 running on inf0,inf1 (1m00s left), 6 to follow, 3 done, 1 failed", "training 1 running on trn0 (12m05s left)",
+                 "used 12.35 GPU-hours used (9.35 inference, 3.00 training), 0.50 wasted", "rollout 0 node7 job 11_0", "(draining)",
+                 "epoch 1 (12_0 on trn0): started at step 0"):
+        assert part in text, part
+    assert "suspended saving" in shown_on_slurm(status(suspended="saving"), slurm())
+    drained = shown_on_slurm(status(), slurm(train=role(done=1)), {"state": "drained", "cause": "by headway stop --drain"})
+    assert "drained: by headway stop --drain" in drained
+
+
+@pytest.mark.parametrize(("train", "words"), [
+    (role(running=[running()]), "training job 12_0 runs on trn0; its coordinator has not written its status yet"),
+    (role(running=[running(state="CONFIGURING")]), "training job 12_0 on trn0: CONFIGURING"),
+    (role(pending=3, reasons={"Resources": 1, "JobArrayTaskLimit": 2}, next="12_1"), "job 12_1, which is pending (Resources: no nodes are free)"),
+    (role(pending=1, reasons={"QOSMaxGRESPerUser": 1}, next="12_1"), "(QOSMaxGRESPerUser: your limit in this QOS is reached)"),
+    (role(pending=1, reasons={"Priority": 1}, next="12_1", starts=NOW + 600), "(Priority: jobs of higher priority are ahead, starts about "),
+    (role(pending=1, reasons={"NeverSeenBefore": 1}, next="12_1"), "pending (NeverSeenBefore)"),
+    (role(pending=1, reasons={"JobHeldUser": 1}, next="12_1"), "(JobHeldUser: held: scontrol release)"),
+    (role(), "no training job is in the queue")])
+def test_what_a_run_on_slurm_waits_for(train: dict[str, Any], words: str) -> None:
+    assert words in shown_on_slurm(None, slurm(train=train))
+
+
+def test_a_coordinator_that_went_away_or_never_was() -> None:
+    gone = shown_on_slurm(status(time=NOW - 61), slurm())
+    assert "its coordinator has not written its status for 1m01s" in gone and "worker process" not in gone
+    unknown = shown_on_slurm(None, slurm(hours=None, train=role(pending=1, reasons={"Priority": 1}, done=None, failed=None)))
+    assert "unknown: SLURM keeps no accounting here" in unknown

@@ -25,15 +25,15 @@ from transformers import AutoModelForCausalLM
 
 from tests.wire.test_engine_api import prompt_of, write_model
 from workers.config import EngineConfig, Interrupt, RewardConfig, WorkflowConfig
+from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import encode, from_workers
 from workers.messages.groups import check_group, samples
-from workers.messages.types import Announcement, Group, GroupFinished, Lease, Purpose, Version
+from workers.messages.types import Announcement, Group, GroupFinished, Lease, Partial, Purpose, Version
 from workers.processes import first_cause
 from workers.reward.pool import RewardPool, VerifierError, scale
 from workers.reward.verifiers import numeric_distance
 from workers.rollout.engine_client import BadRequest, EngineClient, EngineError, Generation, SamplingParams
 from workers.rollout.sampler import Sample, Sampler
-from workers.rollout.servers import process
 from workers.rollout.servers.process import LOG_LINES, ServerProcess
 from workers.rollout.weight_updates import WeightHolder
 from workers.rollout.workflows.single_turn import SingleTurn
@@ -362,6 +362,24 @@ async def test_a_version_that_is_gone_is_an_error_if_it_is_the_newest(rig: Rig) 
     await serves_unharmed(rig, first)
 
 
+async def test_a_version_that_is_gone_with_its_training_job_is_waited_out(rig: Rig) -> None:
+    first, gone, newest = rig.publish(0), rig.publish(1), rig.publish(2)
+    shutil.rmtree(gone.folder)
+    async with Following(rig) as following:
+        following.holder._in_touch = lambda: False
+        await following.load(first)
+        following.holder.announce(gone)
+        await following.fetching(gone)
+
+        async def given_up() -> bool:
+            return following.holder.fetching is None
+
+        await until(given_up)
+        assert following.holder.held == first.version and not following.task.done()
+        await following.load(newest)
+    await serves_unharmed(rig, newest)
+
+
 def damaged(announcement: Announcement, damage: str) -> Announcement:
     shard = next(Path(announcement.folder).glob("*.safetensors"))
     if damage == "flipped bit":
@@ -429,6 +447,69 @@ async def test_an_engine_recovers_from_diverged_weights(diverged: Rig) -> None:
     generation = await diverged.client.generate("good", prompt_of(5), SamplingParams(20, 1.0), 0)
     assert (generation.finish, len(generation.tokens)) == ("length", 20)
     assert diverged.error(good.version, prompt_of(5), generation.tokens, generation.logprobs) <= TOLERANCE
+
+
+# -- halting -------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("interrupt", [Interrupt.retract, Interrupt.abort])
+async def test_halting_brings_every_token_back_and_another_sampler_goes_on(rig: Rig, interrupt: Interrupt) -> None:
+    announcement = rig.publish(1)
+    prompts = [prompt_of(10 + 7 * index, index) for index in range(3)]
+    async with Following(rig, interrupt) as following:
+        await following.load(announcement)
+        sampler, base = rig.sampler, await rig.generated()
+        parts = [Sample() for _ in prompts]
+        sampling = [asyncio.create_task(sampler.sample(f"halt-{interrupt.value}-{index}", prompt, LONG_PARAMS, index, part))
+                    for index, (prompt, part) in enumerate(zip(prompts, parts, strict=True))]
+
+        async def all_run() -> bool:
+            return await rig.generated() > base + 100
+
+        await until(all_run)
+        assert await sampler.halt(DEADLINE_S)
+        assert await asyncio.gather(*sampling) == parts
+        assert sum(len(part.tokens) for part in parts) >= 90 and not any(part.finished for part in parts)
+        before = await rig.generated()
+        assert await sampler.sample("late", prompts[0], PARAMS, seed=9) == Sample() and await rig.generated() == before
+        assert (await counters(rig.client))["num_running"] == (await counters(rig.client))["num_queued"] == 0
+        await rig.client.resume()
+        for index, (prompt, part) in enumerate(zip(prompts, parts, strict=True)):
+            kept = list(zip(part.tokens, part.logprobs, strict=True))
+            sample = await rig.sampler.sample(f"on-{index}", prompt, LONG_PARAMS, index, part)
+            assert sample.finished and len(sample.tokens) == LONG and list(zip(sample.tokens, sample.logprobs, strict=True))[: len(kept)] == kept
+            assert rig.error(announcement.version, prompt, sample.tokens, sample.logprobs) <= TOLERANCE
+
+
+async def test_halting_gets_hold_of_a_request_that_reaches_the_engine_after_the_pause(rig: Rig) -> None:
+    announcement = rig.publish(1)
+    async with Following(rig) as following:
+        await following.load(announcement)
+        sampler = rig.sampler
+        await rig.client.pause("abort")
+        sampling = asyncio.create_task(sampler.sample("behind", prompt_of(9), PARAMS, seed=0))
+
+        async def queued() -> bool:
+            return (await counters(rig.client))["num_queued"] == 1
+
+        await until(queued)
+        try:
+            assert await sampler.halt(DEADLINE_S)
+            assert (await sampling).tokens == []
+        finally:
+            await rig.client.resume()
+
+
+async def test_an_engine_that_keeps_its_tokens_cannot_hold_up_a_halt(rig: Rig) -> None:
+    sampler = rig.sampler
+    sampler._engine = deaf = LatePause(rig.client)  # type: ignore[assignment]
+    sampling = asyncio.create_task(sampler.sample("kept", prompt_of(9), LONG_PARAMS, seed=0))
+    async with asyncio.timeout(DEADLINE_S):
+        while not sampler._num_requests:
+            await asyncio.sleep(0)
+        started = time.monotonic()
+        assert not await sampler.halt(0.3) and deaf.sent.is_set()
+        assert time.monotonic() - started < 5
+        assert (await sampling).finished
 
 
 # -- requests ------------------------------------------------------------------------------------------------------------
@@ -509,8 +590,7 @@ async def test_a_killed_engine_says_how_it_died(rig: Rig, tmp_path: Path) -> Non
         await server.stop()
 
 
-async def test_the_key_is_not_on_the_command_line_and_stop_ends_even_a_deaf_engine(
-        rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_key_is_not_on_the_command_line_and_stop_ends_even_a_deaf_engine(rig: Rig, tmp_path: Path) -> None:
     server = ServerProcess(engine_config(), rig.model, tmp_path / "engine.log")
     client = await server.start(Version(3, 4))
     assert server._process is not None
@@ -518,12 +598,21 @@ async def test_the_key_is_not_on_the_command_line_and_stop_ends_even_a_deaf_engi
     assert len(key) == 64 and key.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert (await counters(client))["weight_version"] == "3.4"
     await client.close()
-    monkeypatch.setattr(process, "STOP_S", 0.1)
     os.kill(pid, signal.SIGSTOP)
     await asyncio.wait_for(server.stop(), DEADLINE_S)
-    assert re.search(r"was killed by SIG(KILL|TERM); its log \(.+\) is empty", await server.exited())
+    assert re.search(r"was killed by SIGKILL; its log \(.+\) is empty", await server.exited())
     await server.stop()  # once more is nothing
     assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_the_signals_that_end_a_job_do_not_end_its_engine(rig: Rig) -> None:
+    """On some clusters SLURM sends them to every process; the worker still has to collect what the engine is generating."""
+    assert rig.server._process is not None
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        os.kill(rig.server._process.pid, number)
+    sample = await rig.sampler.sample("survivor", prompt_of(5), SamplingParams(200, 1.0), seed=0)
+    assert len(sample.tokens) == 200 and rig.server._process.returncode is None
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), "here they are not blocked"
 
 
 @pytest.mark.parametrize("kind", ["no folder", "broken tensors", "another architecture", "too short"])
@@ -554,7 +643,7 @@ async def test_an_engine_that_takes_too_long_to_start_is_ended(rig: Rig, tmp_pat
     with pytest.raises(EngineError, match=r"the embedded engine has not answered in 0\.05 s \(engine\.start_timeout_s\); its log"):
         await server.start(Version(0, 0))
     assert time.monotonic() - started < DEADLINE_S
-    assert server._process is not None and server._process.returncode == -signal.SIGTERM
+    assert server._process is not None and server._process.returncode == -signal.SIGKILL
     assert not Path(f"/proc/{server._process.pid}").exists()
 
 
@@ -623,6 +712,52 @@ async def test_a_group_across_an_update(rig: Rig, interrupt: Interrupt) -> None:
         tokens, logprobs = view.tokens.tolist(), view.logprobs.tolist()
         assert rig.error(first.version, group.prompt.tolist(), tokens, logprobs, end=cut, temperature=0.8) <= TOLERANCE
         assert rig.error(second.version, group.prompt.tolist(), tokens, logprobs, start=cut, temperature=0.8) <= TOLERANCE
+
+
+def part_of(group: Group, keep: list[int], finished: list[bool], **changes: Any) -> Partial:
+    """The first `keep[k]` tokens of each sample of a group of one version, as given back by another worker."""
+    starts = np.cumsum([0, *group.lengths.tolist()[:-1]])
+    index = np.concatenate([np.arange(start, start + length) for start, length in zip(starts, keep, strict=True)])
+    return Partial(**{"group_id": group.group_id, "attempt": group.attempt, "purpose": group.purpose, "lengths": Int32.of(keep),
+                      "finished": Bool.of(finished), "tokens": Int32.of(group.tokens[index]), "logprobs": Float32.of(group.logprobs[index]),
+                      "epochs": Int32.of(group.epochs), "steps": Int32.of(group.steps), "run_lengths": Int32.of([sum(keep)]), **changes})
+
+
+async def test_a_group_goes_on_from_a_partial(rig: Rig) -> None:
+    first, second = rig.publish(0), rig.publish(1)
+    async with RewardPool(RewardConfig()) as pool:
+        async with Following(rig) as following:
+            await following.load(first)
+            whole = await single_turn(rig, pool).run(lease())
+        keep, finished = [7, 0, 24, 11, 24], [False, False, False, True, True]
+        base = await rig.generated()
+        async with Following(rig) as following:
+            await following.load(second)
+            group = await single_turn(rig, pool).run(lease(attempt=3, partial=part_of(whole, keep, finished)))
+    check_group(group)
+    assert await rig.generated() == base + 17 + 24, "finished samples, and one of the greatest length, are only judged"
+    assert (group.attempt, group.lengths.tolist()) == (3, [24, 24, 24, 11, 24])
+    assert (group.num_interruptions, group.tokens_interrupted) == (1, 7)
+    for view, before, cut in zip(samples(group), samples(whole), keep, strict=True):
+        tokens, logprobs = view.tokens.tolist(), view.logprobs.tolist()
+        assert tokens[:cut] == before.tokens.tolist()[:cut] and logprobs[:cut] == before.logprobs.tolist()[:cut]
+        assert view.steps.tolist() == [first.version.step] * cut + [second.version.step] * (len(tokens) - cut)
+        if cut < len(tokens):
+            assert rig.error(second.version, group.prompt.tolist(), tokens, logprobs, start=cut, temperature=0.8) <= TOLERANCE
+    text = rig.sampler.text(samples(group)[3].tokens.tolist(), ())
+    assert group.scores[3] == pytest.approx(numeric_distance("", text, "42"))
+
+
+async def test_a_partial_that_does_not_fit_is_ignored_with_a_warning(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    announcement = rig.publish(1)
+    async with Following(rig) as following, RewardPool(RewardConfig()) as pool:
+        await following.load(announcement)
+        turn = single_turn(rig, pool)
+        whole = await turn.run(lease())
+        wrong = part_of(whole, [7, 0, 24, 11, 24], [False] * 5, group_id="g8")
+        group = await turn.run(lease(partial=wrong))
+    assert group.tokens.tolist() == whole.tokens.tolist()
+    assert "warning: group g8, given back in attempt 2: must be of group g7" in capsys.readouterr().out
 
 
 async def test_evaluation_is_one_greedy_sample(rig: Rig) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from workers.config.choices import (
     Advantage,
     Bound,
+    ClusterKind,
     DataKind,
     Dtype,
     Interrupt,
@@ -38,6 +39,8 @@ from workers.config.rules import (
 )
 from workers.config.system import (
     AllocationConfig,
+    CheckpointConfig,
+    ClusterConfig,
     RunConfig,
     TransportConfig,
 )
@@ -53,6 +56,9 @@ __all__ = [
     "AlgorithmConfig",
     "AllocationConfig",
     "Bound",
+    "CheckpointConfig",
+    "ClusterConfig",
+    "ClusterKind",
     "Config",
     "ConfigError",
     "DataConfig",
@@ -85,6 +91,7 @@ class Config:
 
     run: RunConfig = field(default_factory=RunConfig)
     allocation: AllocationConfig = field(default_factory=AllocationConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     workflow: WorkflowConfig = field(default_factory=WorkflowConfig)
@@ -96,12 +103,13 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
 
     def check(self) -> None:
         """Check every part, then what holds between parts. Raises `ConfigError`."""
-        for name in ("run", "allocation", "model", "data", "workflow", "reward", "rollout", "engine", "staleness",
-                     "algorithm", "trainer", "weights", "evaluation", "transport"):
+        for name in ("run", "allocation", "cluster", "model", "data", "workflow", "reward", "rollout", "engine", "staleness",
+                     "algorithm", "trainer", "weights", "evaluation", "checkpoint", "transport"):
             getattr(self, name).check()
         require(self.workflow.max_new_tokens < self.engine.context_length, "workflow.max_new_tokens", self.workflow.max_new_tokens,
                 f"must be less than engine.context_length={self.engine.context_length}", "The prompt needs room too")

@@ -5,6 +5,13 @@ from __future__ import annotations
 import enum
 
 
+class ClusterKind(str, enum.Enum):
+    """Where jobs run."""
+
+    local = "local"
+    slurm = "slurm"
+
+
 class Bound(str, enum.Enum):
     """How staleness is bounded; see docs/design.md, 'Staleness'."""
 

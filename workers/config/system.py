@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from workers.config.choices import ClusterKind
 from workers.config.rules import require
 
 
@@ -17,7 +18,8 @@ class RunConfig:
     seed: int = 1
     num_steps: int = 100
     target_accuracy: float | None = None
-    stall_timeout_s: float = 600.0
+    max_hours: float = 24.0
+    stall_minutes: float = 20.0
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -25,7 +27,9 @@ class RunConfig:
                 "must be 1 to 80 letters, digits, '.', '_' or '-'", "It becomes a job name and part of paths")
         require(self.num_steps >= 1, "run.num_steps", self.num_steps, "must be at least 1", "Give the number of training steps")
         require(self.seed >= 0, "run.seed", self.seed, "must not be negative", "Give 0 or more")
-        require(self.stall_timeout_s > 0, "run.stall_timeout_s", self.stall_timeout_s, "must be positive",
+        require(0.05 <= self.max_hours <= 10_000, "run.max_hours", self.max_hours, "must be from 0.05 to 10000",
+                "It is the time that training may take: a local job ends after it, on SLURM it sets the number of chunks of wall time")
+        require(self.stall_minutes > 0, "run.stall_minutes", self.stall_minutes, "must be positive",
                 "It is the time without any progress after which the run ends with an error")
         if self.target_accuracy is not None:
             require(0 < self.target_accuracy <= 1, "run.target_accuracy", self.target_accuracy, "must be in (0, 1]",
@@ -48,6 +52,43 @@ class AllocationConfig:
                 "must be greater than 0 and less than 1", "The paper's choice is 0.75")
         require(self.min_replicas >= 1, "allocation.min_replicas", self.min_replicas, "must be at least 1",
                 "Training needs one rollout worker to start")
+
+
+@dataclass
+class ClusterConfig:
+    """What the jobs need to know of the cluster; how they are submitted is added by launcher/schema.py.
+
+    `signal_delay_s`: how long before its time limit a job is told (USR2). A crashed training job is followed by the next one after
+    `crash_backoff_s` (doubled each time), until `max_consecutive_crashes` in a row have brought no new checkpoint.
+    """
+
+    kind: ClusterKind = ClusterKind.local
+    signal_delay_s: int = 120
+    max_consecutive_crashes: int = 3
+    crash_backoff_s: float = 10.0
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(10 <= self.signal_delay_s <= 3600, "cluster.signal_delay_s", self.signal_delay_s, "must be from 10 to 3600",
+                "Give about twice the time of a training step and a checkpoint, in seconds")
+        require(self.max_consecutive_crashes >= 1, "cluster.max_consecutive_crashes", self.max_consecutive_crashes, "must be at least 1",
+                "1 ends the run at the first crash")
+        require(self.crash_backoff_s >= 0, "cluster.crash_backoff_s", self.crash_backoff_s, "must not be negative", "Give seconds")
+
+
+@dataclass
+class CheckpointConfig:
+    """When the state of a run is saved, besides at every drain: after so many steps or minutes (0: not), whichever comes first."""
+
+    every_steps: int = 0
+    every_minutes: float = 15.0
+    keep: int = 2
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(self.every_steps >= 0, "checkpoint.every_steps", self.every_steps, "must not be negative", "0 saves by time only")
+        require(self.every_minutes >= 0, "checkpoint.every_minutes", self.every_minutes, "must not be negative", "0 saves by steps only")
+        require(self.keep >= 1, "checkpoint.keep", self.keep, "must be at least 1", "2 leave one to fall back to")
 
 
 @dataclass

@@ -51,14 +51,22 @@ class Totals:
     """Counters over the whole run."""
 
     head_ages: Counter[int] = field(default_factory=Counter)
+    tokens_generated: int = 0
+    tokens_interrupted: int = 0
     tokens_trained: int = 0
     num_steps: int = 0
+    num_evaluations: int = 0
     num_duplicates: int = 0
     num_retries: int = 0
 
     def consumed(self, ages: BatchAges) -> None:
         """Count a batch."""
         self.head_ages.update(ages.head_ages)
+
+    def forget(self, ages: BatchAges) -> None:
+        """Undo `consumed` for a batch whose training step was given up."""
+        self.head_ages.subtract(ages.head_ages)
+        self.head_ages += Counter()  # drops what is zero now
 
     @property
     def max_staleness(self) -> int:

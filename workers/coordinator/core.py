@@ -2,10 +2,12 @@
 
     handle(peer, message, now)  tick(now)
         -> outbox:      (peer, message) to send; peer None is published to everyone
-        -> records:     finished steps and evaluations, to be written to the metrics
+        -> training.records:  finished steps and evaluations, to be written to the metrics
+        -> checkpoint:  the trainer waits for this process's part of a checkpoint
         -> ended:       None while the run goes on; then the cause ('' is a complete run)
+        -> left:        None while this incarnation goes on; then why it goes away, while the run waits for the next one
 
-    rollout: Credit -> Leases -> GroupFinished -> ledger -> (staleness) -> Batch -> trainer: StepFinished -> version + 1
+    rollout: Heartbeat (capacity) -> Leases -> GroupFinished -> ledger -> (staleness) -> Batch -> trainer: StepFinished -> version + 1
 
 Who waits for whom: a rollout worker waits only where the staleness or the concurrency limit forbids a new group; the
 trainer waits only until a batch can be formed; both reasons are put into words by waiting.py.
@@ -13,31 +15,44 @@ trainer waits only until a batch can be formed; both reasons are put into words 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from workers.config import Config
-from workers.coordinator.accounting import BatchAges, Totals, measure
-from workers.coordinator.evaluation import Evaluation, Result
+from workers.config import ClusterKind, Config
+from workers.coordinator.accounting import Totals
+from workers.coordinator.evaluation import Evaluation
 from workers.coordinator.leases import LeaseOffice, Prompts
 from workers.coordinator.ledger import Ledger
+from workers.coordinator.lineage import Lineage
 from workers.coordinator.registry import Registry, Worker
+from workers.coordinator.results import Results
+from workers.coordinator.snapshot import (
+    Snapshot,
+    restore_evaluation,
+    restore_ledger,
+    restore_totals,
+    save_evaluation,
+    save_ledger,
+    save_totals,
+)
 from workers.coordinator.staleness import StalenessPolicy
+from workers.coordinator.training import Refusal, Training
 from workers.coordinator.waiting import waiting
-from workers.messages.codec import MessageError
-from workers.messages.groups import check_group
+from workers.messages.groups import check_group, check_partial
 from workers.messages.types import (
     PROTOCOL,
     Acknowledged,
-    Announcement,
-    Batch,
     BatchRequest,
-    Credit,
+    CheckpointRequest,
+    Drain,
+    Draining,
     Goodbye,
+    Group,
     GroupFailed,
     GroupFinished,
+    GroupParked,
     Heartbeat,
     HeartbeatReply,
+    HeldLease,
     Message,
+    Partial,
     Purpose,
     Refused,
     Register,
@@ -49,51 +64,63 @@ from workers.messages.types import (
     WorkerFailed,
 )
 
-
-@dataclass(frozen=True)
-class StepRecord:
-    """A finished training step: the trainer's metrics and the ages of what it consumed."""
-
-    step: int
-    ages: BatchAges
-    metrics: dict[str, float]
-    tokens_trained: int
+ATTEMPTS_PER_EPOCH = 1000
+"""More often than that no group is leased in one incarnation."""
+EVALUATION_LEASES_PER_EPOCH = 1_000_000
+RETURN_S = 20.0
+"""How long leases from before a restart wait for the workers that hold them."""
+DRAIN_S = 60.0
+"""How long workers may take to give back what they hold when the whole run is to pause."""
 
 
 class Coordinator:
-    """The state of one incarnation (epoch) of a run."""
+    """The state of one incarnation (epoch) of a run; `snapshot`: what it goes on from."""
 
-    def __init__(self, config: Config, prompts: Prompts, epoch: int, now: float) -> None:
+    def __init__(self, config: Config, prompts: Prompts, epoch: int, now: float, snapshot: Snapshot | None = None) -> None:
         self.config, self.epoch = config, epoch
         self.policy = StalenessPolicy(config.staleness.eta, config.trainer.batch_groups, config.staleness.bound)
-        self.ledger = Ledger(config.rollout.max_attempts)
+        self.ledger = Ledger(config.rollout.max_attempts, epoch * ATTEMPTS_PER_EPOCH)
         self.registry = Registry(config.transport.heartbeat_timeout_s, config.transport.reconnect_grace_s)
         heldout = prompts.heldout()
-        self.evaluation = Evaluation(len(heldout), config.rollout.max_attempts)
+        self.evaluation = Evaluation(len(heldout), config.rollout.max_attempts, num_leases=epoch * EVALUATION_LEASES_PER_EPOCH)
         self.office = LeaseOffice(config, prompts, heldout, self.ledger, self.evaluation, self.registry, self.policy)
-        self.totals = Totals()
-        self.announcement: Announcement | None = None
+        self.totals, self.lineage = Totals(), Lineage({epoch: 0})
+        self.training = Training(config, epoch, self.ledger, self.evaluation, self.registry, self.policy, self.totals)
+        self.results = Results(config, self.ledger, self.evaluation, self.totals, self.lineage)
         self.outbox: list[tuple[bytes | None, Message]] = []
-        self.records: list[StepRecord | Result] = []
+        self.checkpoint: tuple[bytes, CheckpointRequest] | None = None
         self.ended: str | None = None
+        self.left: str | None = None
+        self.drain_reason = ""
+        self.suspending = False
         self.last_progress = now
-        self.early_reason = ""
-        self.asking: bytes | None = None
-        self._training: BatchAges | None = None
-        self._final_evaluation_due = False
-        self._failures_in_a_row = 0
+        self.replicas_expected = False
+        self._drain_deadline = 0.0
+        self._trainer_told = False
+        self._failed_workers = 0
+        self._expected: set[bytes] = set()
+        self._expected_until = now + RETURN_S
+        if snapshot is not None:
+            self._restore(snapshot)
 
-    # -- what the rest asks -------------------------------------------------------------------------------------------
+    def _restore(self, snapshot: Snapshot) -> None:
+        restore_ledger(self.ledger, snapshot.ledger)
+        restore_evaluation(self.evaluation, snapshot.evaluation)
+        restore_totals(self.totals, snapshot.totals)
+        self.training.restored_at, self.training.early_reason = snapshot.step, snapshot.early_reason
+        self.lineage.forks = {**snapshot.forks, self.epoch: snapshot.step}
+        self._expected = {lease.worker for lease in self.ledger.running.values()}
+
+    def snapshot(self, seconds: float, positions: dict[str, int]) -> Snapshot:
+        """The state now, which is to be one between two steps; see `Snapshot` for the arguments."""
+        training = self.training
+        return Snapshot(training.step, self.epoch, save_ledger(self.ledger), save_evaluation(self.evaluation), save_totals(self.totals),
+                        dict(self.lineage.forks), training.early_reason, seconds, positions)
 
     @property
-    def step(self) -> int:
-        """Completed training steps; before the starting weights are there, -1."""
-        return -1 if self.announcement is None else self.announcement.version.step
-
-    @property
-    def training_is_over(self) -> bool:
-        """Whether the last training step is done."""
-        return self.step >= self.config.run.num_steps or bool(self.early_reason)
+    def replaceable(self) -> bool:
+        """Whether lost workers, and this process itself, are followed by others."""
+        return self.config.cluster.kind is ClusterKind.slurm
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -104,55 +131,109 @@ class Coordinator:
             return
         worker = self.registry.heard(peer, now)
         if worker is None:
-            self.outbox.append((peer, HeartbeatReply(self.announcement, known=False)))
+            self.outbox.append((peer, HeartbeatReply(self.training.announcement, known=False)))
             return
+        try:
+            self._take(worker, message, now)
+        except Refusal as error:
+            self.outbox.append((peer, Refused(str(error))))
+        self._advance(now)
+
+    def _take(self, worker: Worker, message: Message, now: float) -> None:
+        peer = worker.peer
         match message:
             case Heartbeat():
-                worker.held, worker.fetching, worker.status = message.held, message.fetching, message.status
-                self.outbox.append((peer, HeartbeatReply(self.announcement, known=True)))
-            case Credit():
-                worker.credits += message.num_samples
-            case GroupFinished():
-                self._finished(peer, message, now)
-            case GroupFailed():
-                self._failed(peer, message)
+                worker.held, worker.fetching, worker.status, worker.capacity = message.held, message.fetching, message.status, message.capacity
+                self._reconcile(worker, message.leases, now)
+                self.outbox.append((peer, HeartbeatReply(self.training.announcement, known=True)))
+            case Draining():
+                worker.draining, worker.capacity = message.reason, 0
+            case GroupFinished() | GroupFailed() | GroupParked():
+                if not self.suspending:  # the state has been saved: the worker keeps it for the next coordinator
+                    self._result(peer, message, now)
             case BatchRequest():
-                self._asked(peer, message.step)
-            case StepFinished():
-                self._step_finished(worker, message, now)
+                self.outbox += self.training.asked(peer, message.step)
+            case StepFinished() if worker.role is Role.trainer:
+                self.training.step_finished(message)
+                self.last_progress = now
+                self.outbox.append((None, VersionAnnounced(message.announcement)))
+            case CheckpointRequest() if worker.role is Role.trainer:
+                self._checkpoint(peer, message, now)
             case WorkerFailed():
-                self._lost(worker, message.cause)
+                self._failed_workers += worker.role is Role.rollout
+                self.lost(worker, message.cause)
             case Goodbye():
                 self.registry.remove(peer)
-                self._gone(worker)
+                self._gone(worker, message.reason and f"{worker.name} left: {message.reason}", in_order=bool(message.reason))
             case _:
-                self._refuse(peer, f"{type(message).__name__}: not a message for the coordinator")
-        self._advance(now)
+                raise Refusal(f"{type(message).__name__}: not a message for the coordinator from a {worker.role.value} worker")
+
+    def _result(self, peer: bytes, message: GroupFinished | GroupFailed | GroupParked, now: float) -> None:
+        answers, progress, cause = self.results.take(message)
+        self.outbox += [(peer, answer) for answer in answers]
+        if progress:
+            self._failed_workers, self.last_progress = 0, now
+        if cause:
+            self.end(cause)
+
+    def _checkpoint(self, peer: bytes, message: CheckpointRequest, now: float) -> None:
+        if message.step != self.training.step:
+            raise Refusal(f"checkpoint of step {message.step}: this is step {self.training.step}")
+        if message.final:
+            self.training.give_up_batch()
+            self.suspending = True
+        self.last_progress = now
+        self.checkpoint = (peer, message)
 
     def tick(self, now: float) -> None:
         """Notice what happens by time alone: lost workers, and a run in which nothing moves."""
         for worker, why in self.registry.lost(now):
-            self._lost(worker, why)
-        if self.ended is None and now - self.last_progress > self.config.run.stall_timeout_s:
-            waits = "; ".join(f"{part} waits for {what}" for part, what in waiting(self).items() if what)
-            waits = waits or f"the trainer is in step {self.step + 1}"
-            self.end(f"nothing has moved for {now - self.last_progress:.0f} s (run.stall_timeout_s): {waits}")
+            self.lost(worker, why)
+        if self._expected and now > self._expected_until:
+            for peer in self._expected:
+                self.totals.num_retries += self.ledger.release(peer)
+            self._expected.clear()
+        if self.drain_reason and (now > self._drain_deadline or not self.registry.of(Role.rollout)):
+            self._drain_trainer()
+        self._watch(now)
         self._advance(now)
+
+    def _watch(self, now: float) -> None:
+        lacking = self.replaceable and self.replicas_expected and len(self.registry.ready()) < self.config.allocation.min_replicas
+        if lacking:
+            self.last_progress = now  # inference jobs wait in the queue: status says so
+        limit = self.config.run.stall_minutes * 60
+        if self.ended is None and self.left is None and now - self.last_progress > limit:
+            waits = "; ".join(f"{part} waits for {what}" for part, what in waiting(self).items() if what)
+            waits = waits or f"the trainer is in step {self.training.step + 1}"
+            self.end(f"nothing has moved for {now - self.last_progress:.0f} s (run.stall_minutes): {waits}")
 
     def departed(self, peer: bytes) -> None:
         """Note that a worker's connection is gone while everyone leaves."""
         worker = self.registry.workers.get(peer)
         if worker is not None:
-            self._lost(worker, "its connection broke while the run was ending")
+            self.lost(worker, "its connection broke while the run was ending")
 
     def greet(self) -> None:
         """Write to every worker: it hears that we live, and sending to a dead one fails, which is how it is noticed soon."""
-        self.outbox.extend((peer, HeartbeatReply(self.announcement, known=True)) for peer in self.registry.workers)
+        self.outbox.extend((peer, HeartbeatReply(self.training.announcement, known=True)) for peer in self.registry.workers)
 
     def end(self, cause: str) -> None:
         """End the run; only the first cause counts."""
         if self.ended is None:
             self.ended = cause
+
+    def drain(self, reason: str, now: float) -> None:
+        """Pause the whole run: workers give back what they hold, then the trainer saves everything and leaves."""
+        if self.drain_reason or self.ended is not None:
+            return
+        self.drain_reason, self._drain_deadline = reason, now + DRAIN_S
+        self.outbox += [(worker.peer, Drain(reason)) for worker in self.registry.of(Role.rollout)]
+
+    def _drain_trainer(self) -> None:
+        if not self._trainer_told:
+            self._trainer_told = True
+            self.outbox += [(worker.peer, Drain(self.drain_reason)) for worker in self.registry.of(Role.trainer)]
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -163,127 +244,105 @@ class Coordinator:
         if message.role is Role.trainer and any(worker.peer != peer for worker in self.registry.of(Role.trainer)):
             self._refuse(peer, "a trainer is registered already")
             return
-        worker = self.registry.register(peer, message.role, message.host, message.pid, now)
+        worker = self.registry.register(peer, message.role, message.host, message.pid, now, message.job)
         self.last_progress = now
-        self.outbox.append((peer, Welcome(worker.slot, self.epoch, self.announcement)))
+        self._expected.discard(peer)
+        self.outbox.append((peer, Welcome(worker.slot, self.epoch, self.training.announcement)))
+        self._adopt(worker, message.leases, now)
+        if self.drain_reason and (message.role is Role.rollout or self._trainer_told):
+            self.outbox.append((peer, Drain(self.drain_reason)))
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         self.outbox.append((peer, Refused(reason)))
 
-    def _lost(self, worker: Worker, why: str) -> None:
+    def _adopt(self, worker: Worker, leases: list[HeldLease], now: float) -> None:
+        """Take over what the worker holds from before; the rest of what it is thought to hold has been lost on the way."""
+        for held in leases:
+            if held.purpose is Purpose.evaluation:
+                wanted = self.evaluation.owns(worker.peer, held.group_id, held.attempt)
+            else:
+                wanted = self._take_over(worker.peer, held, self.lineage.step_of(held.version))
+            if not wanted:
+                self.outbox.append((worker.peer, Acknowledged(held.group_id, held.attempt, False)))
+        names = {(held.group_id, held.attempt) for held in leases}
+        self.totals.num_retries += self.ledger.reconcile(worker.peer, names, now, 0) + self.evaluation.reconcile(worker.peer, names, now, 0)
+
+    def _take_over(self, peer: bytes, held: HeldLease, admitted_at: int) -> bool:
+        ledger, step = self.ledger, max(self.training.restored_at, self.training.step)
+        next_batch = ledger.num_consumed // self.policy.batch_groups
+        may_admit = self.policy.may_return(ledger.admitted, step, admitted_at, ledger.unconsumed_versions(), next_batch)
+        return ledger.adopt(peer, held, admitted_at, may_admit)
+
+    def _reconcile(self, worker: Worker, leases: list[HeldLease], now: float) -> None:
+        names = {(held.group_id, held.attempt) for held in leases}
+        self.totals.num_retries += self.ledger.reconcile(worker.peer, names, now) + self.evaluation.reconcile(worker.peer, names, now)
+        for held in leases:
+            owner = self.evaluation if held.purpose is Purpose.evaluation else self.ledger
+            if not owner.owns(worker.peer, held.group_id, held.attempt):
+                self.outbox.append((worker.peer, Acknowledged(held.group_id, held.attempt, False)))
+
+    def absorb(self, message: GroupFinished | GroupParked) -> bool:
+        """Take what a worker left in the run folder because it had no coordinator to hand it to; false if it is not wanted any more.
+        Raises `MessageError`."""
+        piece: Group | Partial
+        if isinstance(message, GroupFinished):
+            piece = message.group
+            check_group(piece)
+        else:
+            piece = message.partial
+            check_partial(piece)
+        if piece.purpose is Purpose.training and piece.group_id not in self.ledger.running:
+            oldest = min(self.lineage.rebase(piece).steps.tolist(), default=self.training.restored_at)
+            held = HeldLease(piece.group_id, piece.attempt, piece.purpose, Version(self.epoch, oldest))
+            self._take_over(b"", held, oldest)
+        answers, _, _ = self.results.take(message)
+        return any(isinstance(answer, Acknowledged) and answer.accepted for answer in answers)
+
+    def lost(self, worker: Worker, why: str) -> None:
+        """Give up a worker; what it had leased goes to others."""
         self.registry.remove(worker.peer)
         self._gone(worker, f"{worker.name} (process {worker.pid} on {worker.host}) was lost: {why}")
 
-    def _gone(self, worker: Worker, cause: str = "") -> None:
+    def _gone(self, worker: Worker, cause: str = "", in_order: bool = False) -> None:
         self.totals.num_retries += self.ledger.release(worker.peer) + self.evaluation.release(worker.peer)
         if self.ended == "" and cause and worker.role is Role.trainer:
             self.ended = cause  # complete, but the trained model could not be exported
-        if self.ended is not None:
+        if self.ended is not None or self.left is not None:
             return
         cause = cause or f"{worker.name} left before the run was over"
         if worker.role is Role.trainer:
-            self.end(cause)
+            self._trainer_gone(cause, in_order)
+        elif self.drain_reason:
+            if not self.registry.of(Role.rollout):
+                self._drain_trainer()
+        elif self.replaceable:
+            self._count_failures(cause)
         elif len(self.registry.of(Role.rollout)) < self.config.allocation.min_replicas:
             self.end(f"{cause}. Fewer rollout workers are left than allocation.min_replicas={self.config.allocation.min_replicas}")
 
-    # -- groups --------------------------------------------------------------------------------------------------------
-
-    def _finished(self, peer: bytes, message: GroupFinished, now: float) -> None:
-        group = message.group
-        try:
-            check_group(group)
-        except MessageError as error:
-            self._refuse(peer, str(error))
-            self._failed(peer, GroupFailed(group.group_id, group.attempt, str(error)))
-            return
-        accepted = (self.evaluation if group.purpose is Purpose.evaluation else self.ledger).finish(group)
-        self.outbox.append((peer, Acknowledged(group.group_id, group.attempt, accepted)))
-        if accepted:
-            self._failures_in_a_row, self.last_progress = 0, now
+    def _trainer_gone(self, cause: str, in_order: bool) -> None:
+        if in_order or self.replaceable:
+            self.left = cause
         else:
-            self.totals.num_duplicates += 1
+            self.end(cause)
 
-    def _failed(self, peer: bytes, message: GroupFailed) -> None:
-        taken = self.ledger.fail(message.group_id, message.attempt, message.cause, message.fatal) or self.evaluation.fail(
-            message.group_id, message.attempt, message.cause, message.fatal)
-        self.outbox.append((peer, Acknowledged(message.group_id, message.attempt, taken)))
-        if not taken:
-            return
-        self.totals.num_retries += 1
-        self._failures_in_a_row += 1
-        limit = max(8, 2 * self.config.rollout.max_attempts * self.policy.batch_groups)
-        if self._failures_in_a_row >= limit:
-            self.end(f"{limit} groups in a row have failed; the last one because: {message.cause}")
-
-    def _asked(self, peer: bytes, step: int) -> None:
-        if step == self.step:
-            self.asking = peer
-        else:
-            self._refuse(peer, f"batch of step {step}: this is step {self.step}")
+    def _count_failures(self, cause: str) -> None:
+        limit = self.config.cluster.max_consecutive_crashes * (1 + len(self.registry.of(Role.rollout)))
+        if self._failed_workers >= limit:
+            self.end(f"{self._failed_workers} rollout workers in a row have failed without a finished group; the last one: {cause}")
 
     # -- training ------------------------------------------------------------------------------------------------------
 
-    def _step_finished(self, worker: Worker, message: StepFinished, now: float) -> None:
-        version = message.announcement.version
-        if worker.role is not Role.trainer or version != Version(self.epoch, self.step + 1):
-            self._refuse(worker.peer, f"version {version}: the next one is {self.epoch}.{self.step + 1}")
-            return
-        self.announcement, self.last_progress = message.announcement, now
-        self.outbox.append((None, VersionAnnounced(message.announcement)))
-        if self._training is not None:
-            self.totals.num_steps += 1
-            self.totals.tokens_trained += message.tokens_trained
-            self.records.append(StepRecord(version.step, self._training, message.metrics, message.tokens_trained))
-            self._training = None
-        every = self.config.evaluation.every_steps
-        if version.step == 0 or (every and version.step % every == 0 and not self.evaluation.active and not self.training_is_over):
-            self.evaluation.start(version.step)
-        self._final_evaluation_due = self.training_is_over
-
     def _advance(self, now: float) -> None:
-        if self.ended is not None or self.announcement is None:
+        training = self.training
+        paused = self.suspending or bool(self.drain_reason) or self.left is not None
+        if self.ended is not None or training.announcement is None or paused:
             return
-        self._evaluate(now)
-        self.outbox.extend(self.office.assign(self.announcement.version, training=not self.training_is_over))
-        self._form_batch()
-
-    def _evaluate(self, now: float) -> None:
-        result = self.evaluation.result()
-        if result is not None:
+        cause = training.evaluate()
+        if training.records:
             self.last_progress = now
-            self.records.append(result)
-            if result.num_failed == result.num_prompts:
-                self.end(f"every prompt of the evaluation at step {result.step} failed; one because: {self.evaluation.failed[0]}")
-            elif self.training_is_over and result.step == self.step:
-                self.end("")
-            elif self._reached(result.accuracy):
-                self.early_reason = f"held-out accuracy {result.accuracy:.3f} reached run.target_accuracy={self.config.run.target_accuracy}"
-                if result.step == self.step and self._training is None:
-                    self.end("")
-                self._final_evaluation_due = True
-        if self._final_evaluation_due and not self.evaluation.active and self._training is None and self.ended is None:
-            self._final_evaluation_due = False
-            self.evaluation.start(self.step)
-
-    def _reached(self, accuracy: float) -> bool:
-        target = self.config.run.target_accuracy
-        return target is not None and accuracy >= target and not self.training_is_over
-
-    @property
-    def first_evaluation_runs(self) -> bool:
-        """Whether the evaluation of the starting weights is going on, which the first batch waits for."""
-        return self.evaluation.active and self.evaluation.step == 0 and self.step == 0
-
-    def _form_batch(self) -> None:
-        if self.asking is None or self.training_is_over or self.first_evaluation_runs:
+        if cause is not None:
+            self.end(cause)
             return
-        chosen = self.policy.choose(self.step, self.ledger.waiting_to_be_consumed(), self.ledger.running_versions())
-        if chosen is None:
-            return
-        # In the order of the prompts, so that minibatches do not depend on who finished first: at eta=0 runs repeat.
-        groups = self.ledger.consume(sorted(chosen, key=lambda group_id: int(group_id[1:])))
-        self._training = measure(self.step, groups)
-        self.totals.consumed(self._training)
-        assert self.announcement is not None
-        self.outbox.append((self.asking, Batch(self.step, groups, self.registry.needed(self.announcement.version))))
-        self.asking = None
+        self.outbox.extend(self.office.assign(training.announcement.version, training=not training.is_over))
+        self.outbox.extend(training.form_batch())

@@ -9,8 +9,10 @@ the last one comes after training, so both are of exactly one version.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Set
 from dataclasses import dataclass, field
 
+from workers.coordinator.ledger import LOST_AFTER_S
 from workers.messages.groups import token_steps
 from workers.messages.types import Group
 
@@ -40,11 +42,12 @@ class Evaluation:
     rewards: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     running: dict[str, tuple[int, int, bytes]] = field(default_factory=dict)
+    missed_since: dict[str, float] = field(default_factory=dict)
     _failures: dict[int, int] = field(default_factory=dict)
     _waiting: deque[int] = field(default_factory=deque)
-    _leases: int = 0
-    _steps: set[int] = field(default_factory=set)
-    _example: str = ""
+    num_leases: int = 0
+    steps: set[int] = field(default_factory=set)
+    example: str = ""
 
     @property
     def active(self) -> bool:
@@ -65,18 +68,27 @@ class Evaluation:
         """Start an evaluation of version `step`; there must be none going on."""
         assert not self.active
         self.step = step
-        for record in (self.scores, self.rewards, self.failed, self.running, self._failures, self._steps):
+        for record in (self.scores, self.rewards, self.failed, self.running, self.missed_since, self._failures, self.steps):
             record.clear()
         self._waiting = deque(range(self.num_prompts))
-        self._example = ""
+        self.example = ""
+
+    def skip(self, done: Set[int]) -> None:
+        """Do not lease the prompts `done`: they have been judged before."""
+        self._waiting = deque(index for index in self._waiting if index not in done)
+
+    def owns(self, worker: bytes, group_id: str, attempt: int) -> bool:
+        """Whether this lease is running, with this worker."""
+        lease = self.running.get(group_id)
+        return lease is not None and lease[1:] == (attempt, worker)
 
     def lease(self, worker: bytes) -> tuple[str, int, int]:
         """Lease the next prompt; returns (group id, prompt index, attempt)."""
         index = self._waiting.popleft()
-        self._leases += 1
+        self.num_leases += 1
         group_id = f"e{self.step}.{index}"
-        self.running[group_id] = (index, self._leases, worker)
-        return group_id, index, self._leases
+        self.running[group_id] = (index, self.num_leases, worker)
+        return group_id, index, self.num_leases
 
     def finish(self, group: Group) -> bool:
         """Take a finished prompt; false if it is not a running lease."""
@@ -85,8 +97,8 @@ class Evaluation:
             return False
         self.scores[index] = float(group.scores.mean())
         self.rewards[index] = float(group.rewards.mean())
-        self._steps.update(int(step) for step in token_steps(group))
-        self._example = self._example or group.first_text
+        self.steps.update(int(step) for step in token_steps(group))
+        self.example = self.example or group.first_text
         return True
 
     def fail(self, group_id: str, attempt: int, cause: str, fatal: bool = False) -> bool:
@@ -110,14 +122,30 @@ class Evaluation:
             self._waiting.append(index)
         return len(lost)
 
+    def reconcile(self, worker: bytes, held: set[tuple[str, int]], now: float, patience_s: float = LOST_AFTER_S) -> int:
+        """As `Ledger.reconcile`."""
+        lost = []
+        for group_id, (_, attempt, owner) in self.running.items():
+            if owner != worker:
+                continue
+            if (group_id, attempt) in held:
+                self.missed_since.pop(group_id, None)
+            elif now - self.missed_since.setdefault(group_id, now) >= patience_s:
+                lost.append(group_id)
+        for group_id in lost:
+            index = self._end(group_id, self.running[group_id][1])
+            assert index is not None
+            self._waiting.append(index)
+        return len(lost)
+
     def result(self) -> Result | None:
         """The result once every prompt is done, after which the next evaluation may start; else None."""
         if not self.active or self.num_done < self.num_prompts:
             return None
         count = max(1, len(self.scores))
-        steps = self._steps or {self.step}
+        steps = self.steps or {self.step}
         result = Result(self.step, self.num_prompts, len(self.failed), sum(self.scores.values()) / count,
-                        sum(self.rewards.values()) / count, min(steps), max(steps), self._example)
+                        sum(self.rewards.values()) / count, min(steps), max(steps), self.example)
         self.step = -1
         return result
 
@@ -126,4 +154,5 @@ class Evaluation:
         if lease is None or lease[1] != attempt:
             return None
         del self.running[group_id]
+        self.missed_since.pop(group_id, None)
         return lease[0]

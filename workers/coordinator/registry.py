@@ -24,7 +24,9 @@ class Worker:
     unreachable_since: float | None = None
     held: Version | None = None
     fetching: Version | None = None
-    credits: int = 0
+    capacity: int = 0
+    job: str = ""
+    draining: str = ""
     status: WorkerStatus = field(default_factory=WorkerStatus)
 
     @property
@@ -42,13 +44,13 @@ class Registry:
     workers: dict[bytes, Worker] = field(default_factory=dict)
     num_registered: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
 
-    def register(self, peer: bytes, role: Role, host: str, pid: int, now: float) -> Worker:
+    def register(self, peer: bytes, role: Role, host: str, pid: int, now: float, job: str = "") -> Worker:
         """Take in a worker, or the same one again after a reconnection."""
         known = self.workers.get(peer)
         if known is not None:
             self.heard(peer, now)
             return known
-        worker = Worker(peer, role, self.num_registered[role], host, pid, now)
+        worker = Worker(peer, role, self.num_registered[role], host, pid, now, job=job)
         self.num_registered[role] += 1
         self.workers[peer] = worker
         return worker
@@ -83,6 +85,10 @@ class Registry:
     def of(self, role: Role) -> list[Worker]:
         """The workers of one role, by slot."""
         return sorted((worker for worker in self.workers.values() if worker.role is role), key=lambda worker: worker.slot)
+
+    def ready(self) -> list[Worker]:
+        """The rollout workers that hold weights and are not about to leave."""
+        return [worker for worker in self.of(Role.rollout) if worker.held is not None and not worker.draining]
 
     def needed(self, newest: Version) -> Version:
         """Published versions older than this are being fetched by nobody."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from workers.coordinator.core import Coordinator, StepRecord
+from workers.coordinator.core import Coordinator
 from workers.coordinator.evaluation import Result
+from workers.coordinator.training import StepRecord
 from workers.coordinator.waiting import waiting
 from workers.messages.types import Role, WorkerStatus
 
@@ -32,8 +33,8 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float) ->
         "staleness_histogram": {str(age): histogram[age] for age in sorted(histogram)},
         "token_age_mean": ages.mean_token_age, "token_age_max": ages.max_token_age, "share_mixed_versions": ages.share_mixed,
         **record.metrics,
-        "tokens_trained": coordinator.totals.tokens_trained, "tokens_generated": rollouts.tokens_generated,
-        "tokens_interrupted": rollouts.tokens_interrupted, "buffer": len(coordinator.ledger.finished),
+        "tokens_trained": coordinator.totals.tokens_trained, "tokens_generated": coordinator.totals.tokens_generated,
+        "tokens_interrupted": coordinator.totals.tokens_interrupted, "buffer": len(coordinator.ledger.finished),
         "running": len(coordinator.ledger.running), "num_set_aside": len(coordinator.ledger.set_aside),
         "num_retries": coordinator.totals.num_retries, "rollout_idle_s": round(rollouts.idle_s, 3),
         "weight_updates": rollouts.num_updates, "weight_update_s": round(rollouts.update_s, 3),
@@ -48,23 +49,25 @@ def evaluation_record(result: Result, seconds: float) -> dict:
             "last_step": result.last_step, "example": result.example}
 
 
-def status(coordinator: Coordinator, now: float, started: float, wall: float, refused: int, malformed: int) -> dict:
-    """status.json: what every part is doing. `wall` is the time of writing, seconds since 1970."""
-    state, rollouts = coordinator, fleet(coordinator)
+def status(coordinator: Coordinator, now: float, seconds: float, wall: float, refused: int, malformed: int) -> dict:
+    """status.json: what every part is doing. `seconds` since the run began, pauses left out; `wall`: the time of writing, since 1970."""
+    state = coordinator
     return {
-        "time": wall, "epoch": state.epoch, "seconds": round(now - started, 1), "step": max(0, state.step),
+        "time": wall, "epoch": state.epoch, "seconds": round(seconds, 1), "step": max(0, state.training.step),
         "num_steps": state.config.run.num_steps, "eta": state.policy.eta, "bound": state.policy.bound.value,
         "waiting": waiting(state), "buffer": len(state.ledger.finished), "running": len(state.ledger.running),
         "admitted": state.ledger.admitted, "set_aside": len(state.ledger.set_aside),
+        "parked": len(state.ledger.parked), "suspended": state.left or state.drain_reason or ("saving" if state.suspending else ""),
+        "replicas_ready": len(state.registry.ready()), "min_replicas": state.config.allocation.min_replicas,
         "evaluating": _evaluating(state),
-        "tokens_generated": rollouts.tokens_generated, "tokens_trained": state.totals.tokens_trained,
-        "tokens_interrupted": rollouts.tokens_interrupted, "refused_peers": refused, "malformed_messages": malformed,
+        "tokens_generated": state.totals.tokens_generated, "tokens_trained": state.totals.tokens_trained,
+        "tokens_interrupted": state.totals.tokens_interrupted, "refused_peers": refused, "malformed_messages": malformed,
         "staleness": {str(age): count for age, count in sorted(state.totals.head_ages.items())},
         "workers": [
             {"name": worker.name, "host": worker.host, "pid": worker.pid, "version": str(worker.held) if worker.held else "",
              "fetching": str(worker.fetching) if worker.fetching else "", "waiting_for": worker.status.waiting_for,
              "running": worker.status.num_running, "tokens_generated": worker.status.tokens_generated,
-             "silent_s": round(now - worker.last_heard, 1)}
+             "silent_s": round(now - worker.last_heard, 1), "job": worker.job, "draining": bool(worker.draining)}
             for role in Role for worker in state.registry.of(role)
         ],
     }
@@ -75,20 +78,20 @@ def _evaluating(state: Coordinator) -> str:
     return f"{evaluation.num_done}/{evaluation.num_prompts} at step {evaluation.step}" if evaluation.active else ""
 
 
-def summary(coordinator: Coordinator, evaluations: list[dict], seconds: float, tokens_generated: int) -> dict:
+def summary(coordinator: Coordinator, evaluations: list[dict], seconds: float) -> dict:
     """summary.json: the figures of the whole run."""
     state = coordinator
     first, last = (evaluations[0], evaluations[-1]) if evaluations else (None, None)
     before = first["accuracy"] if first and first["step"] == 0 else None
-    after = last["accuracy"] if last and last["step"] == state.step else None
+    after = last["accuracy"] if last and last["step"] == state.training.step else None
     return {
         "name": state.config.run.name, "num_steps": state.totals.num_steps, "seconds": round(seconds, 1),
         "heldout_before": before, "heldout_after": after, "heldout_prompts": len(state.office.heldout),
         "eta": state.policy.eta, "bound": state.policy.bound.value, "max_staleness": state.totals.max_staleness,
         "share_stale": round(state.totals.share_stale, 4),
         "staleness_histogram": {str(age): count for age, count in sorted(state.totals.head_ages.items())},
-        "tokens_generated": tokens_generated, "tokens_trained": state.totals.tokens_trained,
+        "tokens_generated": state.totals.tokens_generated, "tokens_trained": state.totals.tokens_trained,
         "num_set_aside": len(state.ledger.set_aside), "num_retries": state.totals.num_retries,
-        "num_duplicates": state.totals.num_duplicates, "ended": state.ended or state.early_reason or "all steps done",
-        "state": "failed" if state.ended else "finished",
+        "num_duplicates": state.totals.num_duplicates, "ended": state.ended or state.training.early_reason or "all steps done",
+        "num_incarnations": state.epoch, "state": "failed" if state.ended else "finished",
     }

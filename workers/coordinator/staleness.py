@@ -49,6 +49,17 @@ class StalenessPolicy:
         """Whether one more group may start at `version` when `admitted` are running, finished or consumed."""
         return admitted < (version + self.eta + 1) * self.batch_groups
 
+    def may_return(self, admitted: int, version: int, admitted_at: int, unconsumed: Iterable[int], next_batch: int) -> bool:
+        """Whether a group that was given up for lost may be admitted once more, with what was generated since version `admitted_at`.
+
+        It needs a place like any other. Where ages are bounded (hard, or eta = 0), it must besides still be possible that all
+        unconsumed groups (given by their versions) and this one meet their deadlines, with `next_batch` as the next batch.
+        """
+        if not self.may_admit(admitted, version):
+            return False
+        ages_are_bounded = self.bound is Bound.hard or self.eta == 0
+        return not ages_are_bounded or self._feasible(next_batch - 1, [*unconsumed, admitted_at])
+
     def choose(self, version: int, finished: Sequence[FinishedGroup], running: Iterable[int]) -> list[str] | None:
         """The groups of the batch at `version`, or None if it cannot be formed yet.
 

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 def waiting(state: Coordinator) -> dict[str, str]:
     """What rollout workers and trainer wait for; '' where they work."""
     rollouts, trainers = state.registry.of(Role.rollout), state.registry.of(Role.trainer)
-    if state.announcement is None:
+    if state.training.announcement is None:
         return {"rollout": "the starting weights", "trainer": "" if trainers else "its start"}
+    if state.suspending or state.drain_reason:
+        return {"rollout": "the pause of the run", "trainer": "" if state.suspending else "rollout workers to give back their leases"}
     if not rollouts:
         return {"rollout": "a rollout worker to start", "trainer": "rollouts"}
     return {"rollout": _rollout(state), "trainer": _trainer(state)}
@@ -22,18 +24,22 @@ def waiting(state: Coordinator) -> dict[str, str]:
 
 def _trainer(state: Coordinator) -> str:
     finished, needed = len(state.ledger.finished), state.policy.batch_groups
-    if state.training_is_over:
+    if state.training.is_over:
         return "the last evaluation"
-    if state.asking is None:
+    if state.training.asking is None:
         return ""
-    if state.first_evaluation_runs:
+    if state.training.first_evaluation_runs:
         return "the first evaluation"
+    ready, minimum = len(state.registry.ready()), state.config.allocation.min_replicas
+    if not state.training.enough_replicas:
+        return f"rollout workers: {ready} of {minimum} are ready (allocation.min_replicas)"
     if finished >= needed:
         return "stragglers with an earlier deadline (staleness.bound=hard)"
     return f"a batch: {finished} of {needed} groups finished"
 
 
 def _rollout(state: Coordinator) -> str:
-    if state.evaluation.active or state.ledger.running or (not state.training_is_over and state.office.may_train(state.step)):
+    training = state.training
+    if state.evaluation.active or state.ledger.running or (not training.is_over and state.office.may_train(training.step)):
         return ""
-    return "the end of the run" if state.training_is_over else f"the trainer: the staleness limit (eta={state.policy.eta}) is reached"
+    return "the end of the run" if training.is_over else f"the trainer: the staleness limit (eta={state.policy.eta}) is reached"

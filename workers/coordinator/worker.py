@@ -1,16 +1,17 @@
 """The coordinator's process: drives the state machine in core.py. Started by the trainer on its first node.
 
     sockets --receive--> core.handle -----> outbox --send--> workers
-    clock, stop file, launcher's lock, SIGTERM --> core.tick / core.end
-                              core.records --> metrics.jsonl, TensorBoard;   every second --> status.json
+    clock, stop file, launcher's lock, SIGTERM, newest epoch --> core.tick / core.end / core.drain / core.left
+                              core.training.records --> metrics.jsonl, TensorBoard;   every second --> status.json
+                              core.checkpoint --> coordinator.msgpack, beside the trainer's part
 
-Waits: only for messages, with a tick every quarter of a second. At the end it records the outcome, says Finish to
-every worker, waits for their Goodbye (at most `FAREWELL_S`), writes the summary, removes the published weights, exits.
+Waits: only for messages, with a tick every quarter of a second. How it ends is in farewell.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -18,58 +19,85 @@ import sys
 import time
 from pathlib import Path
 
-from workers.config import ConfigError, load
+from blake3 import blake3
+
+from workers.checkpoints import COORDINATOR
+from workers.config import ClusterKind, ConfigError, load
 from workers.coordinator import reporting
-from workers.coordinator.core import Coordinator, StepRecord
+from workers.coordinator.core import Coordinator
+from workers.coordinator.farewell import Farewell, cancel_waiting
+from workers.coordinator.fleet_watch import FleetWatch
+from workers.coordinator.snapshot import SnapshotError, decode
+from workers.coordinator.spilled import Spilled
+from workers.coordinator.training import StepRecord
 from workers.data.prompts import open_prompts
-from workers.files import write_atomic
+from workers.files import read_lines, write_atomic
 from workers.messages.codec import MessageError
-from workers.messages.types import Finish, HeartbeatReply, Refused, Role
+from workers.messages.types import CheckpointPart, Refused
 from workers.metrics.recorder import Recorder
 from workers.processes import end_with_parent, enlist
 from workers.rundir import RunFolder, RunFolderError
+from workers.transport.interface import address_of
 from workers.transport.keys import read_keys
 from workers.transport.rendezvous import Address, publish
 from workers.transport.server import ServerSockets
 
 TICK_S = 0.25
-FAREWELL_S = 15.0
 ORPHANED = "the coordinator was told to end by a signal: the trainer that started it has died or was cancelled"
 
 
 class CoordinatorWorker:
-    """One incarnation of the coordinator."""
+    """One incarnation of the coordinator; `checkpoint`: the file with its part of the checkpoint to go on from, or None."""
 
-    def __init__(self, run: RunFolder) -> None:
-        self.run, self.config = run, load(run.config)
+    def __init__(self, run: RunFolder, epoch: int, checkpoint: Path | None) -> None:
+        self.run, self.config, self.epoch = run, load(run.config), epoch
         prompts = open_prompts(self.config.data, self.config.reward, self.config.run.seed, Path(self.config.model.path))
-        self.sockets = ServerSockets(self.config.transport, read_keys(run, "server"), read_keys(run, "client").public)
-        self.epoch = run.claim_epoch()
-        self.started = time.monotonic()
-        self.core = Coordinator(self.config, prompts, self.epoch, self.started)
-        self.recorder = Recorder(run)
-        self.evaluations: list[dict] = []
-        self.tokens_generated = 0
+        transport = dataclasses.replace(self.config.transport, interface=address_of(self.config.transport.interface))
+        self.sockets = ServerSockets(transport, read_keys(run, "server"), read_keys(run, "client").public)
+        snapshot = decode(checkpoint.read_bytes()) if checkpoint else None
+        self.core = Coordinator(self.config, prompts, epoch, time.monotonic(), snapshot)
+        self.spilled = Spilled(run, self.core, self.config.transport.max_message_mb)
+        self.recorder = Recorder(run, snapshot.positions, snapshot.step) if snapshot else Recorder(run)
+        self.evaluations, _ = read_lines(run.evaluations)
+        self._started = time.monotonic() - (snapshot.seconds if snapshot else 0.0)
+        self._fleet_watch = FleetWatch(run, self.core)
+        self._saved: tuple[int, float] | None = (snapshot.step, time.monotonic()) if snapshot else None
         self._next_status = 0.0
 
-    async def serve(self) -> str:
-        """Coordinate until the run ends; returns the cause ('' is complete)."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.core.end, ORPHANED)
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began, without the time between incarnations."""
+        return time.monotonic() - self._started
+
+    async def serve(self) -> int:
+        """Coordinate until the run ends or this incarnation goes away; returns the exit status."""
+        core = self.core
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._told_to_end)
+        self.spilled.absorb()
         publish(self.run, Address(self.epoch, self.sockets.router_endpoint, self.sockets.publisher_endpoint))
         receiving = asyncio.create_task(self.sockets.receive())
+        watching = asyncio.create_task(self._fleet_watch.watch())
         try:
-            while self.core.ended is None:
-                receiving = await self._receive(receiving)
+            while core.ended is None and core.left is None:
+                receiving = await self.receive(receiving)
                 self._look_around()
-                await self._flush()
-            await self._farewell(receiving)
+                await self.flush()
+            self.record()
+            self.write_status()
+            return await Farewell(self).say(receiving)
         finally:
             receiving.cancel()
-            self.sockets.close()
+            watching.cancel()
+            self.sockets.close(linger_ms=1000)
             self.recorder.close()
-        return self.core.ended
 
-    async def _receive(self, receiving: asyncio.Task) -> asyncio.Task:
+    def _told_to_end(self) -> None:
+        if self.core.replaceable:
+            self.core.left = self.core.left or ORPHANED
+        else:
+            self.core.end(ORPHANED)
+
+    async def receive(self, receiving: asyncio.Task) -> asyncio.Task:
         """Take what arrives within one tick; returns the task that waits for the next message."""
         await asyncio.wait([receiving], timeout=TICK_S)
         if not receiving.done():
@@ -79,36 +107,68 @@ class CoordinatorWorker:
             self.core.outbox.append((peer, Refused(str(message))))
         else:
             self.core.handle(peer, message, time.monotonic())
+            self._save()
         return asyncio.create_task(self.sockets.receive())
 
+    def _save(self) -> None:
+        """Write this process's part of a checkpoint, if the trainer has asked for it."""
+        if self.core.checkpoint is None:
+            return
+        (peer, request), self.core.checkpoint = self.core.checkpoint, None
+        self.record()
+        content = self.core.snapshot(self.seconds, self.recorder.positions()).encode()
+        write_atomic(Path(request.folder) / COORDINATOR, content)
+        self._saved = (request.step, time.monotonic())
+        self.spilled.in_checkpoint()
+        self.core.outbox.append((peer, CheckpointPart(request.step, COORDINATOR, blake3(content).hexdigest())))
+
     def _look_around(self) -> None:
-        now = time.monotonic()
-        self.core.tick(now)
-        self._record(now)
+        now, core = time.monotonic(), self.core
+        core.tick(now)
+        self.record()
         if now < self._next_status:
             return
         self._next_status = now + 1.0
-        self.core.greet()
-        self.tokens_generated = max(self.tokens_generated, reporting.fleet(self.core).tokens_generated)
-        status = reporting.status(self.core, now, self.started, time.time(), self.sockets.num_refused, self.sockets.num_malformed)
-        write_atomic(self.run.status, json.dumps(status).encode())
-        if self.run.stop.exists():
-            self.core.end(f"stopped: {self.run.stop.read_text()}")
-        elif self.run.launcher_is_gone():
-            self.core.end("the launcher has died while attached; start with --detach for a run that outlives it")
+        self.spilled.absorb()
+        core.greet()
+        self.write_status()
+        if self.run.newest_epoch() != self.epoch:
+            core.left = "another incarnation of the training job has begun"
         elif (outcome := self.run.ended()) is not None:
-            self.core.end(outcome["cause"] or "the run was ended from outside")
-
-    def _record(self, now: float) -> None:
-        for record in self.core.records:
-            if isinstance(record, StepRecord):
-                self.recorder.step(reporting.step_record(self.core, record, now - self.started))
+            core.end(outcome["cause"] or "the run was ended from outside")
+        elif (stop := self.run.stop_requested()) is not None:
+            if stop["drain"] and not core.drain_reason:
+                cancel_waiting(core, self.run)
+                core.drain(stop["reason"], now)
+            elif stop["drain"]:
+                pass  # under way
             else:
-                self.evaluations.append(reporting.evaluation_record(record, now - self.started))
-                self.recorder.evaluation(self.evaluations[-1])
-        self.core.records.clear()
+                core.end(f"stopped: {stop['reason']}")
+        elif self.run.launcher_is_gone():
+            core.end("the launcher has died while attached; start with --detach for a run that outlives it")
 
-    async def _flush(self) -> None:
+    def write_status(self) -> None:
+        """Write status.json."""
+        now = time.monotonic()
+        status = reporting.status(self.core, now, self.seconds, time.time(), self.sockets.num_refused, self.sockets.num_malformed)
+        status["checkpoint"] = {"step": self._saved[0], "age_s": round(now - self._saved[1], 1)} if self._saved else None
+        write_atomic(self.run.status, json.dumps(status).encode())
+
+    def record(self) -> None:
+        """Write finished steps and evaluations, unless another incarnation has taken over."""
+        records, self.core.training.records = self.core.training.records, []
+        if not records or self.run.newest_epoch() != self.epoch:
+            return
+        for record in records:
+            if isinstance(record, StepRecord):
+                self.recorder.step(reporting.step_record(self.core, record, self.seconds))
+                self.recorder.consumed(record.step - 1, record.consumed)
+            else:
+                self.evaluations.append(reporting.evaluation_record(record, self.seconds))
+                self.recorder.evaluation(self.evaluations[-1])
+
+    async def flush(self) -> None:
+        """Send what the state machine has to say."""
         outbox, self.core.outbox = self.core.outbox, []
         for peer, message in outbox:
             if peer is None:
@@ -116,56 +176,28 @@ class CoordinatorWorker:
             elif not await self.sockets.send(peer, message):
                 self.core.registry.unreachable(peer, time.monotonic())
 
-    async def _farewell(self, receiving: asyncio.Task) -> None:
-        """Record the outcome, send everyone home, and wait for them.
 
-        A failure is recorded first. A complete run is recorded last, because the trainer may still fail to export the model;
-        it has all the time it needs for that as long as it is heard from.
-        """
-        seconds = time.monotonic() - self.started
-        if self.core.ended:
-            self.run.end(self.core.ended, "coordinator")
-        self._record(time.monotonic())
-        deadline = time.monotonic() + FAREWELL_S
-        told: set[bytes] = set()
-        while workers := self.core.registry.workers:
-            if time.monotonic() > deadline and (self.core.ended or not self.core.registry.of(Role.trainer)):
-                break
-            for peer in list(workers):
-                # Said once; written again because a send to a dead worker fails, and then nobody waits for it.
-                message = HeartbeatReply(self.core.announcement, known=True) if peer in told else Finish(self.core.ended or "")
-                told.add(peer)
-                if not await self.sockets.send(peer, message):
-                    self.core.departed(peer)
-            receiving = await self._receive(receiving)
-            self.core.tick(time.monotonic())
-            self.core.outbox.clear()
-            self.tokens_generated = max(self.tokens_generated, reporting.fleet(self.core).tokens_generated)
-        receiving.cancel()
-        self.run.end(self.core.ended or "", "coordinator")
-        summary = reporting.summary(self.core, self.evaluations, seconds, self.tokens_generated)
-        write_atomic(self.run.summary, json.dumps(summary, indent=2).encode() + b"\n")
-        self.run.remove_weights(self.config.weights.dir)
-
-
-def main(run_path: Path, parent: int) -> int:
-    """Run one coordinator; exit status 0 if the run completed, 1 otherwise."""
+def main(run_path: Path, parent: int, epoch: int, checkpoint: Path | None) -> int:
+    """Run one coordinator; exit status 0 if it ended in order, 1 otherwise."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # SLURM tells every process of a job; the trainer decides
     end_with_parent(parent, signal.SIGTERM)
     run = RunFolder.open(run_path)
     enlist(run)
 
-    async def coordinate() -> str:
-        return await CoordinatorWorker(run).serve()
+    async def coordinate() -> int:
+        return await CoordinatorWorker(run, epoch, checkpoint).serve()
 
     try:
-        return 1 if asyncio.run(coordinate()) else 0
-    except (ConfigError, RunFolderError) as error:
-        run.end(str(error), "coordinator")
-        print(error, file=sys.stderr)
+        return asyncio.run(coordinate())
+    except (ConfigError, RunFolderError, SnapshotError) as error:
+        if run.submission().get("cluster") == ClusterKind.local.value:
+            run.end(str(error), "coordinator")
+        print(error, file=sys.stderr)  # on SLURM it may be this node's fault: the trainer counts it as a crash, and another one follows
         return 1
 
 
 if __name__ == "__main__":
     os.umask(0o077)
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    main_arguments = sys.argv[1:]
+    sys.exit(main(Path(main_arguments[0]), int(main_arguments[1]), int(main_arguments[2]), Path(main_arguments[3]) if main_arguments[3:] else None))

@@ -37,6 +37,11 @@ def encode(message: Message) -> list[bytes | memoryview]:
     return frames
 
 
+def pack(message: Message) -> bytes:
+    """`message` as one piece of bytes, for files; `Decoder.unpack` reads it back."""
+    return msgspec.msgpack.encode([bytes(frame) for frame in encode(message)])
+
+
 class Decoder:
     """Decodes one direction of traffic, with a limit on the bytes of one message."""
 
@@ -61,6 +66,14 @@ class Decoder:
         if len(self._used) != len(frames) - 1:
             raise MessageError(f"a message of {len(frames) - 1} array frames: its header names {len(self._used)}")
         return message
+
+    def unpack(self, content: bytes) -> Message:
+        """The message in what `pack` gave. Raises `MessageError`."""
+        try:
+            frames = msgspec.msgpack.decode(content, type=list[bytes])
+        except msgspec.MsgspecError as error:
+            raise MessageError(f"malformed file of a message: {error}") from error
+        return self.decode(frames)
 
     def _array(self, kind: type, value: object) -> TypedArray:
         if not issubclass(kind, TypedArray):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workers.messages.codec import MessageError
-from workers.messages.types import Group
+from workers.messages.types import Group, Partial
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,25 @@ def check_group(group: Group) -> None:
     for rule, holds in rules.items():
         if not holds:
             raise MessageError(f"group {group.group_id}: {rule}")
+
+
+def check_partial(partial: Partial) -> None:
+    """Raise `MessageError` unless the arrays of `partial` fit together (lengths, values, versions)."""
+    total = int(partial.lengths.sum())
+    rules = {
+        "lengths must not be negative and must name at least one sample": partial.lengths.size > 0 and bool((partial.lengths >= 0).all()),
+        "tokens and logprobs must have sum(lengths) items": partial.tokens.size == partial.logprobs.size == total,
+        "finished must have one item a sample": partial.finished.size == partial.lengths.size,
+        "version runs must cover sum(lengths) tokens":
+            partial.epochs.size == partial.steps.size == partial.run_lengths.size and int(partial.run_lengths.sum()) == total
+            and bool((partial.run_lengths > 0).all()),
+        "versions must not be negative": bool((partial.steps >= 0).all()) and bool((partial.epochs >= 0).all()),
+        "token ids must not be negative": bool((partial.tokens >= 0).all()),
+        "logprobs must be finite": bool(np.isfinite(partial.logprobs).all()),
+    }
+    for rule, holds in rules.items():
+        if not holds:
+            raise MessageError(f"group {partial.group_id}, given back: {rule}")
 
 
 def token_steps(group: Group) -> np.ndarray:

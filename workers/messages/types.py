@@ -1,8 +1,8 @@
 """Every message of a run, as plain typed structs. Adding one here is all that a new message needs.
 
-Worker -> coordinator    Register  Heartbeat  Credit  GroupFinished  GroupFailed  BatchRequest  StepFinished
-                         WorkerFailed  Goodbye
-Coordinator -> worker    Welcome  Refused  HeartbeatReply  Leases  Acknowledged  Batch  Finish
+Worker -> coordinator    Register  Heartbeat  Draining  GroupFinished  GroupFailed  GroupParked
+                         BatchRequest  StepFinished  CheckpointRequest  WorkerFailed  Goodbye
+Coordinator -> worker    Welcome  Refused  HeartbeatReply  Leases  Acknowledged  Batch  CheckpointPart  Drain  Suspended  Finish
 Coordinator -> all       VersionAnnounced (published; repeated in every HeartbeatReply)
 
 A struct with an unknown field, a missing field, or a field of the wrong type is refused by the codec.
@@ -10,147 +10,64 @@ A struct with an unknown field, a missing field, or a field of the wrong type is
 
 from __future__ import annotations
 
-import enum
 from typing import Annotated
 
 import msgspec
 
-from workers.messages.arrays import Bool, Float32, Int32
+from workers.messages.parts import (
+    Announcement,
+    Count,
+    Group,
+    HeldLease,
+    Lease,
+    Name,
+    Partial,
+    Path,
+    Purpose,
+    Role,
+    Struct,
+    Text,
+    Version,
+    WorkerStatus,
+)
 
-PROTOCOL = 1
+__all__ = ["Announcement", "Group", "HeldLease", "Lease", "Partial", "Purpose", "Role", "Version", "WorkerStatus"]
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
-Text = Annotated[str, msgspec.Meta(max_length=1_000_000)]
-
-
-class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of all parts of messages: immutable and strict."""
+PROTOCOL = 2
 
 
 class Message(Struct, frozen=True, tag=True):
     """Base of all messages; the tag on the wire is the class name."""
 
 
-class Role(str, enum.Enum):
-    """What a peer does."""
-
-    rollout = "rollout"
-    trainer = "trainer"
-
-
-class Purpose(str, enum.Enum):
-    """What a lease is for; evaluation never takes part in staleness or training."""
-
-    training = "training"
-    evaluation = "evaluation"
-
-
-class Version(Struct, frozen=True, order=True):
-    """Which weights: `epoch` counts incarnations of the trainer, `step` completed training steps."""
-
-    epoch: Count
-    step: Count
-
-    def __str__(self) -> str:
-        return f"{self.epoch}.{self.step}"
-
-    @staticmethod
-    def parse(text: str) -> Version:
-        """Inverse of `str`; raises ValueError on anything else."""
-        epoch, _, step = text.partition(".")
-        if not (epoch.isdecimal() and step.isdecimal()):
-            raise ValueError(f"version {text!r}: must be EPOCH.STEP, two whole numbers")
-        return Version(int(epoch), int(step))
-
-
-class Announcement(Struct, frozen=True):
-    """Published weights: the folder that holds them and the digest of its manifest (BLAKE3, hex)."""
-
-    version: Version
-    folder: Path
-    digest: Name
-
-
-class Lease(Struct, frozen=True):
-    """Permission to generate one group, by a worker that holds `version` or a newer one."""
-
-    group_id: Name
-    attempt: Count
-    purpose: Purpose
-    version: Version
-    prompt_id: Name
-    prompt: Text
-    verifier: Name
-    reference: Text
-    seed: Count
-
-
-class Group(Struct, frozen=True):
-    """The samples of one prompt, flattened: sample k has the next `lengths[k]` entries of the per-token arrays.
-
-    `epochs` and `steps` are run-length coded over the flattened tokens by `run_lengths`: which version sampled each.
-    `rewards` has one entry a sample.
-    """
-
-    group_id: Name
-    attempt: Count
-    purpose: Purpose
-    prompt_id: Name
-    prompt: Int32
-    lengths: Int32
-    tokens: Int32
-    logprobs: Float32
-    loss_mask: Bool
-    rewards: Float32
-    scores: Float32
-    epochs: Int32
-    steps: Int32
-    run_lengths: Int32
-    num_interruptions: Count = 0
-    tokens_interrupted: Count = 0
-    generation_s: float = 0.0
-    reward_s: float = 0.0
-    first_text: Text = ""
-
-
-class WorkerStatus(Struct, frozen=True):
-    """What a worker reports with each heartbeat. Counters count from the worker's start."""
-
-    waiting_for: str = ""
-    num_running: Count = 0
-    tokens_generated: Count = 0
-    tokens_interrupted: Count = 0
-    num_updates: Count = 0
-    update_s: float = 0.0
-    reward_busy_s: float = 0.0
-    rewards_killed: Count = 0
-    rewards_failed: Count = 0
-    idle_s: float = 0.0
-
-
 class Register(Message, frozen=True):
-    """First message of a worker; repeated after a reconnection."""
+    """First message of a worker to a coordinator; repeated after a reconnection. `leases`: what it holds from before, perhaps
+    from an earlier coordinator. `job`: its SLURM job (array job id, underscore, task id), '' outside SLURM."""
 
     role: Role
     host: Name
     pid: Count
     protocol: int = PROTOCOL
+    leases: list[HeldLease] = []
+    job: str = ""
 
 
 class Heartbeat(Message, frozen=True):
-    """`held`: the weights loaded; `fetching`: those being fetched, which must not be removed."""
+    """`held`: the weights loaded; `fetching`: those being fetched, which must not be removed. `capacity`: how many samples the
+    worker takes at once (a training group costs its size, an evaluation prompt one; 0: no leases, please). `leases`: all that it
+    holds, so that a lease that was lost on its way is noticed, and one that nobody wants any more is given up."""
 
     held: Version | None = None
     fetching: Version | None = None
     status: WorkerStatus = WorkerStatus()
+    capacity: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    leases: list[HeldLease] = []
 
 
-class Credit(Message, frozen=True):
-    """The worker can take so many more samples: a training group costs its size, an evaluation prompt one."""
+class Draining(Message, frozen=True):
+    """The worker is about to leave (time limit, preemption): no more leases. What it holds follows as GroupFinished or GroupParked."""
 
-    num_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+    reason: Text
 
 
 class GroupFinished(Message, frozen=True):
@@ -168,6 +85,12 @@ class GroupFailed(Message, frozen=True):
     fatal: bool = False
 
 
+class GroupParked(Message, frozen=True):
+    """A lease given back with what was generated so far; sent again until acknowledged."""
+
+    partial: Partial
+
+
 class BatchRequest(Message, frozen=True):
     """The trainer asks for the batch of `step`."""
 
@@ -182,6 +105,15 @@ class StepFinished(Message, frozen=True):
     tokens_trained: Count
 
 
+class CheckpointRequest(Message, frozen=True):
+    """The trainer saves the state of `step` into `folder`: write the coordinator's part there. `final`: training ends here
+    (a batch that was being trained on goes back to the buffer), and nothing more is leased."""
+
+    step: Count
+    folder: Path
+    final: bool = False
+
+
 class WorkerFailed(Message, frozen=True):
     """The worker is about to exit with an error."""
 
@@ -189,7 +121,9 @@ class WorkerFailed(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The worker has closed everything and exits."""
+    """The worker has closed everything and exits; `reason` where it leaves before the end of the run, in order."""
+
+    reason: Text = ""
 
 
 class Welcome(Message, frozen=True):
@@ -220,7 +154,8 @@ class Leases(Message, frozen=True):
 
 
 class Acknowledged(Message, frozen=True):
-    """The group arrived (`accepted`), or had arrived before or came too late."""
+    """The group's result arrived (`accepted`), or is not wanted: it had arrived before, or another worker has the lease now. A worker
+    that still works on it gives it up."""
 
     group_id: Name
     attempt: Count
@@ -235,6 +170,26 @@ class Batch(Message, frozen=True):
     needed: Version
 
 
+class CheckpointPart(Message, frozen=True):
+    """The coordinator's part of the checkpoint of `step` is written: its file's name and digest (BLAKE3, hex)."""
+
+    step: Count
+    name: Name
+    digest: Name
+
+
+class Drain(Message, frozen=True):
+    """Give back everything (GroupFinished, GroupParked), say Goodbye and leave: the whole run pauses."""
+
+    reason: Text
+
+
+class Suspended(Message, frozen=True):
+    """This coordinator goes away and another one will come: go on with what you hold, keep the results, look for the next one."""
+
+    reason: Text
+
+
 class Finish(Message, frozen=True):
     """The run has ended: close everything and say Goodbye. An empty `cause` means that it is complete."""
 
@@ -247,5 +202,7 @@ class VersionAnnounced(Message, frozen=True):
     announcement: Announcement
 
 
-FromWorker = Register | Heartbeat | Credit | GroupFinished | GroupFailed | BatchRequest | StepFinished | WorkerFailed | Goodbye
-FromCoordinator = Welcome | Refused | HeartbeatReply | Leases | Acknowledged | Batch | Finish | VersionAnnounced
+FromWorker = (Register | Heartbeat | Draining | GroupFinished | GroupFailed | GroupParked | BatchRequest | StepFinished | CheckpointRequest
+              | WorkerFailed | Goodbye)
+FromCoordinator = (Welcome | Refused | HeartbeatReply | Leases | Acknowledged | Batch | CheckpointPart | Drain | Suspended | Finish
+                   | VersionAnnounced)

@@ -1,14 +1,19 @@
-"""Writes what a run measures: metrics.jsonl and evaluations.jsonl, one JSON object a line, and the same to TensorBoard."""
+"""Writes what a run measures: metrics.jsonl and evaluations.jsonl, one JSON object a line, and the same to TensorBoard.
+
+consumed.jsonl names the prompts that each step has consumed. All files belong to the state of the run: a checkpoint notes how long
+they were (`positions`), and whoever goes on from it cuts off what a lost lineage has written after that.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -20,9 +25,25 @@ Value = float | int | str | None | list[int] | dict[str, int]
 class Recorder:
     """Appends to the metrics of one run."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, positions: Mapping[str, int] | None = None, step: int = 0) -> None:
+        """`positions`, `step`: what a checkpoint noted; without them the files are begun, over whatever an earlier start has left."""
         self._run = run
+        self._files = {path.name: path for path in (run.metrics, run.evaluations, run.consumed)}
+        for name, path in self._files.items():
+            if path.exists():
+                os.truncate(path, (positions or {}).get(name, 0))
         self._events = EventFileWriter(str(run.tensorboard))
+        # TensorBoard then drops what an earlier incarnation has written for later steps.
+        self._events.add_event(Event(step=step + 1, wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
+
+    def positions(self) -> dict[str, int]:
+        """The length of each file, in bytes."""
+        return {name: path.stat().st_size if path.exists() else 0 for name, path in self._files.items()}
+
+    def consumed(self, step: int, groups: list[int]) -> None:
+        """Write which prompts the batch of `step` was made of."""
+        with self._run.consumed.open("a") as file:
+            file.write(json.dumps({"step": step, "groups": groups}) + "\n")
 
     def step(self, record: Mapping[str, Value]) -> None:
         """Write the record of one training step; it must have the key `step`."""

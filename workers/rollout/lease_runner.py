@@ -1,7 +1,8 @@
-"""Runs the leases of one rollout worker: one task each, and its result sent until it is acknowledged.
+"""Runs the leases of one rollout worker: one task each, whose result is kept until it is acknowledged (results.py).
 
-    lease --> wait for its version --> workflow --> GroupFinished | GroupFailed --> coordinator      (again every RESEND_S)
-                                                    + Credit for its samples
+    lease --> wait for its version --> workflow --> GroupFinished | GroupFailed --> results
+                                          |
+                                          +-- halted, abandoned --> GroupParked, with all tokens so far --> results
 
 Who waits for whom: a lease waits for its version to be loaded; nothing waits for another lease.
 """
@@ -10,27 +11,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
-from workers.messages.types import Credit, Group, GroupFailed, GroupFinished, Lease, Message, Purpose
+from workers.messages.types import Group, GroupFailed, GroupFinished, GroupParked, HeldLease, Lease, Purpose
 from workers.processes import first_cause
 from workers.reward.pool import VerifierError
 from workers.rollout.engine_client import BadRequest, EngineError
+from workers.rollout.partials import park
+from workers.rollout.results import Key, Result, Results, key_of
+from workers.rollout.sampler import Sample
 from workers.rollout.servers.process import ServerProcess
 from workers.rollout.weight_updates import WeightHolder
-from workers.rollout.workflows.single_turn import SingleTurn
+from workers.rollout.workflows.single_turn import Halted, SingleTurn
 
-RESEND_S = 5.0
 ENGINE_EXIT_S = 1.0
+
+
+@dataclass
+class Running:
+    """A lease at work. `wanted`: the coordinator has not said that it may be given up."""
+
+    lease: Lease
+    samples: list[Sample]
+    task: asyncio.Task[Result | None] = field(init=False)
+    wanted: bool = True
 
 
 class LeaseRunner:
     """The leases in flight. `broken` fails with whatever a lease raised that is neither the engine's nor a verifier's failure."""
 
-    def __init__(self, send: Callable[[Message], Awaitable[None]], workflow: SingleTurn, holder: WeightHolder, server: ServerProcess) -> None:
-        self._send, self._workflow, self._holder, self._server = send, workflow, holder, server
-        self._running: dict[asyncio.Task, Lease] = {}
-        self._unacknowledged: dict[tuple[str, int], tuple[float, Message]] = {}
+    def __init__(self, results: Results, workflow: SingleTurn, holder: WeightHolder, server: ServerProcess) -> None:
+        self._results, self._workflow, self._holder, self._server = results, workflow, holder, server
+        self._running: dict[Key, Running] = {}
+        self._parks = False
         self._idle_s, self._idle_since = 0.0, time.monotonic()
         self.tokens_generated = self.tokens_interrupted = 0
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -41,65 +54,84 @@ class LeaseRunner:
         return len(self._running)
 
     @property
-    def num_samples(self) -> int:
-        """Samples in flight."""
-        return sum(self._workflow.num_samples(lease) for lease in self._running.values())
-
-    @property
     def idle_s(self) -> float:
         """Seconds without any lease so far."""
         return self._idle_s + (0.0 if self._running else time.monotonic() - self._idle_since)
 
+    def held(self) -> list[HeldLease]:
+        """The leases in flight."""
+        leases = [running.lease for running in self._running.values()]
+        return [HeldLease(lease.group_id, lease.attempt, lease.purpose, lease.version) for lease in leases]
+
     def start(self, lease: Lease) -> None:
-        """Begin to work on a lease."""
+        """Begin to work on a lease; one that is held already is ignored. After `park_from_now` it is given back at once."""
+        key = key_of(lease)
+        if key in self._running or key in self._results:
+            return
+        running = Running(lease, self._workflow.begin(lease))
+        if self._parks:
+            self._park(running)
+            return
         self._idle_s, self._idle_since = self.idle_s, time.monotonic()
-        task = asyncio.create_task(self._run(lease))
-        self._running[task] = lease
-        task.add_done_callback(self._ended)
+        self._running[key] = running
+        running.task = asyncio.create_task(self._run(running))
+        running.task.add_done_callback(lambda _: self._ended(running))
 
-    def acknowledged(self, group_id: str, attempt: int) -> None:
-        """The coordinator has the result: it need not be sent again."""
-        self._unacknowledged.pop((group_id, attempt), None)
+    def give_up(self, key: Key) -> None:
+        """End the work on a lease that nobody wants any more; nothing is sent."""
+        running = self._running.get(key)
+        if running is not None:
+            running.wanted = False
+            running.task.cancel()
 
-    async def resend(self) -> None:
-        """Send again, for as long as the worker runs, what has not been acknowledged for `RESEND_S` seconds."""
-        while True:
-            await asyncio.sleep(RESEND_S / 2)
-            for key, (sent, message) in list(self._unacknowledged.items()):
-                if time.monotonic() - sent > RESEND_S:
-                    self._unacknowledged[key] = (time.monotonic(), message)
-                    await self._send(message)
+    def park_from_now(self) -> None:
+        """From now on whatever ends before it is finished is given back with what has been generated."""
+        self._parks = True
 
     async def abandon(self) -> None:
         """Cancel all leases and wait until they are gone."""
-        running = list(self._running)
-        for task in running:
+        tasks = [running.task for running in self._running.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task) -> None:
-        del self._running[task]
+    def _ended(self, running: Running) -> None:
+        del self._running[key_of(running.lease)]
         self._idle_since = time.monotonic()
-        if not task.cancelled() and (error := task.exception()) is not None and not self.broken.done():
+        task = running.task
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.broken.done():
             self.broken.set_exception(error)
+        if not running.wanted:
+            return
+        result = None if task.cancelled() or error is not None else task.result()
+        if self._parks and (result is None or (isinstance(result, GroupFailed) and not result.fatal)):
+            self._park(running)
+        elif result is not None:
+            self._results.add(running.lease, result)
 
-    async def _run(self, lease: Lease) -> None:
+    def _park(self, running: Running) -> None:
+        if running.lease.purpose is Purpose.training:  # an evaluation begins anew elsewhere: its answers are short, and of one version
+            self._results.add(running.lease, GroupParked(park(running.lease, running.samples)))
+
+    async def _run(self, running: Running) -> Result | None:
+        """The result of a lease; None where it was not finished through no fault of its own."""
+        lease, failed = running.lease, None
         await self._holder.at_least(lease.version)
-        message: Message
         try:
-            group = await self._workflow.run(lease)
+            group = await self._workflow.run(lease, running.samples)
         except* BadRequest as errors:
-            message = GroupFailed(lease.group_id, lease.attempt, first_cause(errors), fatal=True)
+            failed = GroupFailed(lease.group_id, lease.attempt, first_cause(errors), fatal=True)
         except* (EngineError, VerifierError) as errors:
-            message = GroupFailed(lease.group_id, lease.attempt, first_cause(errors))
+            failed = failed or GroupFailed(lease.group_id, lease.attempt, first_cause(errors))
+        except* Halted:
+            pass
         else:
-            message = GroupFinished(group)
             self._count(group)
-        if isinstance(message, GroupFailed) and await self._server.exited_within(ENGINE_EXIT_S) is not None:
-            return  # the engine is gone, and this worker with it: the coordinator gives all its leases to others, at no fault of theirs
-        self._unacknowledged[lease.group_id, lease.attempt] = (time.monotonic(), message)
-        await self._send(message)
-        await self._send(Credit(self._workflow.num_samples(lease)))
+            return GroupFinished(group)
+        if failed is None or await self._server.exited_within(ENGINE_EXIT_S) is not None:
+            return None  # the engine is gone, and this worker with it: the coordinator gives all its leases to others, at no fault of theirs
+        return failed
 
     def _count(self, group: Group) -> None:
         if group.purpose is Purpose.training:

@@ -20,13 +20,15 @@ from workers.weights.manifest import WeightsError, verify
 class WeightHolder:
     """What the engine of this worker holds. `changed` is awaited after every change, so that the coordinator knows."""
 
-    def __init__(self, engine: EngineClient, interrupt: Interrupt, changed: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, engine: EngineClient, interrupt: Interrupt, changed: Callable[[], Awaitable[None]],
+                 in_touch: Callable[[], bool] = lambda: True) -> None:
+        """`in_touch`: whether there is a coordinator; without one a version may be gone with the training job that published it."""
         self.held: Version | None = None
         self.fetching: Version | None = None
         self.num_updates = 0
         self.num_pauses = 0  # beginnings and ends of pauses: odd while one is on
         self.update_s = 0.0
-        self._engine, self._interrupt, self._changed = engine, interrupt, changed
+        self._engine, self._interrupt, self._changed, self._in_touch = engine, interrupt, changed, in_touch
         self._newest: Announcement | None = None
         self._news = asyncio.Event()
         self._held_something_new = asyncio.Condition()
@@ -50,10 +52,13 @@ class WeightHolder:
             assert announcement is not None
             try:
                 await self._update(announcement)
-            except WeightsError:
-                # The publisher may have removed it because there is a newer one: then take that; otherwise it is an error.
-                if self._newest is announcement:
+            except WeightsError as error:
+                # The publisher may have removed it because there is a newer one: then take that. It may be gone itself: then the next
+                # training job will publish another one. Otherwise it is an error.
+                if self._newest is announcement and self._in_touch():
                     raise
+                print(f"warning: version {announcement.version} is skipped: {error}", flush=True)
+                self.fetching = None
 
     async def _update(self, announcement: Announcement) -> None:
         folder = Path(announcement.folder)

@@ -1,11 +1,12 @@
 """The rollout worker: generates without ever waiting for training.
 
-    coordinator --Leases--> one task a lease: wait for the lease's version, run the workflow --GroupFinished--> coordinator
+    coordinator --Leases--> one task a lease: wait for the lease's version, run the workflow --> results --> coordinator
     coordinator --version-> weight holder: pause, load, continue (tokens so far are kept)
     engine (child process) <--HTTP-- sampler          reward pool (child processes) <--pipes-- workflow
 
 Who waits for whom: nothing here waits for training; leases wait for their version only (lease_runner.py). Whatever ends
-first (the run, the engine, the coordinator, a signal) ends all the rest, in `work`.
+first (the run, the engine, the coordinator, a signal) ends all the rest, in `work`. While no coordinator is in touch the
+worker finishes what it runs, keeps the results, and hands them to the next one.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
-from workers.config import Config
+from workers.config import ClusterKind, Config
 from workers.messages.types import (
     Acknowledged,
     Announcement,
-    Credit,
+    Drain,
+    Draining,
     Heartbeat,
+    HeldLease,
     Leases,
     Message,
     Refused,
@@ -35,18 +38,18 @@ from workers.messages.types import (
 )
 from workers.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
 from workers.reward.pool import RewardPool
+from workers.rollout.drain import Holdings
+from workers.rollout.endings import Ending, Told, WorkerEnded, drain_limit_s, listen, slurm_job
 from workers.rollout.engine_client import EngineClient, EngineError
 from workers.rollout.lease_runner import ENGINE_EXIT_S, LeaseRunner
+from workers.rollout.results import Results
 from workers.rollout.sampler import Sampler
 from workers.rollout.servers.process import ServerProcess
 from workers.rollout.weight_updates import WeightHolder
 from workers.rollout.workflows.single_turn import SingleTurn
 from workers.rundir import RunFolder
-from workers.transport.peer import Peer
-
-
-class WorkerEnded(RuntimeError):
-    """Something that this worker cannot live without has ended."""
+from workers.transport.client import NoCoordinator, RunOver
+from workers.transport.peer import START_TIMEOUT_S, Peer
 
 
 class RolloutWorker:
@@ -54,69 +57,112 @@ class RolloutWorker:
 
     def __init__(self, run: RunFolder, config: Config) -> None:
         self.run, self.config = run, config
+        self._on_slurm = config.cluster.kind is ClusterKind.slurm
+        size = config.workflow.group_size
+        # Half as much again as there are slots: the engine always has a request at hand when one ends.
+        self._capacity = max(size, config.engine.num_slots * 3 // 2 // size * size)
         self._newest: Announcement | None = None
         self._holder: WeightHolder | None = None
         self._rewards: RewardPool | None = None
-        self._leases: LeaseRunner | None = None
         self._peer: Peer | None = None
-        self._credit_due = asyncio.Event()
+        self._holdings: Holdings | None = None
+        self._told: asyncio.Future[Told] | None = None
 
     @property
     def in_touch(self) -> bool:
         """Whether the coordinator knows us and is heard."""
         return self._peer is not None and self._peer.in_touch
 
-    async def work(self) -> str:
-        """Work until the run is over; returns its cause. Raises `WorkerEnded`, `CoordinatorLost` or what broke."""
-        config = self.config
-        peer = Peer(self.run, config.transport, Role.rollout, config.rollout.max_idle_minutes * 60, heartbeat=self._heartbeat,
-                    on_message=self._on_message, on_announcement=self._on_announcement)
-        async with peer:
-            self._peer = peer
-            serving = asyncio.create_task(peer.serve())
-            parts = [serving, asyncio.create_task(self._operate(peer)), asyncio.create_task(self._told_to_end())]
-            try:
-                await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-                error = next((error for part in parts if part.done() and (error := part.exception()) is not None), None)
-                if error is None:
-                    return serving.result()
-                await peer.send(WorkerFailed(first_cause(error)))
-                raise error
-            finally:
-                for part in parts:
-                    part.cancel()
-                await asyncio.gather(*parts, return_exceptions=True)
+    async def work(self) -> Ending:
+        """Work until the run is over, or until told to leave. Raises `WorkerEnded`, `CoordinatorLost` or what broke."""
+        idle_s = self.config.rollout.max_idle_minutes * 60
+        self._told = told = listen(self.config.cluster)
+        self._peer = peer = Peer(
+            self.run, self.config.transport, Role.rollout, idle_s, heartbeat=self._heartbeat, on_message=self._on_message,
+            on_announcement=self._on_announcement, leases=self._held, job=slurm_job(), follows=self._on_slurm,
+            start_timeout_s=idle_s if self._on_slurm else START_TIMEOUT_S)
+        self._holdings = holdings = Holdings(self.run, Results(peer))
+        told.add_done_callback(lambda _: holdings.closing())
+        connecting = asyncio.create_task(peer.connect())
+        first: set[asyncio.Future[Any]] = {connecting, told}
+        try:
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done():
+                connecting.result()
+                ending = await self._work(peer, holdings, told)
+            else:
+                ending = self._told_ending(told.result())
+            if isinstance(ending, Ending):
+                return ending
+            raise ending
+        except (RunOver, NoCoordinator) as error:
+            if not self._on_slurm:
+                raise
+            return Ending("finished", error.cause) if isinstance(error, RunOver) else Ending("idle", str(error))
+        finally:
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+            await peer.leave()
 
-    def _told_to_end(self) -> Coroutine[None, None, None]:
-        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async def _work(self, peer: Peer, holdings: Holdings, told: asyncio.Future[Told]) -> Ending | BaseException:
+        """Run all parts until the first one ends, then end the rest in the way that this calls for; returns the error that ended it."""
+        serving = asyncio.create_task(peer.serve())
+        parts: list[asyncio.Future[Any]] = [
+            serving, asyncio.create_task(self._operate(peer, holdings)), asyncio.create_task(holdings.results.deliver())]
+        try:
+            await asyncio.wait([*parts, told], return_when=asyncio.FIRST_COMPLETED)
+            error = next((error for part in parts if part.done() and (error := part.exception()) is not None), None)
+            if serving.done() and error is None:
+                return await self._finish(holdings, serving)
+            ending = error if error is not None and not told.done() else self._told_ending(told.result())
+            if isinstance(ending, NoCoordinator) and self._on_slurm:
+                await holdings.hand_over(drain_limit_s(self.config.cluster, None), serving)
+            elif isinstance(ending, Ending):
+                peer.parting = ending.cause
+                await peer.send(Draining(ending.cause))
+                await peer.beat()
+                await holdings.hand_over(told.result().limit_s, serving)
+            else:
+                await peer.send(WorkerFailed(first_cause(ending)))
+                if self._on_slurm and not peer.in_touch:
+                    holdings.spill()
+            return ending
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
 
-        def tell(reason: str) -> None:
-            if not told.done():
-                told.set_result(reason)
+    async def _finish(self, holdings: Holdings, serving: asyncio.Task[str]) -> Ending:
+        """The run is over. Where it may be resumed, and no coordinator has collected what we hold, that is written down."""
+        cause, outcome = serving.result(), self.run.ended()
+        if cause and (outcome is None or outcome["state"] == "drained"):
+            await holdings.hand_over(drain_limit_s(self.config.cluster, None), serving)
+        return Ending("finished", cause)
 
-        async def end() -> None:
-            raise WorkerEnded(f"the rollout worker ended: {await told}")
+    def _told_ending(self, told: Told) -> Ending | WorkerEnded:
+        """What `told` leads to: on one machine, where nobody would take over, a signal is an error."""
+        if told.signal is not None and not self._on_slurm:
+            return WorkerEnded(f"the rollout worker ended: {TOLD_TO_END if told.signal == signal.SIGTERM else OUT_OF_TIME}")
+        return Ending("drained", told.reason, told.signal)
 
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, tell, TOLD_TO_END)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, tell, OUT_OF_TIME)
-        return end()
-
-    async def _operate(self, peer: Peer) -> None:
+    async def _operate(self, peer: Peer, holdings: Holdings) -> None:
         """Run engine, reward pool and leases until one of them breaks."""
         config, model = self.config, Path(self.config.model.path)
-        server = ServerProcess(config.engine, model, self.run.jobs / f"engine-{os.getpid()}.log")
+        server = ServerProcess(config.engine, model, self.run.jobs / f"engine-{slurm_job() or os.getpid()}.log")
         engine: EngineClient | None = None
         try:
             engine = await server.start(Version(0, 0))
-            self._holder = holder = WeightHolder(engine, config.engine.interrupt, peer.beat)
+            self._holder = holder = WeightHolder(engine, config.engine.interrupt, peer.beat, lambda: peer.in_touch or not self._on_slurm)
             if self._newest is not None:
                 holder.announce(self._newest)
             async with RewardPool(config.reward) as self._rewards:
                 sampler = Sampler(engine, Tokenizer.from_file(str(model / "tokenizer.json")), lambda: holder.num_pauses)
                 workflow = SingleTurn(sampler, self._rewards, config.workflow, config.reward, config.engine.context_length)
-                self._leases = leases = LeaseRunner(peer.send, workflow, holder, server)
+                leases = LeaseRunner(holdings.results, workflow, holder, server)
+                holdings.sampler, holdings.leases = sampler, leases
+                await peer.beat()  # there is capacity now
                 try:
-                    await self._serve_leases(peer, server, holder, leases)
+                    await self._serve_leases(server, holder, leases)
                 finally:
                     await leases.abandon()
         finally:
@@ -124,13 +170,13 @@ class RolloutWorker:
                 await engine.close()
             await server.stop()
 
-    async def _serve_leases(self, peer: Peer, server: ServerProcess, holder: WeightHolder, leases: LeaseRunner) -> None:
+    async def _serve_leases(self, server: ServerProcess, holder: WeightHolder, leases: LeaseRunner) -> None:
         async def lease_breaks() -> None:
             await leases.broken
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                for part in (holder.follow(), leases.resend(), self._give_credit(peer, leases), self._engine_exits(server), lease_breaks()):
+                for part in (holder.follow(), self._engine_exits(server), lease_breaks()):
                     tasks.create_task(part)
         except* EngineError as errors:
             # What failed was a call to the engine; if that is because the engine died, its death is the cause.
@@ -138,38 +184,32 @@ class RolloutWorker:
                 raise WorkerEnded(how) from errors
             raise
 
-    async def _give_credit(self, peer: Peer, leases: LeaseRunner) -> None:
-        """Credit at the first welcome, and whenever the coordinator has forgotten us and taken us in anew.
-
-        Half as much again as there are slots: the engine always has a request at hand when one ends.
-        """
-        slot = -1
-        while True:
-            await self._credit_due.wait()
-            self._credit_due.clear()
-            if slot == peer.slot:
-                continue
-            slot, size = peer.slot, self.config.workflow.group_size
-            capacity = max(size, self.config.engine.num_slots * 3 // 2 // size * size)
-            if capacity > leases.num_samples:
-                await peer.send(Credit(capacity - leases.num_samples))
-
     async def _engine_exits(self, server: ServerProcess) -> None:
         raise WorkerEnded(await server.exited())
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def _on_message(self, message: Message) -> None:
+        assert self._holdings is not None
+        results, leases = self._holdings.results, self._holdings.leases
         match message:
             case Welcome():
-                self._credit_due.set()
-            case Leases() if self._leases is not None:
+                results.send_again()
+            case Leases() if leases is not None:
                 for lease in message.leases:
-                    self._leases.start(lease)
-            case Acknowledged() if self._leases is not None:
-                self._leases.acknowledged(message.group_id, message.attempt)
+                    leases.start(lease)
+            case Acknowledged():
+                results.acknowledged((message.group_id, message.attempt))
+                if leases is not None and not message.accepted:
+                    leases.give_up((message.group_id, message.attempt))
+            case Drain():
+                self._tell(message.reason)
             case Refused():
                 print(f"the coordinator refused a message: {message.reason}", flush=True)
+
+    def _tell(self, reason: str) -> None:
+        if self._told is not None and not self._told.done():
+            self._told.set_result(Told(reason, drain_limit_s(self.config.cluster, None)))
 
     def _on_announcement(self, announcement: Announcement) -> None:
         self._newest = announcement
@@ -178,14 +218,21 @@ class RolloutWorker:
 
     # -- heartbeat -----------------------------------------------------------------------------------------------------
 
+    def _held(self) -> list[HeldLease]:
+        if self._holdings is None:
+            return []
+        running = self._holdings.leases.held() if self._holdings.leases is not None else []
+        return running + self._holdings.results.held()
+
     def _heartbeat(self) -> Heartbeat:
-        holder, rewards, leases = self._holder, self._rewards, self._leases
+        holder, rewards, leases = self._holder, self._rewards, self._holdings.leases if self._holdings else None
         if holder is None or leases is None:
-            return Heartbeat(None, None, WorkerStatus(waiting_for="its engine to start"))
-        waiting = "weights" if holder.held is None else "" if leases.num_running else "leases"
+            return Heartbeat(None, None, WorkerStatus(waiting_for="its engine to start"), leases=self._held())
+        leaving = self._told is not None and self._told.done()
+        waiting = "its results to be taken" if leaving else "weights" if holder.held is None else "" if leases.num_running else "leases"
         status = WorkerStatus(
             waiting_for=waiting, num_running=leases.num_running, tokens_generated=leases.tokens_generated,
             tokens_interrupted=leases.tokens_interrupted, num_updates=holder.num_updates, update_s=holder.update_s, idle_s=leases.idle_s,
             reward_busy_s=rewards.busy_s if rewards else 0.0, rewards_killed=rewards.num_killed if rewards else 0,
             rewards_failed=rewards.num_failed if rewards else 0)
-        return Heartbeat(holder.held, holder.fetching, status)
+        return Heartbeat(holder.held, holder.fetching, status, 0 if leaving else self._capacity, self._held())

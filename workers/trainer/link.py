@@ -3,10 +3,11 @@ the main thread computes.
 
     main thread   next_batch(step) --BatchRequest-->   coordinator   --Batch--> returns
                   step_finished(...) --StepFinished-->
-    link thread   heartbeats, Finish, the coordinator's exit
+                  save(...) --CheckpointRequest-->                   --CheckpointPart--> returns
+    link thread   heartbeats, Drain, Finish, the coordinator's exit
 
-`next_batch` waits until a batch or the end of the run arrives; `headway status` shows why it waits. When the run ends
-early, the main thread gets `GRACE_S` seconds to return; then the process exits under it: there is nothing to save.
+`next_batch` waits until a batch, the end of the run or a reason to leave arrives; `headway status` shows why it waits. When the
+run ends early, the main thread gets `GRACE_S` seconds to return; then the process exits under it: there is nothing to save.
 """
 
 from __future__ import annotations
@@ -14,87 +15,158 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
-from workers.config import Config
-from workers.messages.types import Announcement, Batch, BatchRequest, Heartbeat, Message, Refused, Role, StepFinished, WorkerFailed
+from workers.config import ClusterKind, Config
+from workers.messages.types import (
+    Announcement,
+    Batch,
+    BatchRequest,
+    CheckpointPart,
+    CheckpointRequest,
+    Drain,
+    Heartbeat,
+    Message,
+    Refused,
+    Role,
+    StepFinished,
+    WorkerFailed,
+)
 from workers.processes import OUT_OF_TIME, TOLD_TO_END, describe_exit, first_cause
 from workers.rundir import RunFolder
+from workers.signals import Signals
 from workers.transport.peer import Peer
 
 GRACE_S = 3.0
 JOIN_S = 20.0
+SAVE_S = 120.0
 
 
 class RunEnded(Exception):
     """The run is over; the text is the cause, empty if it is complete."""
 
 
-class CoordinatorLink:
-    """Starts the coordinator, registers the trainer, and carries batches and versions."""
+class DrainRequested(Exception):
+    """This incarnation is to save its state and leave; the text says why."""
 
-    def __init__(self, run: RunFolder, config: Config) -> None:
-        self._run, self._config = run, config
-        self._inbox: queue.SimpleQueue[Batch | RunEnded] = queue.SimpleQueue()  # reentrant: signal handlers put too
+
+class CoordinatorLink:
+    """Starts the coordinator, registers the trainer, and carries batches and versions.
+
+    `crashed` is told, once and from any thread, why this incarnation fails; `checkpoint` is the folder to go on from.
+    """
+
+    def __init__(self, run: RunFolder, config: Config, epoch: int, checkpoint: Path | None, signals: Signals,
+                 crashed: Callable[[str], None]) -> None:
+        self._run, self._config, self._signals, self._crashed = run, config, signals, crashed
+        self._epoch = epoch
+        self._replaceable = config.cluster.kind is ClusterKind.slurm
+        self._inbox: queue.SimpleQueue[Batch | CheckpointPart | RunEnded | None] = queue.SimpleQueue()  # reentrant: signal handlers put too
         self._left = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._peer: Peer | None = None
+        self._drain_reason = ""
         log = (run.jobs / "coordinator.log").open("ab")
         self._coordinator = subprocess.Popen(
-            [sys.executable, "-m", "workers.coordinator.worker", str(run.path), str(os.getpid())],
+            [sys.executable, "-m", "workers.coordinator.worker", str(run.path), str(os.getpid()), str(epoch),
+             *([str(checkpoint)] if checkpoint else [])],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
         log.close()
-        signal.signal(signal.SIGTERM, lambda *_: self.fail(f"the trainer ended: {TOLD_TO_END}"))
-        signal.signal(signal.SIGUSR2, lambda *_: self.fail(f"the trainer ended: {OUT_OF_TIME}"))
+        signals.on_signal = self._signalled
+        if signals.received is not None:
+            self._signalled()
         threading.Thread(target=self._watch_coordinator, name="coordinator-watch", daemon=True).start()
         self._thread = threading.Thread(target=self._serve, name="coordinator-link", daemon=True)
         self._thread.start()
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of this incarnation; waits for the coordinator's welcome. Raises `RunEnded`."""
+    # -- main thread ---------------------------------------------------------------------------------------------------
+
+    def wait_until_welcome(self) -> None:
+        """Wait for the coordinator's welcome. Raises `RunEnded`."""
         while not self._ready.wait(0.2):
             self._raise_if_ended()
-        assert self._peer is not None
-        return self._peer.epoch
 
-    def next_batch(self, step: int) -> Batch:
-        """The groups of `step`; waits for them. Raises `RunEnded`."""
+    @property
+    def drain_reason(self) -> str:
+        """Why this incarnation is to save its state and leave; '' while it is not."""
+        return self._drain_reason
+
+    def next_batch(self, step: int, timeout_s: float | None = None) -> Batch | None:
+        """The groups of `step`; waits for them, or for `timeout_s` and returns None. Raises `RunEnded`, `DrainRequested`."""
         self._send(BatchRequest(step))
-        item = self._inbox.get()
-        if isinstance(item, RunEnded):
-            self._inbox.put(item)
-            raise item
-        return item
+        while True:
+            if self._drain_reason:
+                raise DrainRequested(self._drain_reason)
+            try:
+                item = self._take(timeout_s)
+            except queue.Empty:
+                return None
+            if isinstance(item, Batch) and item.step == step:
+                return item
 
     def step_finished(self, announcement: Announcement, metrics: dict[str, float], tokens_trained: int) -> None:
         """Tell that new weights are published."""
         self._send(StepFinished(announcement, metrics, tokens_trained))
 
+    def save(self, step: int, folder: Path, final: bool) -> None:
+        """Have the coordinator write its part of the checkpoint of `step` into `folder`. Raises `RunEnded`; TimeoutError after `SAVE_S`."""
+        self._send(CheckpointRequest(step, str(folder), final))
+        while True:
+            try:
+                item = self._take(SAVE_S)
+            except queue.Empty as error:
+                raise TimeoutError(f"checkpoint of step {step}: the coordinator has not written its part in {SAVE_S:g} s") from error
+            if isinstance(item, CheckpointPart) and item.step == step:
+                return
+
+    def _take(self, timeout_s: float | None) -> Batch | CheckpointPart | None:
+        item = self._inbox.get(timeout=timeout_s)
+        if isinstance(item, RunEnded):
+            self._inbox.put(item)
+            raise item
+        return item
+
     def fail(self, cause: str) -> None:
-        """Tell that the trainer cannot go on, and end the process soon."""
-        self._run.end(cause, "trainer")
+        """Tell that the trainer cannot go on, and end the process soon. Where it is replaced by another one, the run goes on."""
+        self._crashed(cause)
+        if not self._replaceable:
+            self._run.end(cause, "trainer")
         self._send(WorkerFailed(cause))
         self._finish_serving(cause)
         self._end(cause)
 
-    def close(self) -> int:
-        """Leave: end the link, wait for the coordinator to exit, remove the weights; returns the coordinator's exit status."""
+    def close(self, parting: str = "") -> int:
+        """Leave (`parting`: why, where the run goes on): end the link, wait for the coordinator to exit; returns its exit status."""
         self._left.set()
+        if parting and self._peer is not None:
+            self._peer.parting = parting
+            self._finish_serving(parting)
         self._thread.join(JOIN_S)
         try:
             status = self._coordinator.wait(JOIN_S)
         except subprocess.TimeoutExpired:
-            self._coordinator.kill()
+            self._coordinator.terminate()
             status = self._coordinator.wait()
-        self._run.remove_weights(self._config.weights.dir)
+        if not self._replaceable or self._run.ended() is not None:
+            self._run.remove_weights(self._config.weights.dir)
         return status
+
+    def _signalled(self) -> None:
+        reason = OUT_OF_TIME if self._signals.received and self._signals.received.name == "SIGUSR2" else TOLD_TO_END
+        if self._replaceable:
+            self._drain(reason)
+        else:
+            self.fail(f"the trainer ended: {reason}")
+
+    def _drain(self, reason: str) -> None:
+        self._drain_reason = self._drain_reason or reason
+        self._inbox.put(None)  # wakes whoever waits
 
     # -- link thread ---------------------------------------------------------------------------------------------------
 
@@ -103,15 +175,19 @@ class CoordinatorLink:
         try:
             cause = self._loop.run_until_complete(self._converse())
         except BaseException as error:  # noqa: BLE001 -- the main thread must learn of whatever ends this one
+            if self._left.is_set():
+                return
             cause = f"the trainer lost the coordinator: {first_cause(error)}"
-            self._run.end(cause, "trainer")
+            self._crashed(cause)
+            if not self._replaceable:
+                self._run.end(cause, "trainer")
             if not isinstance(error, ConnectionError | ExceptionGroup):
                 traceback.print_exc()
         self._end(cause)
 
     async def _converse(self) -> str:
         self._peer = Peer(self._run, self._config.transport, Role.trainer, self._config.transport.heartbeat_timeout_s,
-                          heartbeat=Heartbeat, on_message=self._on_message, on_announcement=lambda _: None)
+                          heartbeat=Heartbeat, on_message=self._on_message, on_announcement=lambda _: None, min_epoch=self._epoch)
         async with self._peer as peer:
             serving = asyncio.create_task(peer.serve())
             welcoming = asyncio.create_task(peer.welcomed())
@@ -122,15 +198,18 @@ class CoordinatorLink:
                 cause = await serving
             finally:
                 welcoming.cancel()
-            self._end(cause)
+            if not peer.parting:
+                self._end(cause)
             while not cause and not self._left.is_set():  # complete: stay in touch until the main thread has exported and left
                 await peer.beat()
                 await asyncio.sleep(self._config.transport.heartbeat_s)
             return cause
 
     def _on_message(self, message: Message) -> None:
-        if isinstance(message, Batch):
+        if isinstance(message, Batch | CheckpointPart):
             self._inbox.put(message)
+        elif isinstance(message, Drain):
+            self._drain(message.reason)
         elif isinstance(message, Refused):
             self.fail(f"the coordinator refused the trainer's message: {message.reason}")
 
@@ -154,7 +233,8 @@ class CoordinatorLink:
             return
         self._thread.join(GRACE_S)  # lets Goodbye leave
         self._coordinator.terminate()
-        self._run.remove_weights(self._config.weights.dir)
+        if not self._replaceable or self._run.ended() is not None:
+            self._run.remove_weights(self._config.weights.dir)
         os._exit(1)
 
     def _watch_coordinator(self) -> None:
@@ -166,7 +246,9 @@ class CoordinatorLink:
             return
         log = Path(self._run.jobs / "coordinator.log").read_text(errors="replace").splitlines()[-15:]
         cause = "\n  ".join([f"the coordinator (process {self._coordinator.pid}) {describe_exit(status)}", *log])
-        self._run.end(cause, "trainer")
+        self._crashed(cause)
+        if not self._replaceable:
+            self._run.end(cause, "trainer")
         self._finish_serving(cause)
         self._end(cause)
 

@@ -3,93 +3,132 @@
     coordinator (child process) --Batch--> groups -> advantages -> engine.train_step -> publish -> StepFinished --> v + 1
                                                      (proximal log-probs, PPO minibatches)    |
                                             rollout workers <--read-- published weights <-----+
+                                            checkpoints/ <-- state of trainer and coordinator, when due and before leaving
 
-Who waits for whom: the trainer waits for the batch only; rollouts go on while it computes and publishes.
+Who waits for whom: the trainer waits for the batch only; rollouts go on while it computes and publishes. With several ranks, rank 0
+does all this, and tells the others (ranks.py) what to compute with it.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from workers.algorithms.advantages import batch_norm, group_norm
-from workers.config import Advantage, Config
-from workers.messages.groups import head_step, samples
-from workers.messages.types import Group, Version
+from workers import checkpoints
+from workers.checkpoints import Checkpoint, Fenced
+from workers.config import Config
+from workers.messages.types import Batch, CheckpointRequest, Finish, Message, Version
 from workers.rundir import RunFolder
-from workers.trainer.batch import TrainGroup
-from workers.trainer.link import CoordinatorLink, RunEnded
+from workers.trainer.link import CoordinatorLink, DrainRequested, RunEnded
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.model import DTYPES
+from workers.trainer.megatron.stop import StepAbandoned
+from workers.trainer.ranks import IDLE_S, Ranks
+from workers.trainer.train_batch import train_batch
 from workers.weights.publisher import Publisher, write_hf_folder
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
-def to_train_group(group: Group) -> TrainGroup:
-    """A received group as the engine takes it."""
-    views = samples(group)
-    return TrainGroup(
-        group_id=group.group_id, prompt=np.asarray(group.prompt, np.int32),
-        responses=[np.asarray(view.tokens, np.int32) for view in views],
-        behavior_logprobs=[np.asarray(view.logprobs, np.float32) for view in views],
-        loss_mask=[np.asarray(view.loss_mask, np.bool_) for view in views],
-        rewards=np.asarray(group.rewards, np.float32), versions=[np.asarray(view.steps, np.int32) for view in views],
-        head_version=head_step(group))
+@dataclass(frozen=True)
+class Ending:
+    """How training came to its end in this process: 'finished', 'ended' (the run ended early), 'drained' (saved), 'fenced'."""
 
-
-def compute_advantages(kind: Advantage, groups: list[TrainGroup]) -> list[np.ndarray]:
-    """Advantages, float32 [n] for each group."""
-    if kind is Advantage.group_norm:
-        return [group_norm(torch.from_numpy(group.rewards.copy())).numpy() for group in groups]
-    flat = batch_norm(torch.from_numpy(np.concatenate([group.rewards for group in groups]))).numpy()
-    return np.split(flat, np.cumsum([group.num_samples for group in groups])[:-1])
+    how: str
+    cause: str
 
 
 class TrainerWorker:
-    """One trainer: engine, publisher and the link to the coordinator."""
+    """Rank 0 of a trainer: engine, publisher and the link to the coordinator; goes on from `restored` if that is given."""
 
-    def __init__(self, run: RunFolder, config: Config, link: CoordinatorLink) -> None:
-        self.run, self.config, self._link = run, config, link
+    def __init__(self, run: RunFolder, config: Config, link: CoordinatorLink, epoch: int, restored: Checkpoint | None, ranks: Ranks) -> None:
+        self.run, self.config, self._link, self._ranks = run, config, link, ranks
         model = Path(config.model.path)
-        self._engine = MegatronEngine(config, model)
+        self._engine = MegatronEngine(config, model, ranks.gang)
+        if restored is not None:
+            self._engine.load_state(restored.trainer)
+        self.version = Version(epoch, self._engine.num_steps)
         self._publisher = Publisher(run.weights(config.weights.dir), model, DTYPES[config.engine.dtype])
+        self._published = False
+        self._saved_at, self._saved_step = time.monotonic(), self.version.step
 
-    def train(self) -> str:
-        """Train until the run is over; returns its cause ('' is complete)."""
+    def train(self) -> Ending:
+        """Train until the run is over, or until this incarnation is told to leave."""
         try:
-            epoch, step = self._link.epoch, 0
-            self._publish(Version(epoch, step), {}, 0)
+            self._link.wait_until_welcome()
+            self._publish({}, 0)
             while True:
-                step = self._step(Version(epoch, step)).step
+                self._step()
+                if self._checkpoint_due():
+                    self._save(final=False)
         except RunEnded as end:
+            self._tell(Finish(str(end)))
             if not str(end) and self.config.trainer.export_final:
                 self._export()
-            return str(end)
+            return Ending("ended" if str(end) else "finished", str(end))
+        except (DrainRequested, StepAbandoned):
+            return self._leave()
+        except Fenced as error:
+            self._tell(Finish(str(error)))
+            return Ending("fenced", str(error))
 
-    def _step(self, version: Version) -> Version:
+    def _leave(self) -> Ending:
+        """Save the state of the last completed step, which is what the next incarnation goes on from."""
+        try:
+            if self._published:
+                self._save(final=True)
+            self._tell(Finish(self._link.drain_reason))
+        except RunEnded as end:
+            return Ending("ended" if str(end) else "finished", str(end))
+        except Fenced as error:
+            return Ending("fenced", str(error))
+        return Ending("drained", self._link.drain_reason)
+
+    def _step(self) -> None:
         started = time.monotonic()
-        batch = self._link.next_batch(version.step)
+        batch = self._next_batch()
         received = time.monotonic()
-        groups = [to_train_group(group) for group in batch.groups]
-        advantages = compute_advantages(self.config.algorithm.advantage, groups)
-        metrics = self._engine.train_step(groups, None, advantages)
-        trained = time.monotonic()
-        metrics |= {"wait_batch_s": received - started, "train_s": trained - received}
-        following = Version(version.epoch, version.step + 1)
-        self._publish(following, metrics, sum(group.num_valid_tokens for group in groups))
+        self._tell(batch)
+        metrics, tokens = train_batch(self._engine, self.config, batch, lambda: bool(self._link.drain_reason))
+        metrics |= {"wait_batch_s": received - started, "train_s": time.monotonic() - received}
+        self.version = Version(self.version.epoch, self.version.step + 1)
+        self._publish(metrics, tokens)
         self._publisher.remove_older(batch.needed)
-        return following
 
-    def _publish(self, version: Version, metrics: dict[str, float], tokens_trained: int) -> None:
+    def _next_batch(self) -> Batch:
+        while True:
+            batch = self._link.next_batch(self.version.step, IDLE_S if self._ranks.others else None)
+            if batch is not None:
+                return batch
+            self._ranks.idle()
+
+    def _publish(self, metrics: dict[str, float], tokens_trained: int) -> None:
         started = time.monotonic()
-        announcement = self._publisher.publish(self._engine.iter_hf_tensors(), version)
+        if self.run.newest_epoch() != self.version.epoch:
+            raise Fenced(f"version {self.version}: epoch {self.run.newest_epoch()} has begun, this one may publish nothing any more")
+        announcement = self._publisher.publish(self._engine.iter_hf_tensors(), self.version)
         metrics["publish_s"] = time.monotonic() - started
         self._link.step_finished(announcement, metrics, tokens_trained)
+        self._published = True
+
+    def _checkpoint_due(self) -> bool:
+        config, steps = self.config.checkpoint, self.version.step - self._saved_step
+        by_time = config.every_minutes and time.monotonic() - self._saved_at >= 60 * config.every_minutes
+        return bool(by_time) or bool(config.every_steps and steps >= config.every_steps)
+
+    def _save(self, final: bool) -> None:
+        """Write the checkpoint of this step: every rank's part and the coordinator's, published as one."""
+        folder = checkpoints.begin(self.run, self.version)
+        self._tell(CheckpointRequest(self.version.step, str(folder), final))
+        self._engine.save_state(folder / checkpoints.TRAINER)
+        self._link.save(self.version.step, folder, final)
+        checkpoints.commit(self.run, folder, self.version, self.config.checkpoint.keep)
+        self._saved_at, self._saved_step = time.monotonic(), self.version.step
+
+    def _tell(self, message: Message) -> None:
+        self._ranks.tell(message)
 
     def _export(self) -> None:
         """Write the trained model as a Hugging Face folder into the run folder."""

@@ -21,33 +21,54 @@ from workers.transport.keys import KeyPair
 from workers.transport.rendezvous import Address, newest
 from workers.transport.server import MIB
 
+QUICK_S = 5.0
+LINGER_MS = 2000
+
 
 class CoordinatorLost(ConnectionError):
-    """The coordinator cannot be found or has been silent for too long."""
+    """The coordinator cannot be found, refuses us, or has been silent for too long."""
 
 
-async def find_coordinator(run: RunFolder, timeout_s: float) -> Address:
-    """Wait for a coordinator's address. Raises `CoordinatorLost` after `timeout_s` seconds, or if the run has ended."""
-    deadline = time.monotonic() + timeout_s
-    while (address := newest(run)) is None:
+class NoCoordinator(CoordinatorLost):
+    """No coordinator has been there for as long as this worker waits for one."""
+
+
+class RunOver(CoordinatorLost):
+    """The run had ended, with `cause`, before a coordinator was found."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"the run has ended: {cause}")
+        self.cause = cause
+
+
+async def find_coordinator(run: RunFolder, timeout_s: float, min_epoch: int = 0) -> Address:
+    """Wait for the address of a coordinator of `min_epoch` or later. Raises `RunOver`, or `NoCoordinator` after `timeout_s` seconds.
+
+    Looks often at first, then once a second: the run folder lies on storage that many share.
+    """
+    started = time.monotonic()
+    while (address := newest(run)) is None or address.epoch < min_epoch:
         if (outcome := run.ended()) is not None:
-            raise CoordinatorLost(f"the run has ended: {outcome['cause']}")
-        if run.stop.exists() or run.launcher_is_gone():
-            raise CoordinatorLost("the run was stopped before its training job had started")
-        if time.monotonic() > deadline:
-            raise CoordinatorLost(f"{run.rendezvous}: no coordinator has appeared in {timeout_s:g} s. Look at the training job's log")
-        await asyncio.sleep(0.1)
+            raise RunOver(outcome["cause"])
+        if (stop := run.stop_requested()) is not None:
+            raise RunOver(f"stopped: {stop['reason']}")
+        if run.launcher_is_gone():
+            raise RunOver("the launcher died before the training job had started")
+        waited = time.monotonic() - started
+        if waited > timeout_s:
+            raise NoCoordinator(f"{run.rendezvous}: no coordinator has appeared in {timeout_s:g} s. Look at the training job's log")
+        await asyncio.sleep(0.1 if waited < QUICK_S else 1.0)
     return address
 
 
 class ClientSockets:
-    """DEALER and SUB of one worker, connected to one coordinator."""
+    """DEALER and SUB of one worker, connected to one coordinator. `routing_id`: by which it knows the worker; without, a new one."""
 
-    def __init__(self, config: TransportConfig, address: Address, server_public: bytes, client: KeyPair) -> None:
+    def __init__(self, config: TransportConfig, address: Address, server_public: bytes, client: KeyPair, routing_id: bytes = b"") -> None:
         self._context = zmq.asyncio.Context()
         self._decoder = from_coordinator(config.max_message_mb * MIB)
         self._dealer = self._socket(zmq.DEALER, config, server_public, client)
-        self._dealer.routing_id = b"w" + os.urandom(8)
+        self._dealer.routing_id = routing_id or new_routing_id()
         self._subscriber = self._socket(zmq.SUB, config, server_public, client)
         self._subscriber.subscribe(b"")
         self._dealer.connect(address.router)
@@ -55,7 +76,7 @@ class ClientSockets:
 
     def _socket(self, kind: int, config: TransportConfig, server_public: bytes, client: KeyPair) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
-        socket.linger = 2000
+        socket.linger = LINGER_MS
         socket.sndhwm = socket.rcvhwm = 0
         socket.maxmsgsize = config.max_message_mb * MIB
         socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2000
@@ -75,8 +96,13 @@ class ClientSockets:
         """The next published message. Raises `MessageError` on a malformed one."""
         return self._decoder.decode(await self._subscriber.recv_multipart())
 
-    def close(self) -> None:
-        """Close; what was sent last still gets up to two seconds to leave."""
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        """Close; what was sent last still gets `linger_ms` to leave."""
         self._subscriber.close(linger=0)
-        self._dealer.close()
+        self._dealer.close(linger=linger_ms)
         self._context.term()
+
+
+def new_routing_id() -> bytes:
+    """A name for one worker's connections; nobody else has it."""
+    return b"w" + os.urandom(8)

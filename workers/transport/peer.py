@@ -1,12 +1,17 @@
 """A worker's standing with the coordinator: register, heartbeat, announcements, the end of the run.
 
     Register -> Welcome            at start, and again whenever the coordinator says that it does not know us
-    Heartbeat -> HeartbeatReply    every `heartbeat_s`; carries what we hold, brings the newest version
+    Heartbeat -> HeartbeatReply    every `heartbeat_s`, and after a welcome; carries what we hold, brings the newest version
     VersionAnnounced (SUB)         the same, sooner
+    Suspended                      this coordinator goes away, another one will come
     Finish                         the run is over
 
+A peer that `follows` goes over to a newer coordinator as soon as the rendezvous has one: it looks there at every heartbeat while
+its own is silent or suspended, and every `LOOK_S` otherwise, because one that was fenced off may still talk. It registers
+there under its routing id, with the leases that it holds.
+
 Every wait has a limit: a coordinator that is silent while the run folder says that the run has ended, or for
-`silence_s`, raises `CoordinatorLost` from `serve`.
+`silence_s`, ends `serve`.
 """
 
 from __future__ import annotations
@@ -24,49 +29,79 @@ from workers.messages.types import (
     Goodbye,
     Heartbeat,
     HeartbeatReply,
+    HeldLease,
     Message,
     Refused,
     Register,
     Role,
+    Suspended,
     VersionAnnounced,
     Welcome,
 )
 from workers.rundir import RunFolder
-from workers.transport.client import ClientSockets, CoordinatorLost, find_coordinator
+from workers.transport.client import LINGER_MS, ClientSockets, CoordinatorLost, NoCoordinator, find_coordinator, new_routing_id
 from workers.transport.keys import read_keys
+from workers.transport.rendezvous import Address, newest
 
 START_TIMEOUT_S = 120.0
+LOOK_S = 10.0
 
 
 class Peer:
-    """One registered worker. `on_message` gets every Welcome and what is not handled here, `on_announcement` each newer version."""
+    """One registered worker. `on_message` gets every Welcome and what is not handled here, `on_announcement` each newer version.
+
+    `leases`: what is held, for Register. `job`: the SLURM job. `start_timeout_s`: how long to wait for the first coordinator.
+    `parting`: the reason that is given at the end, for leaving before the run is over.
+    """
 
     def __init__(self, run: RunFolder, config: TransportConfig, role: Role, silence_s: float, *, heartbeat: Callable[[], Heartbeat],
-                 on_message: Callable[[Message], None], on_announcement: Callable[[Announcement], None]) -> None:
+                 on_message: Callable[[Message], None], on_announcement: Callable[[Announcement], None],
+                 leases: Callable[[], list[HeldLease]] = list, job: str = "", follows: bool = False,
+                 start_timeout_s: float = START_TIMEOUT_S, min_epoch: int = 0) -> None:
         self.run, self.config, self.role = run, config, role
         self.epoch = self.slot = 0
         self.finish_cause: str | None = None
-        self._silence_s = silence_s
-        self._heartbeat, self._on_message, self._on_announcement = heartbeat, on_message, on_announcement
+        self.parting = ""
+        self._silence_s, self._start_timeout_s, self._follows, self._job = silence_s, start_timeout_s, follows, job
+        self._min_epoch = min_epoch
+        self._heartbeat, self._on_message, self._on_announcement, self._leases = heartbeat, on_message, on_announcement, leases
+        self._routing_id = new_routing_id()
+        self.sockets: ClientSockets
+        self._address: Address | None = None
         self._newest: Announcement | None = None
         self._finished = asyncio.Event()
         self._welcomed = asyncio.Event()
+        self._suspended = False
         self._heard = time.monotonic()
 
     async def __aenter__(self) -> Peer:
-        address = await find_coordinator(self.run, START_TIMEOUT_S)
-        server_public = read_keys(self.run, "server").public
-        self.sockets = ClientSockets(self.config, address, server_public, read_keys(self.run, "client"))
-        await self.register()
+        await self.connect()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.sockets.send(Goodbye())
-        self.sockets.close()
+        await self.leave()
+
+    async def connect(self) -> None:
+        """Find the coordinator and register. Raises `NoCoordinator` after `start_timeout_s`, `RunOver` if the run is over."""
+        await self._connect(await find_coordinator(self.run, self._start_timeout_s, self._min_epoch))
+
+    async def leave(self) -> None:
+        """Say Goodbye, if there is anyone to say it to, and close."""
+        if self._address is not None:
+            await self.sockets.send(Goodbye(self.parting))
+            self.sockets.close(linger_ms=0 if self._suspended else LINGER_MS)
+
+    async def _connect(self, address: Address) -> None:
+        if self._address is not None:
+            self.sockets.close(linger_ms=0)
+        self.sockets = ClientSockets(self.config, address, read_keys(self.run, "server").public, read_keys(self.run, "client"), self._routing_id)
+        self._address, self._suspended, self._heard = address, False, time.monotonic()
+        self._welcomed.clear()
+        await self.register()
 
     async def register(self) -> None:
         """Introduce ourselves; harmless to repeat."""
-        await self.sockets.send(Register(self.role, socket.gethostname(), os.getpid()))
+        await self.sockets.send(Register(self.role, socket.gethostname(), os.getpid(), leases=self._leases(), job=self._job))
 
     async def send(self, message: Message) -> None:
         """Send to the coordinator."""
@@ -74,17 +109,20 @@ class Peer:
 
     async def beat(self) -> None:
         """Send a heartbeat now, so that what changed is known at once."""
-        await self.sockets.send(self._heartbeat())
+        if not self._suspended:
+            await self.sockets.send(self._heartbeat())
 
     @property
     def in_touch(self) -> bool:
-        """Whether the coordinator has taken us in and has been heard lately."""
-        return self._welcomed.is_set() and time.monotonic() - self._heard < max(10.0, 3 * self.config.heartbeat_s)
+        """Whether the coordinator has taken us in, stays, and has been heard lately."""
+        lately = time.monotonic() - self._heard < max(10.0, 3 * self.config.heartbeat_s)
+        return self._welcomed.is_set() and not self._suspended and lately
 
     async def welcomed(self) -> None:
         """Wait until the coordinator has taken us in. Raises `CoordinatorLost` after `START_TIMEOUT_S`."""
         try:
-            await asyncio.wait_for(self._welcomed.wait(), START_TIMEOUT_S)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._welcomed.wait()
         except TimeoutError as error:
             raise CoordinatorLost(f"the coordinator has not answered in {START_TIMEOUT_S:g} s. Look at the training job's log") from error
 
@@ -95,13 +133,33 @@ class Peer:
 
     async def serve(self) -> str:
         """Keep the standing until the run is over; returns its cause ('' is complete). Raises `CoordinatorLost`."""
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(loop()) for loop in (self._receive, self._subscribe, self._beat)]
-            await self._finished.wait()
-            for task in running:
-                task.cancel()
+        finished = asyncio.create_task(self._finished.wait())
+        try:
+            while not finished.done():
+                newer = await self._converse(finished)
+                if newer is not None and not finished.done():
+                    await self._connect(newer)
+        finally:
+            finished.cancel()
         assert self.finish_cause is not None
         return self.finish_cause
+
+    # -- one coordinator -----------------------------------------------------------------------------------------------
+
+    async def _converse(self, finished: asyncio.Task) -> Address | None:
+        """Talk with this coordinator until `finished`, or until there is a newer one, whose address is returned."""
+        watching = asyncio.create_task(self._watch())
+        parts = [watching, *(asyncio.create_task(loop()) for loop in (self._receive, self._subscribe, self._beat))]
+        try:
+            await asyncio.wait([finished, *parts], return_when=asyncio.FIRST_COMPLETED)
+            for part in parts:
+                if part.done():
+                    part.result()  # raises what ended it
+            return watching.result() if watching.done() else None
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
 
     async def _receive(self) -> None:
         while True:
@@ -113,12 +171,16 @@ class Peer:
                     self._welcomed.set()
                     self._announced(message.announcement)
                     self._on_message(message)
+                    await self.beat()
                 case HeartbeatReply():
                     self._announced(message.announcement)
                     if not message.known:
                         await self.register()
                 case Finish():
                     self.finish(message.cause)
+                case Suspended():
+                    self._suspended = self._follows
+                    self._on_message(message)
                 case Refused():
                     if not self._welcomed.is_set():
                         raise CoordinatorLost(f"the coordinator refused us: {message.reason}")
@@ -136,11 +198,41 @@ class Peer:
         while True:
             await self.beat()
             await asyncio.sleep(self.config.heartbeat_s)
-            silent = time.monotonic() - self._heard
-            if silent > 3 * self.config.heartbeat_s and (outcome := self.run.ended()) is not None:
-                self.finish(outcome["cause"])
-            elif silent > self._silence_s:
-                raise CoordinatorLost(f"the coordinator has been silent for {silent:.0f} s")
+
+    async def _watch(self) -> Address:
+        """Look out for the end of the run and for a newer coordinator; returns its address. Raises `NoCoordinator`."""
+        looked = time.monotonic()
+        while True:
+            await asyncio.sleep(self.config.heartbeat_s)
+            now = time.monotonic()
+            silent = now - self._heard
+            if self._suspended or silent > 3 * self.config.heartbeat_s or (self._follows and now - looked > LOOK_S):
+                looked = now
+                cause, newer = await asyncio.to_thread(self._look, self._follows and not self.in_touch)
+                if cause is not None:
+                    self.finish(cause)
+                    continue
+                if newer is not None:
+                    return newer
+            if silent > self._silence_s:
+                raise NoCoordinator(f"the coordinator has been silent for {silent:.0f} s")
+
+    def _look(self, alone: bool) -> tuple[str | None, Address | None]:
+        """What the run folder says: why the run is over, if it is, and a newer coordinator, if there is one to follow.
+
+        `alone`: nobody else would see that the run was asked to stop.
+        """
+        try:
+            if (outcome := self.run.ended()) is not None:
+                return outcome["cause"], None
+            address = newest(self.run) if self._follows else None
+            if address is not None and self._address is not None and address.epoch > self._address.epoch:
+                return None, address
+            if alone and (stop := self.run.stop_requested()) is not None:
+                return f"stopped: {stop['reason']}", None
+        except OSError as error:
+            print(f"warning: {self.run.path} cannot be read: {error}. Looking again in {self.config.heartbeat_s:g} s", flush=True)
+        return None, None
 
     def _announced(self, announcement: Announcement | None) -> None:
         if announcement is not None and (self._newest is None or announcement.version > self._newest.version):

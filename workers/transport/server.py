@@ -1,10 +1,12 @@
 """The coordinator's sockets.
 
-    workers --DEALER--> ROUTER   registration, heartbeats, credits, groups, batches     (CURVE, ZAP allow-list)
-    workers <---SUB---- PUB      new versions                                           (CURVE, ZAP allow-list)
+    workers --DEALER--> ROUTER   registration, heartbeats, groups, batches     (CURVE, ZAP allow-list)
+    workers <---SUB---- PUB      new versions                                  (CURVE, ZAP allow-list)
 
-Nothing is dropped at a high-water mark: the ROUTER has none, what is in flight is bounded by credits. A peer without
-the run's key gets nothing and is counted. A peer that is gone is noticed at the next send (ROUTER_MANDATORY).
+Nothing is dropped at a high-water mark: the ROUTER has none, what is in flight is bounded by the workers' capacity. A peer
+without the run's key gets nothing and is counted. A peer that is gone is noticed at the next send (ROUTER_MANDATORY). One that
+connects again under its routing id takes over from its old connection, even before that one is known to be broken
+(ROUTER_HANDOVER).
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class ServerSockets:
         self.num_malformed = 0
         self._router = self._socket(zmq.ROUTER, server)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._publisher = self._socket(zmq.PUB, server)
         try:
             self.router_endpoint = self._bind(self._router)
@@ -113,10 +116,10 @@ class ServerSockets:
         """Send to every subscriber; a lost one is made good by the next heartbeat's reply."""
         await self._publisher.send_multipart(encode(message))
 
-    def close(self) -> None:
-        """Close the sockets and give the ports back. What is not sent yet is lost: say Finish first."""
+    def close(self, linger_ms: int = 0) -> None:
+        """Close the sockets and give the ports back. What is not sent yet has `linger_ms` milliseconds to leave."""
         self._authenticator.stop()
         for socket in (getattr(self, "_router", None), getattr(self, "_publisher", None)):
             if socket is not None:
-                socket.close()
+                socket.close(linger=linger_ms)
         self._context.term()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,15 +25,21 @@ KEPT = 2
 
 
 class Publisher:
-    """Publishes into `folder`, which it makes (0700). `dtype`: what the engines hold."""
+    """Publishes into `folder`, which it makes (0700), or takes over from an earlier incarnation. `dtype`: what the engines hold."""
 
     def __init__(self, folder: Path, model_folder: Path, dtype: torch.dtype) -> None:
         self._folder, self._model_folder, self._dtype = folder, model_folder, dtype
         try:
-            folder.mkdir(mode=0o700, parents=True)  # never one that is there already: in a shared place it might be somebody else's
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            state = folder.lstat()
         except OSError as error:
             raise WeightsError(f"weights.dir: {folder} cannot be made ({error.strerror}). Remove it if it is left over, or choose another "
                                "weights.dir") from error
+        if state.st_uid != os.getuid() or state.st_mode & 0o077 or not stat.S_ISDIR(state.st_mode):
+            raise WeightsError(f"weights.dir: {folder} is not a private folder of this user (in a shared place it might be somebody else's). "
+                               "Remove it, or choose another weights.dir")
+        for leftover in folder.glob(".*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], version: Version) -> Announcement:
         """Write `tensors` (Hugging Face names) as `version`. Raises `WeightsError` where there is no room; then nothing is left."""

@@ -2,7 +2,9 @@
 
     worker --spawn--> python -m workers.rollout.servers.<name> ...   (loopback only, API key in its environment)
            <--pipe--- {"port": N} once it answers
-The child dies with its parent. Its output goes to a log whose end stands in the error if it fails.
+The child dies with its parent. Its output goes to a log whose end stands in the error if it fails. The signals by which SLURM
+tells a job to end reach every process of it on some clusters (ProctrackType): the child has them blocked, so that the worker
+can still collect what is being generated; `stop` kills it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import json
 import os
 import secrets
+import signal
 import sys
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from workers.processes import describe_exit
 from workers.rollout.engine_client import EngineClient, EngineError
 from workers.rollout.servers.embedded.__main__ import API_KEY_VARIABLE
 
-STOP_S = 5.0
+FOR_THE_WORKER = (signal.SIGTERM, signal.SIGUSR2)
 LOG_LINES = 15
 
 
@@ -40,12 +43,14 @@ class ServerProcess:
         read_end, write_end = os.pipe()
         threads = str(self._config.num_threads)
         environment = {**os.environ, API_KEY_VARIABLE: api_key, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_WORKER)  # which the child inherits
         try:
             with self._log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._command(version, write_end), env=environment, pass_fds=[write_end],
                     stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log)
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(write_end)
         port = await self._port(read_end)
         return EngineClient(f"http://127.0.0.1:{port}", api_key, self._config.request_timeout_s)
@@ -65,7 +70,8 @@ class ServerProcess:
         with os.fdopen(read_end, "rb") as pipe:
             transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
             try:
-                line = await asyncio.wait_for(reader.readline(), self._config.start_timeout_s)
+                async with asyncio.timeout(self._config.start_timeout_s):
+                    line = await reader.readline()
             except TimeoutError as error:
                 await self.stop()
                 raise EngineError(f"the {self._config.server.value} engine has not answered in {self._config.start_timeout_s:g} s "
@@ -85,18 +91,14 @@ class ServerProcess:
     async def exited_within(self, timeout_s: float) -> str | None:
         """How the process ended, if it does so within `timeout_s` seconds; else None."""
         try:
-            return await asyncio.wait_for(self.exited(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await self.exited()
         except TimeoutError:
             return None
 
     async def stop(self) -> None:
-        """End the process: SIGTERM, then SIGKILL after `STOP_S` seconds."""
-        if self._process is None or self._process.returncode is not None:
-            return
-        self._process.terminate()
-        try:
-            await asyncio.wait_for(self._process.wait(), STOP_S)
-        except TimeoutError:
+        """End the process: it has nothing to save, so it is killed."""
+        if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 

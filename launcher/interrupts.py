@@ -1,0 +1,25 @@
+"""Signals that end the launcher: one exception for all of them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal told the launcher to end. Like KeyboardInterrupt it passes through Hydra, and ends a whole sweep."""
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise `Interrupted` inside."""
+    def interrupt(number: int, _: object) -> None:
+        raise Interrupted(signal.Signals(number).name)
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,119 @@
+"""One short job in each partition that looks at the run folder and at this code from there (launcher/on_node.py).
+
+It asks for one device of a node, for as long as `cluster.probe_s`. Where no node is free in that time, the run goes on without: its jobs
+will say what they miss, later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import secrets
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from launcher import on_node
+from launcher.cluster import ContainerKind, RoleConfig
+from launcher.jobs import JobSpec
+from launcher.preflight import refuse
+from launcher.schema import FullConfig
+from launcher.script import mounted, python_command, sbatch_options, setup_lines, srun_arguments
+from launcher.submit import outside_any_job
+from workers.rundir import RunFolder
+
+ANSWER_S = 90.0
+MAX_SKEW_S = 5.0
+PRIVATE_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+
+
+@contextlib.contextmanager
+def probing(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder) -> Iterator[Callable[[], list[str]]]:
+    """Probe while the block does something else. Gives a function that waits for the probes, raises `ConfigError` with what is wrong
+    there, and returns what could not be looked at."""
+    if not config.cluster.probe_s:
+        yield list
+        return
+    token = secrets.token_hex(16)
+    (run.path / on_node.TOKEN).write_text(token)
+    pool = ThreadPoolExecutor(len(specs))
+    with outside_any_job():
+        calls = [_Call(spec, config, run, token) for spec in specs]
+    answers = [pool.submit(call.answer) for call in calls]
+    try:
+        yield lambda: _sum_up([answer.result() for answer in answers], run)
+    finally:
+        for call in calls:
+            call.process.terminate()
+        pool.shutdown()
+        (run.path / on_node.TOKEN).unlink(missing_ok=True)
+
+
+def _sum_up(answers: list[str | list[str]], run: RunFolder) -> list[str]:
+    notes = [answer for answer in answers if isinstance(answer, str)]
+    problems = [problem for answer in answers if not isinstance(answer, str) for problem in answer]
+    if notes and not problems and any(run.path.is_relative_to(folder) for folder in PRIVATE_TO_A_NODE):
+        problems.append(f"run.dir={run.path}: is in a folder that each node has for itself, and no node was free to look whether it is shared here. "
+                        "Choose a run.dir on a shared file system, or set cluster.probe_s=0 if this one is")
+    refuse(problems)
+    return notes
+
+
+def command(spec: JobSpec, part: RoleConfig, config: FullConfig, run: RunFolder, token: str) -> list[str]:
+    """The srun call of the probe."""
+    one = dataclasses.replace(spec, nodes_per_element=1, tasks_per_node=1, devices_per_node=1)
+    few = dataclasses.replace(part, exclusive=False, mem="", cpus_per_task=0, sbatch={
+        name: value for name, value in part.sbatch.items() if name.replace("_", "-") in ("licenses", "gres")},
+        nodelist=part.nodelist if part.nodelist.isalnum() else "")  # several nodes cannot be asked for one
+    options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in sbatch_options(one, few).items()]
+    folders = mounted(config, run)
+    inside = f"{python_command(part, folders)} -c {shlex.quote(Path(on_node.__file__).read_text())} {shlex.quote(str(run.path))} {token}"
+    lines = "\n".join([*setup_lines(one, part), f"exec {inside}"])
+    container = [argument for argument in srun_arguments(part, folders) if part.container.kind is ContainerKind.pyxis and "container" in argument]
+    return ["srun", "--quiet", f"--immediate={max(1, round(config.cluster.probe_s))}", "--nodes=1", "--ntasks=1", "--time=2",
+            f"--job-name={config.run.name}-probe", *options, *container, *part.srun_args, "bash", "-c", lines]
+
+
+class _Call:
+    """A call of srun that is under way."""
+
+    def __init__(self, spec: JobSpec, config: FullConfig, run: RunFolder, token: str) -> None:
+        part = config.cluster.role(spec.role)
+        self._role, self._wait_s = spec.role, config.cluster.probe_s
+        self._where = f"partition {part.partition or '(default)'}"
+        self._before = time.time()
+        self.process = subprocess.Popen(command(spec, part, config, run, token), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True)
+
+    def answer(self) -> str | list[str]:
+        """A note on why there is no answer, or the problems found."""
+        try:
+            output, words = self.process.communicate(timeout=self._wait_s + ANSWER_S)
+        except subprocess.TimeoutExpired:
+            return f"{self._where} was not probed: no answer within {self._wait_s + ANSWER_S:g} s"
+        after = time.time()
+        lines = [line.split(" ", 1)[1] for line in output.splitlines() if line.startswith("PROBE ")]
+        if lines:
+            return judge(json.loads(lines[-1]), self._where, self._before, after)
+        return unanswered("; ".join(words.splitlines()) or f"exit status {self.process.returncode}", self._role, self._where, self._wait_s)
+
+
+def unanswered(words: str, role: str, where: str, wait_s: float) -> str | list[str]:
+    """What srun's words mean where the node said nothing: no free node is a note, anything else a problem. Pure."""
+    if "Unable to allocate resources" in words or "immediate" in words.lower():
+        return f"{where} was not probed: no node of it was free within {wait_s:g} s"
+    return [f"cluster.{role}: its Python does not start on a node of {where}: {words}. Correct cluster.setup, cluster.python or cluster.container"]
+
+
+def judge(answer: dict, where: str, before: float, after: float) -> list[str]:
+    """The problems in a probe's answer, which arrived between `before` and `after`. Pure."""
+    found = [f"on {answer['host']} ({where}): {problem}" for problem in answer["problems"]]
+    skew = max(before - answer["time"], answer["time"] - after)
+    if skew > MAX_SKEW_S:
+        found.append(f"on {answer['host']} ({where}): its clock is {skew:.0f} s off; at most {MAX_SKEW_S:g} s do no harm. "
+                     f"Ask for a time service, or exclude the node")
+    return found

@@ -1,0 +1,78 @@
+"""From the config of a role to what sbatch and srun get: the one place where this is translated. Pure.
+
+    cluster.train.partition=a ...   --> #SBATCH --partition=a ...
+    cluster.train.sbatch            --> further #SBATCH lines (launcher/options.py says which)
+    cluster.train.setup             --> lines before srun
+    cluster.train.container, python --> the command that runs Python on the node, or srun's --container-*
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from launcher.cluster import ContainerKind, GpuRequest, RoleConfig
+from launcher.jobs import JobSpec
+from launcher.options import KEYS
+from launcher.schema import FullConfig
+from workers.rundir import RunFolder
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def sbatch_options(spec: JobSpec, part: RoleConfig) -> dict[str, str | bool]:
+    """The #SBATCH lines that come from the role's config; an empty value there is no line here."""
+    options: dict[str, str | bool] = {name: value for name in KEYS if (value := getattr(part, name.replace("-", "_"))) and name != "time"}
+    kind = f"gpu:{part.gpu_type}:" if part.gpu_type else "gpu:"
+    if part.gpus is GpuRequest.gres:
+        options["gres"] = f"{kind}{spec.devices_per_node}"
+    elif part.gpus is not GpuRequest.none:
+        number = spec.devices_per_node if part.gpus is GpuRequest.gpus_per_node else spec.devices_per_node // spec.tasks_per_node
+        options[part.gpus.value.replace("_", "-")] = f"{kind.removeprefix('gpu:')}{number}"
+    for given, value in part.sbatch.items():
+        if value.lower() != "false":
+            options[given.replace("_", "-").lstrip("-")] = True if value.lower() in ("", "true") else value
+    return {name: value if value is True else str(value) for name, value in options.items()}
+
+
+def setup_lines(spec: JobSpec, part: RoleConfig) -> list[str]:
+    """The lines before srun: threads, then the user's, then where Python finds this code."""
+    # Until the workers set their own number: numpy's libraries start a thread for each core of the node.
+    return [f"export OMP_NUM_THREADS={spec.num_threads}", *part.setup, f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"]
+
+
+def mounted(config: FullConfig, run: RunFolder) -> list[str]:
+    """The folders that a container must show: this code, the run folder, and what the run reads."""
+    named = [Path(path).expanduser().absolute() for path in (config.model.path, config.data.path, config.data.heldout_path) if path]
+    other = [config.weights.dir] if config.weights.dir not in ("auto", "run") else []
+    return [str(ROOT), str(run.path), *(str(path) for path in named if path.exists()), *other]
+
+
+def _mounts(part: RoleConfig, folders: list[str]) -> str:
+    return ",".join(dict.fromkeys([*(f"{folder}:{folder}" for folder in folders), *part.container.mounts]))
+
+
+def python_command(part: RoleConfig, folders: list[str]) -> str:
+    """The command, for a shell, that runs Python on the node; `folders` must be visible in a container."""
+    container = part.container
+    python = part.python or (sys.executable if container.kind is ContainerKind.none else "python3")
+    if container.kind is not ContainerKind.apptainer:
+        return shlex.quote(python)
+    gpus = [] if part.gpus is GpuRequest.none else ["--nv"]
+    return shlex.join(["apptainer", "exec", *gpus, "--bind", _mounts(part, folders), *container.args, container.image, python])
+
+
+def srun_arguments(part: RoleConfig, folders: list[str]) -> list[str]:
+    """What srun is told besides what sbatch was."""
+    arguments = ["--kill-on-bad-exit=1", "--open-mode=append"]
+    if part.cpus_per_task:
+        arguments.append(f"--cpus-per-task={part.cpus_per_task}")  # since SLURM 22.05 srun does not take this over from sbatch
+    if part.container.kind is ContainerKind.pyxis:
+        arguments += [f"--container-image={part.container.image}", f"--container-mounts={_mounts(part, folders)}", *part.container.args]
+    return arguments + part.srun_args
+
+
+def local_command(run: RunFolder) -> str:
+    """The command that submitit's local executor starts for each element."""
+    return f"{sys.executable} -u -m submitit.core._submit {run.jobs}"

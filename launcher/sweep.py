@@ -1,0 +1,52 @@
+"""A sweep (`headway -m ...`): one run folder for each combination below the sweep's folder, and sweep.json, which lists them.
+
+    {"runs": [{"index": 0, "overrides": ["staleness.eta=0"], "run": "/path/of/the/run"}, ...]}
+
+On SLURM all runs are submitted at once. `launch.max_concurrent_runs=L` makes L lanes: the arrays of run i wait until those of run
+i-L have ended.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.files import write_atomic
+from workers.rundir import RunFolder
+
+FILE = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One combination of a sweep: its number and overrides."""
+
+    folder: Path
+    index: int
+    overrides: tuple[str, ...]
+
+    def run_path(self, name: str) -> Path:
+        """The folder of this combination's run."""
+        return self.folder / f"{self.index:03d}-{name}"
+
+    def runs(self) -> list[dict]:
+        """The combinations that have been started so far."""
+        try:
+            return json.loads((self.folder / FILE).read_bytes())["runs"]
+        except FileNotFoundError:
+            return []
+
+    def add(self, run: RunFolder) -> None:
+        """Write down that this combination has been started."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        entry = {"index": self.index, "overrides": list(self.overrides), "run": str(run.path)}
+        write_atomic(self.folder / FILE, json.dumps({"runs": [*self.runs(), entry]}, indent=2).encode())
+
+    def after(self, num_lanes: int) -> tuple[str, ...]:
+        """The SLURM jobs of the run before this one in its lane; none with `num_lanes=0`."""
+        before = [entry for entry in self.runs() if num_lanes and entry["index"] % num_lanes == self.index % num_lanes]
+        if not before:
+            return ()
+        run = RunFolder(Path(before[-1]["run"]))
+        return tuple(run.arrays("inference") + run.arrays("train"))

@@ -1,0 +1,97 @@
+"""Elements end one by one, by their time limit, by somebody's hand or by a crash, and others take their place."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import LocalCluster
+from tests.slurm.runs import ENDLESS, FAST_BACKOFF, HARD, kill, occupy, slurm_run
+from workers.coordinator.core import ATTEMPTS_PER_EPOCH
+
+
+@pytest.mark.quick
+def test_hard_kill_of_the_trainer_costs_the_steps_since_the_last_checkpoint_and_no_prompt(cluster: LocalCluster, tmp_path: Path) -> None:
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS, *FAST_BACKOFF, HARD, "checkpoint.every_steps=10") as run:
+        run.after_steps(15)
+        (trainer,) = run.tasks("train")
+        kill(trainer)
+        run.in_epoch(2)
+        first, second = run.incarnations
+        assert first.end is None, "it had no time for a word"
+        assert second.claim.step >= 10 and second.claim.step % 10 == 0
+        run.more_steps(25).drain()
+        assert run.endings == ["killed", "drained"]
+
+
+@pytest.mark.timeout(900)
+def test_three_chunks_of_wall_time_are_one_run(cluster: LocalCluster, tmp_path: Path) -> None:
+    # Inference elements meet their time limit too, at about the same time.
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS, "cluster.time=2", "cluster.signal_delay_s=20", "run.max_hours=0.2", HARD) as run:
+        run.in_epoch(3, timeout_s=500)
+        for before, after in pairwise(run.incarnations):
+            assert before.end is not None and before.end.how == "walltime"
+            assert before.end.step == before.end.checkpoint == after.claim.step, "no step is repeated"
+        run.with_replicas(3).more_steps(5)
+        assert run.steps[-1]["num_retries"] == 0, "what elements had begun at their time limit was parked, not begun again"
+        leased_in = {int(path.name.split(".")[1]) // ATTEMPTS_PER_EPOCH for path in run.run.partials.iterdir()}
+        assert leased_in <= {2, 3}, "what elements of the first chunk left behind has been taken over for good"
+        run.drain()
+        assert run.endings == ["walltime", "walltime", "drained"]
+
+
+def test_elements_that_somebody_cancels_are_followed_by_others(cluster: LocalCluster, tmp_path: Path) -> None:
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS) as run:
+        run.with_replicas(3).after_steps(3)
+        victim = run.elements("inference")[1]
+        cluster.run("scancel", victim.job)
+        cluster.wait_state(victim.job, "CANCELLED")
+        run.wait("another element's worker", lambda: victim.job not in {worker["job"] for worker in run.workers()})
+        run.with_replicas(3)
+        (victim,) = run.elements("train")
+        cluster.run("scancel", victim.job)
+        run.in_epoch(2)
+        assert run.incarnations[0].end is not None and run.incarnations[0].end.how == "terminated"
+        assert run.incarnations[0].end.step == run.incarnations[1].claim.step, "no step is repeated"
+        run.more_steps(20).drain()
+        assert run.steps[-1]["num_retries"] == 0, "what was begun was handed over"
+
+
+@pytest.mark.parametrize("role", ["inference", "train"])
+def test_term_without_a_warning(cluster: LocalCluster, tmp_path: Path, role: str) -> None:
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS) as run:
+        run.with_replicas(3).after_steps(3)
+        victim = run.elements(role)[0]
+        cluster.run("scancel", "--signal=TERM", victim.job, check=False)  # its exit status is 229 where it works
+        cluster.wait_state(victim.job, "FAILED")
+        if role == "train":
+            run.in_epoch(2)
+            end = run.incarnations[0].end
+            assert end is not None and end.how == "terminated" and end.step == end.checkpoint == run.incarnations[1].claim.step
+        run.with_replicas(3).more_steps(20).drain()
+        assert run.steps[-1]["num_retries"] == 0
+
+
+def test_three_crashes_in_a_row_end_the_run_with_the_cause(cluster: LocalCluster, tmp_path: Path) -> None:
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS, *FAST_BACKOFF) as run:
+        for number in (1, 2, 3):
+            run.in_epoch(number)
+            kill(run.tasks("train")[0])
+        run.assert_sound("failed", "3 times in a row")
+        assert run.endings == ["killed"] * 3
+
+
+def test_inference_that_waits_for_training_too_long_gives_its_nodes_back_and_returns(cluster: LocalCluster, tmp_path: Path) -> None:
+    others = [occupy(cluster, "train", node) for node in ("trn0", "trn1")]
+    for other in others:
+        cluster.wait_state(other, "RUNNING")
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS, "rollout.max_idle_minutes=0.2") as run:
+        run.wait("inference on its nodes", lambda: len(run.elements("inference")) == 3)
+        run.wait("inference back in the queue, held", lambda: not run.elements("inference", "RUNNING", "COMPLETING") and all(
+            "Held" in row.reason or "held" in row.reason for row in run.elements("inference", "PENDING")))
+        assert {cluster.nodes()[node] for node in ("inf0", "inf1", "inf2")} == {"idle"}
+        cluster.run("scancel", *map(str, others))
+        run.with_replicas(3).after_steps(20).drain()
+        assert run.endings == ["drained"]

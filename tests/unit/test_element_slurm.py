@@ -1,0 +1,411 @@
+"""What an element knows of SLURM, asks of it, and does at its end. SLURM's commands are scripts on PATH that keep their arguments."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from workers import checkpoints, incarnations, slurm, slurm_command
+from workers.config import ClusterKind, Config, ConfigError
+from workers.messages.types import Version
+from workers.rollout import element as rollout_element
+from workers.rollout.endings import Ending
+from workers.rundir import RunFolder
+from workers.signals import Signals
+from workers.slurm import EARLY_S, SlurmElement
+from workers.slurm_command import PATIENCE_S, RETRY_S, SlurmError
+from workers.trainer import element as trainer_element
+from workers.trainer.element import MAX_BACKOFF_S, TrainElement
+
+ENVIRONMENT = {"SLURM_JOB_ID": "1236", "SLURM_PROCID": "3", "SLURM_ARRAY_JOB_ID": "1234", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "1",
+               "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_END_TIME": "1900000000"}
+AWAY = "slurm_load: Unable to contact slurm controller (connect failure)"
+Command = Callable[..., Path]
+
+
+class Clock:
+    """Stands in for the module `time`: sleeping costs nothing."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 1000.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (slurm_command, trainer_element):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Puts a command on PATH that answers as told (`fails_first` times with an error), and keeps its arguments, one call a line.
+
+    `scontrol show job` is no line: it only asks.
+    """
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def make(name: str, output: str = "", error: str = "", status: int = 0, fails_first: int = 0) -> Path:
+        calls, script = tmp_path / f"{name}.calls", folder / name
+        (tmp_path / f"{name}.out").write_text(output)
+        script.write_text(f"""#!/bin/bash
+[[ "$1" == show ]] || echo "$@" >>{calls}
+if (( $(wc -l <{calls}) <= {fails_first} && {fails_first} > 0 )); then echo "{AWAY}" >&2; exit 1; fi
+cat {tmp_path / f"{name}.out"}
+echo -n "{error}" >&2
+exit {status}
+""")
+        script.chmod(0o755)
+        return calls
+
+    return make
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder.create(tmp_path / "run")
+    run.submitted.write_text("""{"cluster": "slurm", "complete": true, "arrays": [
+        {"role": "inference", "job_id": "1200"}, {"role": "train", "job_id": "1234"}, {"role": "inference", "job_id": "1250"}]}""")
+    return run
+
+
+def make_config() -> Config:
+    config = Config()
+    config.cluster.kind, config.cluster.signal_delay_s = ClusterKind.slurm, 120
+    return config
+
+
+def make_element(end_time: float = 5000.0, job: str = "1236") -> SlurmElement:
+    return SlurmElement(job, "1234_2", "1234", 0, 0, 1, 0, end_time)
+
+
+# -- who it is -----------------------------------------------------------------------------------------------------------
+
+def set_environment(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
+    for name, value in {**ENVIRONMENT, **changes}.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+
+
+def test_an_element_of_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch)
+    assert slurm.current() == SlurmElement("1236", "1234_2", "1234", 1, 3, 8, 1, 1900000000.0)
+
+
+def test_a_job_that_is_no_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, SLURM_ARRAY_JOB_ID=None, SLURM_ARRAY_TASK_ID=None, SLURM_RESTART_COUNT=None, SLURM_NTASKS=None, SLURM_LOCALID=None)
+    assert slurm.current() == SlurmElement("1236", "1236_0", "1236", 0, 3, 1, 0, 1900000000.0)
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_PROCID"])
+def test_outside_a_job_step_it_says_so(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    set_environment(monkeypatch, **{name: None})
+    with pytest.raises(ConfigError, match="in no SLURM job step"):
+        slurm.current()
+
+
+@pytest.mark.parametrize(("answer", "end_time"), [
+    ("2026-11-21T15:54:05\n", datetime(2026, 11, 21, 15, 54, 5).timestamp()), ("N/A\n", float("inf")), ("", float("inf"))])
+def test_an_old_slurm_is_asked_for_the_time_limit(monkeypatch: pytest.MonkeyPatch, command: Command, answer: str, end_time: float) -> None:
+    set_environment(monkeypatch, SLURM_JOB_END_TIME=None)
+    calls = command("squeue", answer)
+    assert slurm.current().end_time == end_time
+    assert "-j 1236" in calls.read_text()
+
+
+def test_a_signal_close_to_the_time_limit_announces_it() -> None:
+    element = make_element(end_time=5000.0)
+    assert element.is_walltime(4999.0, 120) and element.is_walltime(5000 - 120 - EARLY_S, 120)
+    assert not element.is_walltime(5000 - 120 - EARLY_S - 1, 120)
+    assert not make_element(end_time=float("inf")).is_walltime(1e12, 120), "without a limit it can only be a preemption"
+
+
+# -- what it asks --------------------------------------------------------------------------------------------------------
+
+def test_commands_name_what_they_are_for(command: Command) -> None:
+    control, cancel = command("scontrol"), command("scancel")
+    slurm.requeue("1236")
+    slurm.requeue_held("1236")
+    slurm.hold("1200")
+    slurm.release("1200")
+    slurm.cancel_waiting(["1200", "1234"])
+    assert control.read_text().splitlines() == ["requeue 1236", "requeuehold 1236", "hold 1200", "release 1200"]
+    assert cancel.read_text().splitlines() == ["--state=PENDING 1200", "--state=PENDING 1234"]
+
+
+def test_without_arrays_nothing_is_asked(tmp_path: Path, command: Command) -> None:
+    calls = [command("scancel"), command("squeue")]
+    slurm.cancel_waiting([])  # without ids it would cancel everything of this user
+    assert slurm.states([]) == slurm.job_states([]) == {}
+    assert not any(path.exists() for path in calls)
+
+
+def test_states(command: Command) -> None:
+    calls = command("squeue", "1234_2 RUNNING\n1234_[3-9%1] PENDING\n")
+    assert slurm.states(["1234", "1250"]) == {"1234_2": "RUNNING", "1234_[3-9%1]": "PENDING"}
+    assert slurm.job_states(["1234"]) == {"1234_2": "RUNNING", "1234_[3-9%1]": "PENDING"}
+    assert calls.read_text().splitlines() == ["-h -j 1234,1250 -o %F_%K %T", "-h --array -j 1234 -o %A %T"]
+
+
+def test_an_array_that_has_left_the_queue_has_no_states(command: Command) -> None:
+    command("squeue", error="slurm_load_jobs error: Invalid job id specified", status=1)
+    assert slurm.states(["1234"]) == {}
+
+
+def test_arrays_that_have_ended_are_cancelled_in_peace(command: Command) -> None:
+    calls = command("scancel", error="scancel: error: Kill job error on job id 1200: Job/step already completing or completed", status=1)
+    slurm.cancel_waiting(["1200", "1234"])
+    assert calls.read_text().splitlines() == ["--state=PENDING 1200", "--state=PENDING 1234"]
+
+
+def shown(state: str, preempt: str) -> str:
+    return f"JobId=1236 ArrayJobId=1234 JobState={state} Reason=None PreemptTime={preempt} Comment=a=b\n"
+
+
+@pytest.mark.parametrize(("state", "preempt", "preempted"), [
+    ("RUNNING", "2026-11-21T15:54:05", True), ("RUNNING", "None", False), ("RUNNING", "Unknown", False),
+    ("COMPLETING", "2026-11-21T15:54:05", False), ("CANCELLED", "None", False)])
+def test_what_slurm_says_of_a_preemption(command: Command, state: str, preempt: str, preempted: bool) -> None:
+    command("scontrol", shown(state, preempt))
+    assert slurm.is_being_preempted("1236") is preempted
+
+
+@pytest.mark.parametrize(("number", "at", "preempt", "back"), [
+    (signal.SIGUSR2, 1000.0, "None", True), (signal.SIGUSR2, 4990.0, "None", False), (signal.SIGUSR2, 4990.0, "2026-11-21T15:54:05", True),
+    (signal.SIGTERM, 1000.0, "None", False), (signal.SIGTERM, 1000.0, "2026-11-21T15:54:05", True)])
+def test_which_elements_put_themselves_back(command: Command, number: signal.Signals, at: float, preempt: str, back: bool) -> None:
+    command("scontrol", shown("RUNNING", preempt))
+    assert slurm.is_to_come_back(make_element(end_time=5000.0), number, at, 120) is back
+
+
+@pytest.mark.parametrize(("number", "back"), [(signal.SIGUSR2, True), (signal.SIGTERM, False)])
+def test_where_slurm_does_not_say_the_time_of_the_signal_decides(command: Command, number: signal.Signals, back: bool) -> None:
+    command("scontrol", error="slurm is confused", status=1)
+    assert slurm.is_to_come_back(make_element(end_time=5000.0), number, 1000.0, 120) is back
+
+
+def test_releasing_where_an_element_has_ended_is_no_error(command: Command) -> None:
+    calls = command("scontrol", error="Job has already finished", status=1)
+    slurm.release("1200")
+    assert calls.read_text() == "release 1200\n"
+
+
+def test_a_refusal_is_said_at_once_with_slurms_words(command: Command, clock: Clock) -> None:
+    calls = command("scontrol", error="Requested operation is presently disabled", status=1)
+    with pytest.raises(SlurmError, match=r"^scontrol requeue 1236: exit status 1: Requested operation is presently disabled$"):
+        slurm.requeue("1236")
+    assert len(calls.read_text().splitlines()) == 1 and clock.slept == 0
+
+
+def test_a_controller_that_is_away_is_waited_for(command: Command, clock: Clock) -> None:
+    calls = command("squeue", "1234_2 RUNNING\n", fails_first=3)
+    assert slurm.states(["1234"]) == {"1234_2": "RUNNING"}
+    assert len(calls.read_text().splitlines()) == 4
+
+
+def test_a_controller_that_stays_away_is_given_up(command: Command, clock: Clock) -> None:
+    command("squeue", fails_first=1000)
+    with pytest.raises(SlurmError, match="Unable to contact slurm controller"):
+        slurm.states(["1234"])
+    assert PATIENCE_S <= clock.slept <= PATIENCE_S + 2 * RETRY_S
+
+
+def test_a_command_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmError, match="squeue: not found on PATH"):
+        slurm.states(["1234"])
+
+
+# -- how an inference element ends ---------------------------------------------------------------------------------------
+
+def follow_up(run: RunFolder, ending: Ending, element: SlurmElement) -> None:
+    rollout_element._follow_up(run, make_config(), element, ending)
+
+
+def told(number: signal.Signals) -> Ending:
+    return Ending("drained", f"told by {number.name}", number)
+
+
+def test_an_idle_element_waits_in_the_queue_with_all_others(run: RunFolder, command: Command) -> None:
+    calls = command("scontrol")
+    follow_up(run, Ending("idle", "no coordinator"), make_element())
+    assert calls.read_text().splitlines() == ["hold 1200", "hold 1250", "requeuehold 1236"]
+
+
+@pytest.mark.parametrize(("ending", "end_time", "asked"), [
+    (told(signal.SIGUSR2), 1e12, ["requeue 1236"]),  # preempted
+    (told(signal.SIGUSR2), 0.0, []),  # time limit: the array's next element follows
+    (Ending("finished", ""), 1e12, []),
+    (Ending("drained", "stop --drain"), 1e12, []),
+])
+def test_only_a_preempted_element_is_put_back(run: RunFolder, command: Command, ending: Ending, end_time: float, asked: list[str]) -> None:
+    calls = command("scontrol")
+    follow_up(run, ending, make_element(end_time))
+    assert (calls.read_text().splitlines() if calls.exists() else []) == asked
+
+
+def test_a_terminated_element_fails_so_that_slurm_decides(run: RunFolder, command: Command) -> None:
+    calls = command("scontrol")
+    with pytest.raises(SystemExit) as caught:
+        follow_up(run, told(signal.SIGTERM), make_element(1e12))
+    assert caught.value.code == 1 and not calls.exists()
+
+
+# -- how a training element begins and ends ------------------------------------------------------------------------------
+
+@pytest.fixture
+def trainer(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> TrainElement:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers stay as they are
+    return TrainElement(run, make_config(), make_element(), Signals())
+
+
+@pytest.mark.parametrize(("received", "at", "why"), [
+    (None, 0.0, "drained"), (signal.SIGUSR2, 4990.0, "walltime"), (signal.SIGUSR2, 1000.0, "preempted"), (signal.SIGTERM, 4990.0, "terminated"),
+    (signal.SIGTERM, 1000.0, "terminated")])
+def test_what_a_signal_meant(trainer: TrainElement, command: Command, received: signal.Signals | None, at: float, why: str) -> None:
+    command("scontrol", shown("RUNNING", "None"))
+    trainer.signals.received, trainer.signals.at = received, at
+    assert trainer._why_drained() == why
+
+
+@pytest.mark.parametrize("received", [signal.SIGUSR2, signal.SIGTERM])
+def test_a_preemption_is_one_whatever_the_signal_and_the_time(trainer: TrainElement, command: Command, received: signal.Signals) -> None:
+    command("scontrol", shown("RUNNING", "2026-11-21T15:54:05"))
+    trainer.signals.received, trainer.signals.at = received, 4990.0
+    assert trainer._why_drained() == "preempted"
+
+
+def test_a_stop_that_was_asked_for_comes_first(trainer: TrainElement) -> None:
+    trainer.signals.received = signal.SIGUSR2
+    trainer.run.request_stop("pause", drain=True)
+    assert trainer._why_drained() == "drained"
+
+
+@pytest.mark.parametrize(("how", "cause", "asked", "status"), [
+    ("preempted", "", ["requeue 1236"], None), ("walltime", "", [], None), ("finished", "", [], None), ("drained", "stop", [], None),
+    ("fenced", "epoch 9 has begun", [], None), ("terminated", "", [], 1), ("stopped", "stopped: enough", [], 1), ("stopped", "", [], None)])
+def test_what_follows_an_end(trainer: TrainElement, command: Command, how: str, cause: str, asked: list[str], status: int | None) -> None:
+    calls = command("scontrol")
+    if status is None:
+        assert trainer._follow_up(how, cause) == ""
+    else:
+        with pytest.raises(SystemExit) as caught:
+            trainer._follow_up(how, cause)
+        assert caught.value.code == status
+    assert (calls.read_text().splitlines() if calls.exists() else []) == asked
+
+
+def crash(run: RunFolder, times: int, how: str = "crashed") -> None:
+    for _ in range(times):
+        epoch = incarnations.claim(run, "1234_1", "1235", 0, "node", 1, 0)
+        incarnations.record_end(run, epoch, how, "no memory", 0, -1)
+
+
+@pytest.mark.parametrize(("crashes", "pause"), [(0, 0), (1, 10), (2, 20)])
+def test_a_crash_is_followed_by_a_pause_that_doubles(trainer: TrainElement, command: Command, clock: Clock, crashes: int, pause: float) -> None:
+    command("squeue", "1236 RUNNING\n")
+    crash(trainer.run, crashes)
+    assert trainer._may_begin(make_element()) and pause <= clock.slept < pause + 1
+
+
+def test_the_pause_has_a_limit_and_ends_early_on_a_signal(trainer: TrainElement, command: Command, clock: Clock) -> None:
+    command("squeue")
+    trainer.config.cluster.max_consecutive_crashes = 100
+    crash(trainer.run, 20)
+    assert trainer._may_begin(make_element()) and MAX_BACKOFF_S <= clock.slept < MAX_BACKOFF_S + 1
+    trainer.signals.received = signal.SIGTERM
+    clock.slept = 0.0
+    assert trainer._may_begin(make_element()) and clock.slept == 0
+
+
+def test_too_many_crashes_end_the_run_with_the_last_cause(trainer: TrainElement, command: Command, clock: Clock) -> None:
+    command("squeue")
+    cancel = command("scancel")
+    crash(trainer.run, 3)
+    assert not trainer._may_begin(make_element())
+    outcome = trainer.run.ended()
+    assert outcome is not None and "3 times in a row" in outcome["cause"] and "no memory" in outcome["cause"]
+    assert cancel.read_text().splitlines() == ["--state=PENDING 1234", "--state=PENDING 1200", "--state=PENDING 1250"]
+
+
+def test_killed_elements_that_slurm_starts_again_are_no_crashes(trainer: TrainElement, command: Command, clock: Clock) -> None:
+    command("squeue", "1235 PENDING\n1236 RUNNING\n")
+    for _ in range(3):
+        incarnations.claim(trainer.run, "1234_1", "1235", 0, "node", 1, 0)
+    assert trainer._may_begin(make_element()) and clock.slept == 0 and trainer.run.ended() is None
+
+
+def test_a_slurm_that_does_not_answer_stops_no_training(trainer: TrainElement, command: Command, clock: Clock) -> None:
+    command("squeue", error="slurm is confused", status=1)
+    assert trainer._may_begin(make_element())
+
+
+def test_a_run_that_has_ended_is_not_begun(trainer: TrainElement, command: Command, clock: Clock) -> None:
+    command("squeue")
+    trainer.run.end("", "someone")
+    assert not trainer._may_begin(make_element())
+
+
+def save(run: RunFolder, version: Version) -> None:
+    folder = checkpoints.begin(run, version)
+    (folder / checkpoints.COORDINATOR).write_text("state")
+    checkpoints.commit(run, folder, version, 2)
+
+
+def test_a_crash_is_put_on_record_and_the_last_one_ends_the_run_at_once(trainer: TrainElement, command: Command) -> None:
+    cancel = command("scancel")
+    crash(trainer.run, 1)
+    trainer.epoch = incarnations.claim(trainer.run, "1234_2", "1236", 0, "node", 1, 0)
+    trainer._crashed("loss is not finite")
+    end = incarnations.history(trainer.run)[-1].end
+    assert end is not None and (end.how, end.cause) == ("crashed", "loss is not finite") and trainer.run.ended() is None
+    crash(trainer.run, 1)
+    trainer.epoch = incarnations.claim(trainer.run, "1234_2", "1236", 0, "node", 1, 0)
+    trainer._crashed("loss is not finite again")
+    outcome = trainer.run.ended()
+    assert outcome is not None and outcome["cause"].endswith("loss is not finite again")
+    assert cancel.read_text().splitlines() == ["--state=PENDING 1234", "--state=PENDING 1200", "--state=PENDING 1250"]
+
+
+def test_a_crash_after_a_new_checkpoint_is_the_first_in_its_row(trainer: TrainElement, command: Command) -> None:
+    crash(trainer.run, 2)
+    trainer.epoch = incarnations.claim(trainer.run, "1234_2", "1236", 0, "node", 1, 0)
+    save(trainer.run, Version(trainer.epoch, 4))
+    trainer._crashed("loss is not finite")
+    assert trainer.run.ended() is None
+
+
+def test_whoever_was_fenced_off_has_not_crashed(trainer: TrainElement) -> None:
+    trainer.epoch = incarnations.claim(trainer.run, "1234_2", "1236", 0, "node", 1, 0)
+    incarnations.claim(trainer.run, "1234_3", "1237", 0, "node", 1, 0)
+    trainer._crashed("the coordinator has gone")
+    end = incarnations.history(trainer.run)[0].end
+    assert end is not None and end.how == "fenced"
+
+
+def test_an_element_goes_on_from_the_newest_checkpoint(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert TrainElement(run, make_config(), make_element(), Signals()).step == 0
+    incarnations.claim(run, "", "", 0, "node", 1, 0)
+    save(run, Version(1, 4))
+    begun = TrainElement(run, make_config(), make_element(), Signals())
+    assert begun.step == 4 and begun.restored is not None and begun.restored.version == Version(1, 4)

@@ -1,0 +1,133 @@
+"""Which log is meant, and which runs may go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from launcher.logs import NoLog, main, newest_log, tail
+from launcher.resume import changed, refusal, reopen
+from launcher.schema import FullConfig
+from workers import incarnations
+from workers.config import ConfigError
+from workers.rundir import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder.create(tmp_path / "run")
+    run.config.write_text("{}")
+    return run
+
+
+def on_slurm(run: RunFolder) -> None:
+    arrays = [{"role": role, "name": f"x-{number}", "job_id": str(number)} for role, number in (("inference", 1), ("train", 2), ("train", 3))]
+    run.submitted.write_text(json.dumps({"cluster": "slurm", "complete": True, "arrays": arrays, "jobs": []}))
+    logs = ("1_0_0_log.out", "1_1_0_log.out", "1_10_0_log.out", "2_0_0_log.out", "2_0_1_log.out", "3_0_0_log.out", "3_0_1_log.out",
+            "coordinator.log", "engine-77.log", "engine-1_10.log", "9_0_0_log.out", "1_1_submitted.pkl")
+    for age, name in enumerate(logs):
+        (run.jobs / name).write_text(f"this is {name}\n")
+        os.utime(run.jobs / name, (1000 + age, 1000 + age))
+
+
+def test_the_newest_log_of_a_part(run: RunFolder) -> None:
+    on_slurm(run)
+    worker = {"name": "rollout 3", "job": "1_10", "pid": 5}
+    run.status.write_text(json.dumps({"workers": [worker, {"name": "rollout 4", "job": "1_1", "pid": 77}]}))
+    for role, which, name in (("inference", "", "1_10_0_log.out"), ("inference", "1_1", "1_1_0_log.out"), ("inference", "3", "1_10_0_log.out"),
+                              ("train", "", "3_0_0_log.out"), ("train", "2_0", "2_0_1_log.out"), ("train", "2_0_0", "2_0_0_log.out"),
+                              ("train", "0", "3_0_1_log.out"), ("coordinator", "", "coordinator.log"), ("engine", "", "engine-1_10.log"),
+                              ("engine", "3", "engine-1_10.log"), ("engine", "4", "engine-77.log")):
+        assert newest_log(run, role, which).name == name, (role, which)
+    for role, which, words in (("inference", "7", "no such worker"), ("inference", "1_7", "no log of inference 1_7"), ("inference", "2_0", "no log")):
+        with pytest.raises(NoLog, match=words):
+            newest_log(run, role, which)
+
+
+def test_logs_on_one_machine(run: RunFolder) -> None:
+    with pytest.raises(NoLog, match="There is: nothing"):
+        newest_log(run, "train")
+    log = run.jobs / "55_0_log.out"
+    log.touch()
+    run.submitted.write_text(json.dumps({"cluster": "local", "jobs": [{"name": "x-train", "job_id": "55", "created": 0.0, "log": str(log)}]}))
+    assert newest_log(run, "train") == log
+
+
+@pytest.mark.parametrize(("content", "num_lines", "wanted"), [
+    (b"", 5, b""), (b"a\nb\nc\n", 2, b"b\nc\n"), (b"a\nb\nc", 2, b"b\nc"), (b"a\n", 0, b""), (b"x" * 200_000 + b"\nend\n", 1, b"end\n"),
+    (b"x" * 200_000 + b"\nend\n", 2, b"x" * 200_000 + b"\nend\n")])
+def test_the_end_of_a_file(tmp_path: Path, content: bytes, num_lines: int, wanted: bytes) -> None:
+    (tmp_path / "log").write_bytes(content)
+    assert tail(tmp_path / "log", num_lines) == (wanted, len(content))
+
+
+def test_the_command(run: RunFolder, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    on_slurm(run)
+    run.end("", "test")
+    assert main([str(run.path), "train", "--follow", "2_0_0", "-n", "1"]) == 0
+    out, err = capfdbinary.readouterr()
+    assert out == b"this is 2_0_0_log.out\n" and b"==>" in err
+    assert main([str(run.path), "inference", "8_8"]) == 2
+
+
+def checkpoint(run: RunFolder, epoch: int, step: int) -> None:
+    (run.checkpoints / f"{epoch}.{step}").mkdir()
+    (run.checkpoints / f"{epoch}.{step}" / "manifest.json").write_text(json.dumps({"time": 1.0}))
+
+
+def config(**changes: Any) -> FullConfig:
+    result = FullConfig()
+    result.model.path = "model"
+    result.run.num_steps = 100
+    for key, value in changes.items():
+        setattr(result.run, key, value)
+    return result
+
+
+def test_which_runs_go_on(run: RunFolder) -> None:
+    now = time.time()
+    assert refusal(run, config(), now) == "", "one that ended without a word, too"
+    run.end("stopped: by the test", "test")
+    checkpoint(run, 1, 40)
+    assert refusal(run, config(), now) == ""
+    assert "run.num_steps=40: must be more than the 40 steps that are done" in refusal(run, config(num_steps=40), now)
+    (run.processes / str(os.getpid())).write_text(repr(psutil.Process().create_time()))
+    assert "living processes; only what has ended can be resumed. Run: headway stop --drain" in refusal(run, config(), now)
+
+
+def test_what_is_complete_stays_so(run: RunFolder) -> None:
+    run.end("", "test")
+    assert "is complete; there is nothing to resume" in refusal(run, config(), time.time())
+
+
+def test_training_time_that_is_used_up(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.submitted.write_text(json.dumps({"cluster": "slurm", "complete": True, "arrays": [], "jobs": []}))
+    incarnations.claim(run, "2_0", "5", 0, "trn0", 1, 0)
+    later = time.time() + 3 * 3600
+    assert "run.max_hours=2: must be more than the 3.0 h that training has had" in refusal(run, config(max_hours=2.0), later)
+    assert refusal(run, config(max_hours=4.0), later) == ""
+
+
+def test_reopening_keeps_what_was(run: RunFolder) -> None:
+    for number in (1, 2):
+        run.end(f"ended {number}", "test")
+        run.request_stop("by the test", drain=True)
+        run.launcher_lock.touch()
+        (run.rendezvous / "coordinator.000001.json").touch()
+        reopen(run)
+        assert run.ended() is None and run.stop_requested() is None and not run.launcher_is_gone() and not list(run.rendezvous.iterdir())
+        assert json.loads((run.path / f"outcome.{number}.json").read_bytes())["cause"] == f"ended {number}"
+
+
+def test_what_may_be_changed() -> None:
+    assert changed(config(), ["run.num_steps=7", "run.max_hours=1.5"]).run.num_steps == 7
+    for change, words in (("trainer.lr=1", "cannot be changed when a run goes on"), ("run.num_steps=many", "not a number"),
+                          ("run.num_steps=0", "must be at least 1")):
+        with pytest.raises(ConfigError, match=words):
+            changed(config(), [change])

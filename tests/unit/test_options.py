@@ -1,0 +1,139 @@
+"""From the config of a role to sbatch's options and srun's, and which options may not be set by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.cluster import ClusterConfig, ContainerConfig, ContainerKind, GpuRequest, RoleConfig
+from launcher.jobs import JobSpec
+from launcher.options import KNOWN, check_options, names_in_help
+from launcher.schema import FullConfig
+from launcher.script import ROOT, mounted, python_command, sbatch_options, setup_lines, srun_arguments
+from launcher.submit import scripts
+from workers.config import ClusterKind, ConfigError
+from workers.entry import Element
+from workers.rundir import RunFolder
+
+SPEC = JobSpec("train", "x-train", Element("train", "/run"), 1, 3, 2, 4, 4, 3600, 2)
+# The beginning of what sbatch 22.05.8 says, and some of its odder lines.
+HELP = """Usage: sbatch [OPTIONS(0)...] [ : [OPTIONS(N)...]] script(0) [args(0)...]
+
+Parallel run options:
+  -a, --array=indexes         job array index values
+      --bb=<spec>             burst buffer specifications
+      --cpu-freq=min[-max[:gov]] requested cpu frequency (and governor)
+      --deadline=time         remove the job if no ending possible before
+                              this deadline (start > (deadline - time[-min]))
+      --export[=names]        specify environment variables to export
+                              --mem >= --mem-per-cpu if --mem is specified.
+  -B  --extra-node-info=S[:C[:T]]  combine request of sockets per node,
+"""
+
+
+def checked(**role: object) -> None:
+    check_options(ClusterConfig(kind=ClusterKind.slurm, train=RoleConfig(**role)))  # type: ignore[arg-type]
+
+
+def test_the_names_in_sbatchs_help() -> None:
+    assert names_in_help(HELP) == {"array", "bb", "cpu-freq", "deadline", "export", "mem", "mem-per-cpu", "extra-node-info"}
+    assert names_in_help(HELP) <= KNOWN
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("array", "chunks of wall time"), ("job-name", "set run.name"), ("job_name", "set run.name"), ("signal", "cluster.signal_delay_s"),
+    ("no-requeue", "Leave it out"), ("dependency", "chains"), ("output", "jobs/"), ("nodes", "allocation"), ("clusters", "another cluster"),
+    ("partition", "Use cluster.train.partition"), ("mem-per-gpu", "Use cluster.train.mem_per_gpu"), ("time", "Use cluster.train.time"),
+    ("wrap", "changes what sbatch does"), ("gres", "cluster.train.gpus=none"), ("contigous", "Did you mean contiguous"), ("zzz", "sbatch --help"),
+])
+def test_options_that_may_not_be_set_by_hand(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        checked(sbatch={name: "1"})
+    assert f"cluster.train.sbatch.{name}='1'" in str(caught.value)
+
+
+def test_options_that_may_be_set_by_hand() -> None:
+    checked(sbatch={"comment": "a b", "mail_type": "END", "contiguous": ""})
+    checked(sbatch={"gres": "gpu:2,nvme:1"}, gpus=GpuRequest.none)
+    check_options(ClusterConfig(train=RoleConfig(sbatch={"newest-option": "1"})), frozenset({"newest-option"}))
+
+
+@pytest.mark.parametrize("argument", ["--output=x", "mpi=none", "--ntasks=3", "--kill-on-bad-exit=0"])
+def test_arguments_of_srun_that_may_not_be_given(argument: str) -> None:
+    with pytest.raises(ConfigError, match="cluster.train.srun_args"):
+        checked(srun_args=["--mpi=none", argument])
+
+
+def test_empty_values_are_not_passed() -> None:
+    assert sbatch_options(SPEC, RoleConfig(gpus=GpuRequest.none)) == {}
+    part = RoleConfig(partition="p", account="a", qos="q", time="60", constraint="c", nodelist="n1", exclude="n2", reservation="r", mem="1G",
+                      cpus_per_task=2, exclusive=True)
+    assert sbatch_options(SPEC, part) == {
+        "partition": "p", "account": "a", "qos": "q", "constraint": "c", "nodelist": "n1", "exclude": "n2", "reservation": "r", "mem": "1G",
+        "cpus-per-task": "2", "exclusive": True, "gres": "gpu:4"}
+
+
+@pytest.mark.parametrize(("gpus", "kind", "option"), [
+    (GpuRequest.gres, "", ("gres", "gpu:4")), (GpuRequest.gres, "h100", ("gres", "gpu:h100:4")),
+    (GpuRequest.gpus_per_node, "", ("gpus-per-node", "4")),
+    (GpuRequest.gpus_per_node, "a100", ("gpus-per-node", "a100:4")), (GpuRequest.gpus_per_task, "", ("gpus-per-task", "1")),
+])
+def test_gpus_are_asked_for_in_the_sites_way(gpus: GpuRequest, kind: str, option: tuple[str, str]) -> None:
+    assert sbatch_options(SPEC, RoleConfig(gpus=gpus, gpu_type=kind)) == dict([option])
+
+
+def test_further_options() -> None:
+    part = RoleConfig(gpus=GpuRequest.none, sbatch={"mail_type": "END", "contiguous": "", "overcommit": "True", "spread-job": "false"})
+    assert sbatch_options(SPEC, part) == {"mail-type": "END", "contiguous": True, "overcommit": True}
+
+
+def test_the_lines_before_srun_run_in_a_shell() -> None:
+    lines = setup_lines(SPEC, RoleConfig(setup=["export GREETING='hello world'"]))
+    done = subprocess.run(["bash", "-c", "\n".join([*lines, 'echo "$OMP_NUM_THREADS|$GREETING|$PYTHONPATH"'])], env={"PYTHONPATH": "/a"},
+                          capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"2|hello world|{ROOT}:/a"
+
+
+def test_the_command_that_runs_python() -> None:
+    assert python_command(RoleConfig(), ["/r"]) == shlex.quote(sys.executable)
+    assert python_command(RoleConfig(python="/a b/python"), ["/r"]) == "'/a b/python'"
+    image = ContainerConfig(ContainerKind.apptainer, "/i.sif", ["/m:/m:ro"], ["--env", "A=1"])
+    assert python_command(RoleConfig(container=image), ["/code", "/it's"]) == (
+        "apptainer exec --nv --bind '/code:/code,/it'\"'\"'s:/it'\"'\"'s,/m:/m:ro' --env A=1 /i.sif python3")
+    assert "--nv" not in python_command(RoleConfig(container=image, gpus=GpuRequest.none), [])
+    pyxis = RoleConfig(container=ContainerConfig(ContainerKind.pyxis, "nvcr.io#x", ["/m:/m"], ["--no-container-remap-root"]),
+                       srun_args=["--mpi=pmix"])
+    assert python_command(pyxis, ["/r"]) == "python3"
+    assert srun_arguments(pyxis, ["/r"]) == ["--kill-on-bad-exit=1", "--open-mode=append", "--container-image=nvcr.io#x",
+                                             "--container-mounts=/r:/r,/m:/m", "--no-container-remap-root", "--mpi=pmix"]
+
+
+def test_a_container_shows_what_the_run_reads(tmp_path: Path) -> None:
+    config = FullConfig()
+    (tmp_path / "model").mkdir()
+    config.model.path, config.data.path, config.weights.dir = str(tmp_path / "model"), "/missing", "/fast"
+    assert mounted(config, RunFolder(Path("/run"))) == [str(ROOT), "/run", str(tmp_path / "model"), "/fast"]
+
+
+def test_the_script_holds_what_the_run_needs() -> None:
+    config = FullConfig()
+    config.cluster.kind, config.run.name = ClusterKind.slurm, "x"
+    config.cluster.train = RoleConfig(partition="p", cpus_per_task=2, account="it's mine")
+    first, second, third = scripts(SPEC.__class__(**{**vars(SPEC), "num_chunks": 5}), config, RunFolder(Path("/a b")), 2, after=("7", "8"))
+    lines = first.splitlines()
+    for line in ("#SBATCH --array=0-1%1", "#SBATCH --requeue", "#SBATCH --signal=USR2@120", "#SBATCH --open-mode=append", "#SBATCH --nodes=2",
+                 "#SBATCH --ntasks-per-node=4", "#SBATCH --time=60", "#SBATCH --dependency=afterany:7:8", "#SBATCH --job-name=x-00000000-train-1",
+                 "#SBATCH --output='/a b/jobs/%A_%a_0_log.out'", "#SBATCH --account='it'\"'\"'s mine'"):
+        assert line in lines, line
+    assert not any("wckey" in line or "--error" in line for line in lines)
+    command = shlex.split(lines[-1])
+    assert command[0] == "srun" and {"--kill-on-bad-exit=1", "--open-mode=append", "--cpus-per-task=2"} <= set(command)
+    assert command[-3:] == ["-m", "submitit.core._submit", "/a b/jobs"]
+    assert "--dependency=afterany:ID_OF_x-00000000-train-1" in second and "--array=0-1%1" in third, "one element is no array: a spare one more"
+    config.cluster.signal_delay_s = 30
+    assert "--signal=USR2@30" in scripts(dataclasses.replace(SPEC), config, RunFolder(Path("/a")), 100)[0]

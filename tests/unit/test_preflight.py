@@ -1,0 +1,143 @@
+"""What the preflight makes of what a cluster says, and what the probe sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher import on_node
+from launcher.cluster import GpuRequest, RoleConfig
+from launcher.jobs import JobSpec, job_specs
+from launcher.options import KNOWN
+from launcher.preflight import budget, problems, refuse
+from launcher.probe import command, judge, unanswered
+from launcher.schema import FullConfig
+from launcher.site import Quality, Site, partitions_in, qualities_in, submit_limit_in
+from launcher.slurm import NodeKind
+from workers.config import AllocationConfig, ClusterKind, ConfigError
+from workers.rundir import RunFolder
+
+PARTITIONS = """\
+PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=01:00:00 DisableRootJobs=NO \
+ExclusiveUser=NO GraceTime=0 Hidden=NO MaxNodes=2 MaxTime=7-00:00:00 MinNodes=0 Nodes=inf[0-2] PreemptMode=REQUEUE State=UP TotalNodes=3
+PartitionName=short AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=NO MaxNodes=UNLIMITED MaxTime=00:03:00 State=UP
+PartitionName=off AllowAccounts=ALL AllowQos=ALL Default=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED State=DRAIN
+PartitionName=closed AllowAccounts=a,b DenyQos=low Default=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP
+"""
+KINDS = [NodeKind(2, 8, 64, 500_000), NodeKind(1, 4, 32, 250_000)]
+SITE = Site(1001, 10_000, partitions_in(PARTITIONS), {"gpu": KINDS, "short": KINDS, "off": KINDS, "closed": KINDS},
+            {"normal": Quality("", None), "day": Quality("1-00:00:00", 50), "low": Quality("", 20)}, 500, 3, KNOWN)
+
+
+def config(devices: int = 4, per_node: int = 0, **role: object) -> FullConfig:
+    full = FullConfig()
+    full.run.name, full.run.max_hours, full.cluster.kind = "x", 2, ClusterKind.slurm
+    full.allocation = AllocationConfig(devices, devices_per_node=per_node)
+    full.cluster.inference = RoleConfig(time="60")
+    full.cluster.train = RoleConfig(**{"partition": "gpu", "time": "60", **role})  # type: ignore[arg-type]
+    return full
+
+
+def specs_of(full: FullConfig, path: Path = Path("/run")) -> tuple[JobSpec, JobSpec]:
+    return job_specs(full.plan(), full, RunFolder(path))
+
+
+def found(devices: int = 4, per_node: int = 0, **role: object) -> list[str]:
+    full = config(devices, per_node, **role)
+    return problems(SITE, specs_of(full)[1], full.cluster.train)
+
+
+def test_what_scontrol_and_sacctmgr_say_is_read() -> None:
+    assert set(SITE.partitions) == {"gpu", "short", "off", "closed"} and SITE.default_partition == "gpu"
+    assert qualities_in("normal||\nday|1-00:00:00|50\n") == {"normal": Quality("", None), "day": Quality("1-00:00:00", 50)}
+    assert submit_limit_in("root||\nresearch|100|80\n", "") == 80 and submit_limit_in("root||\nresearch|100|80\n", "root") is None
+    assert submit_limit_in("", "") is None
+
+
+@pytest.mark.parametrize(("role", "words"), [
+    ({"partition": "nope"}, "no such partition. Use one of ['closed', 'gpu', 'off', 'short']"),
+    ({"partition": "off"}, "cluster.train.partition='off': it is DRAIN"),
+    ({"partition": "short"}, "cluster.train.time='60': must be at most MaxTime=00:03:00"),
+    ({"time": "8-00"}, "MaxTime=7-00:00:00"),
+    ({"partition": "closed", "account": "c"}, "cluster.train.account='c': partition closed is open to a,b only"),
+    ({"partition": "closed", "qos": "low"}, "cluster.train.qos='low': partition closed is closed to it"),
+    ({"qos": "nope"}, "cluster.train.qos='nope': there is no such quality of service"),
+    ({"qos": "day", "time": "2-00"}, "MaxWall=1-00:00:00 of qos day"),
+    ({"cpus_per_task": 65}, "cluster.train.cpus_per_task=65: train takes 65 CPUs of a node"),
+    ({"cpus_per_gpu": 100}, "cluster.train.cpus_per_gpu=100"),
+])
+def test_what_stands_against_a_role(role: dict, words: str) -> None:
+    assert len(told := found(**role)) == 1 and words in told[0]
+
+
+def test_nothing_stands_against_what_fits() -> None:
+    assert found() == [] and found(partition="") == [] and found(partition="short,gpu") == [], "of several partitions one is enough"
+    assert found(partition="off,short") and found(partition="off,nope")
+    assert found(qos="day", account="any", cpus_per_task=64) == []
+
+
+@pytest.mark.parametrize(("devices", "per_node", "role", "words"), [
+    (64, 16, {}, "train takes 16 GPUs of a node, and the nodes of partition gpu have 8. Use allocation.devices_per_node=8 or less"),
+    (96, 8, {}, "training takes 3 nodes, and a job in partition gpu at most 2"),
+    (96, 8, {"partition": "closed"}, "takes 3 nodes at once, and partition closed has 2 such nodes"),
+])
+def test_gpus_and_nodes_are_counted(devices: int, per_node: int, role: dict, words: str) -> None:
+    assert any(words in problem for problem in found(devices, per_node, **role))
+    assert not found(64, 16, gpus=GpuRequest.none, partition="closed"), "without GPUs they are not counted"
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    refuse([])
+    with pytest.raises(ConfigError, match="^a$"):
+        refuse(["a", "a"])
+    with pytest.raises(ConfigError, match="2 things stand against this run:\n  - a\n  - b"):
+        refuse(["a", "b"])
+
+
+def test_the_smallest_limit_counts() -> None:
+    full = config()
+    assert budget(SITE, full.cluster) == 497
+    full.cluster.train.qos = "day"
+    assert budget(SITE, full.cluster) == 47
+    full.cluster.max_submit = 1000
+    assert budget(SITE, full.cluster) == 997
+
+
+def test_a_probes_answer_is_judged() -> None:
+    answer = {"problems": [], "host": "n1", "python": "3.11.2", "time": 100.0}
+    assert judge(answer, "partition p", 98, 101) == [] and judge(answer, "partition p", 102, 104) == []
+    assert "on n1 (partition p): its clock is 20 s off" in judge(answer, "partition p", 120, 121)[0] and "39 s off" in judge(answer, "p", 60, 61)[0]
+    assert judge(answer | {"problems": ["it burns"]}, "partition p", 99, 101) == ["on n1 (partition p): it burns"]
+    busy = "srun: error: Unable to allocate resources: Requested nodes are busy"
+    assert isinstance(unanswered(busy, "train", "partition p", 5), str)
+    assert "does not start" in unanswered("srun: error: trn0: task 0: Exited with exit code 127", "train", "partition p", 5)[0]
+
+
+def test_the_probe_asks_for_little() -> None:
+    full = config(64, 8, account="a", gpu_type="h100", exclusive=True, mem="900G", cpus_per_gpu=4, sbatch={"comment": "c", "licenses": "l"})
+    call = command(specs_of(full)[1], full.cluster.train, full, RunFolder(Path("/run")), "token")
+    assert call[0] == "srun" and "--gres=gpu:h100:1" in call and "--account=a" in call and "--licenses=l" in call and "--immediate=10" in call
+    assert not any("exclusive" in word or "900G" in word or "comment" in word for word in call[:-1])
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (lambda run: None, ""), (lambda run: (run / "probe").unlink(), "is not there"), (lambda run: (run / "probe").write_text("x"), "another folder"),
+    (lambda run: run.chmod(0o755), "can be read by others there (mode 755)")])
+def test_the_probe_looks_at_the_run_folder(tmp_path: Path, damage: Callable[[Path], object], words: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    (run / "probe").write_text("token")
+    damage(run)
+    before = time.time()
+    done = subprocess.run([sys.executable, "-c", Path(on_node.__file__).read_text(), str(run), "token"], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}, cwd=tmp_path)
+    answer = json.loads(done.stdout.split(" ", 1)[1])
+    assert before <= answer["time"] <= time.time()
+    assert answer["problems"] == [] if not words else words in answer["problems"][0]

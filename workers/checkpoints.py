@@ -1,0 +1,129 @@
+"""Checkpoints: the whole state of a run after one training step, complete or not there at all.
+
+    .7.120.tmp/  trainer/ (every rank)  coordinator.msgpack  --digests--> manifest.json --fsync, rename--> checkpoints/7.120/
+
+A checkpoint is named by the version it is of, EPOCH.STEP; the newest epoch and step is the newest state. Only the holder of the
+newest epoch may publish one. A broken one is passed over, loudly, for the one before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from workers.messages.types import Version
+from workers.rundir import RunFolder
+from workers.weights.manifest import FileEntry, digest_file
+
+MANIFEST = "manifest.json"
+COORDINATOR = "coordinator.msgpack"
+TRAINER = "trainer"
+
+
+class Fenced(RuntimeError):
+    """Another incarnation of this run has begun: this one may publish nothing any more."""
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All files of a checkpoint, by path within it. `time`: seconds since 1970."""
+
+    version: Version
+    time: float
+    files: list[FileEntry]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    folder: Path
+    version: Version
+
+    @property
+    def trainer(self) -> Path:
+        """The trainer's part, a folder."""
+        return self.folder / TRAINER
+
+    @property
+    def coordinator(self) -> Path:
+        """The coordinator's part, a file."""
+        return self.folder / COORDINATOR
+
+
+def begin(run: RunFolder, version: Version) -> Path:
+    """A new private folder for the parts of the checkpoint of `version`, with an empty folder for the trainer's."""
+    folder = run.checkpoints / f".{version}.tmp"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    (folder / TRAINER).mkdir(mode=0o700)
+    return folder
+
+
+def commit(run: RunFolder, folder: Path, version: Version, keep: int) -> Checkpoint:
+    """Publish what stands in `folder` as the checkpoint of `version`, and remove all but the newest `keep`. Raises `Fenced`."""
+    files = [FileEntry(str(path.relative_to(folder)), path.stat().st_size, digest_file(path))
+             for path in sorted(folder.rglob("*")) if path.is_file()]
+    with (folder / MANIFEST).open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(CheckpointManifest(version, time.time(), files))))
+        file.flush()
+        os.fsync(file.fileno())
+    if run.newest_epoch() != version.epoch:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise Fenced(f"checkpoint {version}: epoch {run.newest_epoch()} has begun, this one may publish nothing any more")
+    final = run.checkpoints / str(version)
+    if final.exists():  # of the same step: saved by time and then again at the end
+        final.rename(run.checkpoints / f".{version}.old")
+    folder.rename(final)
+    descriptor = os.open(run.checkpoints, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    _remove_old(run, keep)
+    return Checkpoint(final, version)
+
+
+def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
+    """What has been published, oldest first; not verified."""
+    versions = sorted(Version.parse(path.name) for path in run.checkpoints.iterdir() if not path.name.startswith("."))
+    return [Checkpoint(run.checkpoints / str(version), version) for version in versions]
+
+
+def _displaced(run: RunFolder) -> list[Checkpoint]:
+    """What was taken out of the way for a newer checkpoint of the same version, by someone who died before that one was in its place."""
+    return [Checkpoint(path, Version.parse(path.name[1:].removesuffix(".old"))) for path in run.checkpoints.glob(".*.old")]
+
+
+def newest(run: RunFolder) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None. Broken ones are named on stdout and passed over."""
+    for checkpoint in sorted([*all_checkpoints(run)[::-1], *_displaced(run)], key=lambda checkpoint: checkpoint.version, reverse=True):
+        problem = find_problem(checkpoint)
+        if not problem:
+            return checkpoint
+        print(f"checkpoint {checkpoint.folder} is broken and is passed over: {problem}", flush=True)
+    return None
+
+
+def find_problem(checkpoint: Checkpoint) -> str:
+    """What is wrong with a checkpoint, '' if it is whole: every file is compared with its digest."""
+    try:
+        manifest = msgspec.json.decode((checkpoint.folder / MANIFEST).read_bytes(), type=CheckpointManifest)
+        if manifest.version != checkpoint.version:
+            return f"its manifest is of version {manifest.version}"
+        for entry in manifest.files:
+            path = checkpoint.folder / entry.name
+            if path.stat().st_size != entry.size or digest_file(path) != entry.digest:
+                return f"{entry.name} is not what was written"
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _remove_old(run: RunFolder, keep: int) -> None:
+    for checkpoint in all_checkpoints(run)[:-keep]:
+        shutil.rmtree(checkpoint.folder)
+    for leftover in run.checkpoints.glob(".*"):
+        shutil.rmtree(leftover, ignore_errors=True)

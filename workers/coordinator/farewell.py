@@ -1,0 +1,84 @@
+"""How a coordinator goes away.
+
+The run has ended: record the outcome, cancel the elements that wait in the queue, say Finish to every worker, wait for their Goodbye
+(at most `FAREWELL_S`), write the summary, remove the published weights. A failure is recorded first of all; a complete run only at the
+end, because the trainer may still fail to export the model, for which it has all the time it needs while it is heard from.
+
+Only this incarnation ends (time limit, preemption, crash of the trainer): tell the workers that another one will come. If the whole
+run was asked to pause (`stop --drain`), nobody is left to tell, and the outcome says that it can be resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING
+
+from workers import slurm
+from workers.coordinator import reporting
+from workers.coordinator.core import Coordinator
+from workers.files import write_atomic
+from workers.messages.types import Finish, HeartbeatReply, Role, Suspended
+from workers.rundir import RunFolder
+from workers.slurm_command import SlurmError
+
+if TYPE_CHECKING:
+    from workers.coordinator.worker import CoordinatorWorker
+
+FAREWELL_S = 15.0
+
+
+def cancel_waiting(core: Coordinator, run: RunFolder) -> None:
+    """Cancel the elements that wait in SLURM's queue, so that none starts in the place of one that leaves."""
+    if not core.replaceable:
+        return
+    try:
+        slurm.cancel_waiting(run.arrays("inference") + run.arrays("train"))
+    except SlurmError as error:
+        print(f"waiting elements could not be cancelled: {error}; each will see that the run has ended, and leave", flush=True)
+
+
+class Farewell:
+    """The end of one coordinator's life."""
+
+    def __init__(self, worker: CoordinatorWorker) -> None:
+        self.worker, self.core, self.run = worker, worker.core, worker.run
+
+    async def say(self, receiving: asyncio.Task) -> int:
+        """Go away in order; returns the exit status: 0 unless the run has failed."""
+        if self.core.ended is not None:
+            await self._end(receiving)
+            return 1 if self.core.ended else 0
+        if self.core.drain_reason:
+            self.run.end(self.core.drain_reason, "coordinator", "drained")
+            self.run.remove_weights(self.worker.config.weights.dir)
+        reason = self.core.left or ""
+        for peer in list(self.core.registry.workers):
+            await self.worker.sockets.send(peer, Suspended(reason))
+        return 0
+
+    async def _end(self, receiving: asyncio.Task) -> None:
+        seconds = self.worker.seconds
+        if self.core.ended:
+            self.run.end(self.core.ended, "coordinator")
+        await asyncio.to_thread(cancel_waiting, self.core, self.run)
+        deadline = time.monotonic() + FAREWELL_S
+        told: set[bytes] = set()
+        while workers := self.core.registry.workers:
+            if time.monotonic() > deadline and (self.core.ended or not self.core.registry.of(Role.trainer)):
+                break
+            for peer in list(workers):
+                # Said once; written again because a send to a dead worker fails, and then nobody waits for it.
+                message = HeartbeatReply(self.core.training.announcement, known=True) if peer in told else Finish(self.core.ended or "")
+                told.add(peer)
+                if not await self.worker.sockets.send(peer, message):
+                    self.core.departed(peer)
+            receiving = await self.worker.receive(receiving)
+            self.core.tick(time.monotonic())
+            self.core.outbox.clear()
+        receiving.cancel()
+        self.run.end(self.core.ended or "", "coordinator")
+        summary = reporting.summary(self.core, self.worker.evaluations, seconds)
+        write_atomic(self.run.summary, json.dumps(summary, indent=2).encode() + b"\n")
+        self.run.remove_weights(self.worker.config.weights.dir)

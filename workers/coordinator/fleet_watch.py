@@ -1,0 +1,46 @@
+"""Asks SLURM about workers that are silent, and whether more are to come. Only where there is something to ask about.
+
+    silent worker whose element does not run any more --> lost at once, without waiting for the heartbeat's limit
+    fewer workers than training needs                  --> are there elements that wait in the queue?
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from workers import slurm
+from workers.coordinator.core import Coordinator
+from workers.messages.types import Role
+from workers.rundir import RunFolder
+from workers.slurm_command import SlurmError
+
+INTERVAL_S = 5.0
+SILENT_HEARTBEATS = 3
+ALIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "RESIZING", "SIGNALING")
+
+
+class FleetWatch:
+    """Looks every `INTERVAL_S` seconds, and asks SLURM only where the answer matters."""
+
+    def __init__(self, run: RunFolder, core: Coordinator) -> None:
+        self._run, self._core = run, core
+
+    async def watch(self) -> None:
+        """For as long as the coordinator lives; does nothing outside SLURM."""
+        while self._core.replaceable:
+            await asyncio.sleep(INTERVAL_S)
+            now, limit = time.monotonic(), SILENT_HEARTBEATS * self._core.config.transport.heartbeat_s
+            silent = [worker for worker in self._core.registry.of(Role.rollout) if worker.job and now - worker.last_heard > limit]
+            lacking = len(self._core.registry.ready()) < self._core.config.allocation.min_replicas
+            if not silent and not lacking:
+                continue
+            try:
+                states = await asyncio.to_thread(slurm.states, self._run.arrays("inference"))
+            except SlurmError as error:
+                print(f"SLURM could not be asked about silent workers: {error}", flush=True)
+                continue
+            self._core.replicas_expected = bool(states)
+            for worker in silent:
+                if states.get(worker.job, "gone") not in ALIVE:
+                    self._core.lost(worker, f"SLURM says that its element {worker.job} is {states.get(worker.job, 'gone')}")

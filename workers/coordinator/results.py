@@ -1,0 +1,74 @@
+"""What workers bring back: finished, failed and unfinished groups. Pure.
+
+    GroupFinished -> checked -> ledger or evaluation -> Acknowledged      (again for a repeated one, but counted once)
+    GroupParked   -> checked -> ledger: the next worker goes on from there
+    GroupFailed   -> tried again, or set aside after rollout.max_attempts
+"""
+
+from __future__ import annotations
+
+from workers.config import Config
+from workers.coordinator.accounting import Totals
+from workers.coordinator.evaluation import Evaluation
+from workers.coordinator.ledger import Ledger
+from workers.coordinator.lineage import Lineage
+from workers.messages.codec import MessageError
+from workers.messages.groups import check_group, check_partial
+from workers.messages.types import Acknowledged, Group, GroupFailed, GroupFinished, GroupParked, Message, Partial, Purpose, Refused
+
+Answer = tuple[list[Message], bool, str]
+"""Answers to the sender, whether the run got on, and the cause if it must end."""
+
+
+class Results:
+    """Takes results into ledger and evaluation."""
+
+    def __init__(self, config: Config, ledger: Ledger, evaluation: Evaluation, totals: Totals, lineage: Lineage) -> None:
+        self.config, self.ledger, self.evaluation, self.totals, self.lineage = config, ledger, evaluation, totals, lineage
+        self._failures_in_a_row = 0
+
+    def take(self, message: GroupFinished | GroupFailed | GroupParked) -> Answer:
+        """Take one result."""
+        if isinstance(message, GroupFailed):
+            return self._failed(message)
+        piece = message.group if isinstance(message, GroupFinished) else message.partial
+        try:
+            if isinstance(piece, Group):
+                check_group(piece)
+                return self._finished(piece)
+            check_partial(piece)
+            return self._parked(piece)
+        except MessageError as error:
+            answers, progress, cause = self._failed(GroupFailed(piece.group_id, piece.attempt, str(error)))
+            return [Refused(str(error)), *answers], progress, cause
+
+    def _finished(self, group: Group) -> Answer:
+        rebased = self.lineage.rebase(group)
+        assert isinstance(rebased, Group)
+        accepted = (self.evaluation if group.purpose is Purpose.evaluation else self.ledger).finish(rebased)
+        if accepted:
+            self._failures_in_a_row = 0
+            if group.purpose is Purpose.training:
+                self.totals.tokens_generated += group.tokens.size
+                self.totals.tokens_interrupted += group.tokens_interrupted
+        else:
+            self.totals.num_duplicates += 1
+        return [Acknowledged(group.group_id, group.attempt, accepted)], accepted, ""
+
+    def _parked(self, partial: Partial) -> Answer:
+        rebased = self.lineage.rebase(partial)
+        assert isinstance(rebased, Partial)
+        accepted = partial.purpose is Purpose.training and self.ledger.park(rebased)
+        return [Acknowledged(partial.group_id, partial.attempt, accepted)], False, ""
+
+    def _failed(self, message: GroupFailed) -> Answer:
+        taken = self.ledger.fail(message.group_id, message.attempt, message.cause, message.fatal) or self.evaluation.fail(
+            message.group_id, message.attempt, message.cause, message.fatal)
+        answers: list[Message] = [Acknowledged(message.group_id, message.attempt, taken)]
+        if not taken:
+            return answers, False, ""
+        self.totals.num_retries += 1
+        self._failures_in_a_row += 1
+        limit = max(8, 2 * self.config.rollout.max_attempts * self.config.trainer.batch_groups)
+        ends = self._failures_in_a_row >= limit
+        return answers, False, f"{limit} groups in a row have failed; the last one because: {message.cause}" if ends else ""

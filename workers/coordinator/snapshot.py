@@ -1,0 +1,165 @@
+"""The coordinator's part of a checkpoint: ledger, buffer, partial generations, evaluation, totals, positions. Pure: state <-> bytes.
+
+Everything is of one instant, "step v completed", with no batch in training. Leases stay with their workers, who outlive the
+training job and present them to the next coordinator.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from workers.coordinator.accounting import Totals
+from workers.coordinator.evaluation import Evaluation
+from workers.coordinator.ledger import Finished, Ledger, Parked, Running
+from workers.messages.codec import Decoder, MessageError, pack
+from workers.messages.parts import Struct
+from workers.messages.types import Group, Message, Partial
+
+MAX_BYTES = 1 << 40
+
+
+class SnapshotError(RuntimeError):
+    """A coordinator's part of a checkpoint that cannot be read."""
+
+
+class RunningEntry(Struct, frozen=True):
+    """A lease; see `ledger.Running`."""
+
+    index: int
+    attempt: int
+    worker: bytes
+    admitted_at: int
+    partial: Partial | None
+
+
+class ParkedEntry(Struct, frozen=True):
+    """See `ledger.Parked`."""
+
+    index: int
+    admitted_at: int
+    partial: Partial
+
+
+class FinishedEntry(Struct, frozen=True):
+    """See `ledger.Finished`."""
+
+    group: Group
+    admitted_at: int
+    order: int
+
+
+class LedgerState(Struct, frozen=True):
+    """See `ledger.Ledger`."""
+
+    next_index: int
+    num_consumed: int
+    num_finished: int
+    running: list[RunningEntry]
+    parked: list[ParkedEntry]
+    finished: list[FinishedEntry]
+    retry: list[int]
+    failures: dict[int, int]
+    set_aside: dict[int, str]
+
+
+class EvaluationState(Struct, frozen=True):
+    """An evaluation that is going on, without its leases; see `evaluation.Evaluation`."""
+
+    step: int
+    scores: dict[int, float]
+    rewards: dict[int, float]
+    failed: dict[int, str]
+    steps: list[int]
+    example: str
+
+
+class TotalsState(Struct, frozen=True):
+    """See `accounting.Totals`."""
+
+    head_ages: dict[int, int]
+    tokens_generated: int
+    tokens_interrupted: int
+    tokens_trained: int
+    num_steps: int
+    num_evaluations: int
+    num_duplicates: int
+    num_retries: int
+
+
+class Snapshot(Message, frozen=True):
+    """All of it. `positions`: bytes of each metrics file that belong to this state; `seconds`: time trained so far."""
+
+    step: int
+    epoch: int
+    ledger: LedgerState
+    evaluation: EvaluationState | None
+    totals: TotalsState
+    forks: dict[int, int]
+    early_reason: str
+    seconds: float
+    positions: dict[str, int]
+
+    def encode(self) -> bytes:
+        """As bytes; `decode` is the inverse."""
+        return pack(self)
+
+
+def decode(content: bytes) -> Snapshot:
+    """The snapshot in `content`. Raises `SnapshotError`."""
+    try:
+        snapshot = Decoder(Snapshot, MAX_BYTES).unpack(content)
+    except MessageError as error:
+        raise SnapshotError(f"a coordinator's state of {len(content)} bytes: cannot be read ({error}). Resume from an older checkpoint") from error
+    assert isinstance(snapshot, Snapshot)
+    return snapshot
+
+
+def save_ledger(ledger: Ledger) -> LedgerState:
+    """The ledger's state."""
+    return LedgerState(
+        ledger.next_index, ledger.num_consumed, ledger.num_finished,
+        [RunningEntry(lease.index, lease.attempt, lease.worker, lease.admitted_at, lease.partial) for lease in ledger.running.values()],
+        [ParkedEntry(parked.index, parked.admitted_at, parked.partial) for parked in ledger.parked.values()],
+        [FinishedEntry(entry.group, entry.admitted_at, entry.order) for entry in ledger.finished.values()],
+        list(ledger.retry), dict(ledger.failures), dict(ledger.set_aside))
+
+
+def restore_ledger(ledger: Ledger, state: LedgerState) -> None:
+    """Fill a new ledger."""
+    ledger.next_index, ledger.num_consumed, ledger.num_finished = state.next_index, state.num_consumed, state.num_finished
+    ledger.running = {f"g{entry.index}": Running(entry.index, entry.attempt, entry.worker, entry.admitted_at, entry.partial)
+                      for entry in state.running}
+    ledger.attempts = {entry.index: entry.attempt for entry in state.running}
+    ledger.parked = {f"g{entry.index}": Parked(entry.index, entry.admitted_at, entry.partial) for entry in state.parked}
+    ledger.finished = {entry.group.group_id: Finished(entry.group, entry.admitted_at, entry.order) for entry in state.finished}
+    ledger.retry, ledger.failures, ledger.set_aside = deque(state.retry), dict(state.failures), dict(state.set_aside)
+
+
+def save_evaluation(evaluation: Evaluation) -> EvaluationState | None:
+    """The evaluation that is going on, or None."""
+    if not evaluation.active:
+        return None
+    return EvaluationState(evaluation.step, dict(evaluation.scores), dict(evaluation.rewards), dict(evaluation.failed),
+                           sorted(evaluation.steps), evaluation.example)
+
+
+def restore_evaluation(evaluation: Evaluation, state: EvaluationState | None) -> None:
+    """Go on with an evaluation: what was judged stays, the rest is leased again."""
+    if state is None:
+        return
+    evaluation.start(state.step)
+    evaluation.scores, evaluation.rewards, evaluation.failed = dict(state.scores), dict(state.rewards), dict(state.failed)
+    evaluation.steps, evaluation.example = set(state.steps), state.example
+    evaluation.skip(evaluation.scores.keys() | evaluation.failed.keys())
+
+
+def save_totals(totals: Totals) -> TotalsState:
+    """The totals so far."""
+    return TotalsState(**{name: getattr(totals, name) for name in TotalsState.__struct_fields__})
+
+
+def restore_totals(totals: Totals, state: TotalsState) -> None:
+    """Go on counting."""
+    for name in TotalsState.__struct_fields__:
+        setattr(totals, name, getattr(state, name))
+    totals.head_ages = Counter(state.head_ages)

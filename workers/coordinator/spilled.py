@@ -1,0 +1,49 @@
+"""Groups that workers left in partials/ because they had to go while no coordinator was there.
+
+They are read at the start of an incarnation and as they come, and their files removed once a checkpoint holds what was in them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workers.coordinator.core import Coordinator
+from workers.messages.codec import MessageError, from_workers
+from workers.messages.types import GroupFinished, GroupParked
+from workers.rundir import RunFolder
+
+
+class Spilled:
+    """The files of partials/."""
+
+    def __init__(self, run: RunFolder, core: Coordinator, max_message_mb: int) -> None:
+        self._run, self._core = run, core
+        self._decoder = from_workers(max_message_mb << 20)
+        self._absorbed: list[Path] = []
+        self._in_checkpoint: list[Path] = []
+        self._seen: set[Path] = set()
+
+    def absorb(self) -> None:
+        """Take over every new file that can be read; another one is named and left. Not once the last state has been saved."""
+        if self._core.suspending:
+            return
+        for path in sorted(set(self._run.partials.glob("*.msgpack")) - self._seen):
+            self._seen.add(path)
+            try:
+                message = self._decoder.unpack(path.read_bytes())
+                if not isinstance(message, GroupFinished | GroupParked):
+                    raise MessageError(f"a {type(message).__name__}: must be a finished or a parked group")
+                wanted = self._core.absorb(message)
+            except MessageError as error:
+                print(f"{path}: left as it is ({error})", flush=True)
+                continue
+            if wanted:
+                self._absorbed.append(path)
+            elif self._run.newest_epoch() == self._core.epoch:  # the state that this incarnation goes on from is past it
+                path.unlink(missing_ok=True)
+
+    def in_checkpoint(self) -> None:
+        """Note that a checkpoint is being written; what an earlier, by now complete one holds is not needed any more."""
+        for path in self._in_checkpoint:
+            path.unlink(missing_ok=True)
+        self._in_checkpoint, self._absorbed = self._absorbed, []

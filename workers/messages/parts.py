@@ -1,0 +1,144 @@
+"""What messages are made of: versions, leases, groups, a worker's status. Immutable and strict structs."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from workers.messages.arrays import Bool, Float32, Int32
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+Text = Annotated[str, msgspec.Meta(max_length=1_000_000)]
+
+
+class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all parts of messages: immutable and strict."""
+
+
+class Role(str, enum.Enum):
+    """What a peer does."""
+
+    rollout = "rollout"
+    trainer = "trainer"
+
+
+class Purpose(str, enum.Enum):
+    """What a lease is for; evaluation never takes part in staleness or training."""
+
+    training = "training"
+    evaluation = "evaluation"
+
+
+class Version(Struct, frozen=True, order=True):
+    """Which weights: `epoch` counts incarnations of the trainer, `step` completed training steps."""
+
+    epoch: Count
+    step: Count
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.step}"
+
+    @staticmethod
+    def parse(text: str) -> Version:
+        """Inverse of `str`; raises ValueError on anything else."""
+        epoch, _, step = text.partition(".")
+        if not (epoch.isdecimal() and step.isdecimal()):
+            raise ValueError(f"version {text!r}: must be EPOCH.STEP, two whole numbers")
+        return Version(int(epoch), int(step))
+
+
+class Announcement(Struct, frozen=True):
+    """Published weights: the folder that holds them and the digest of its manifest (BLAKE3, hex)."""
+
+    version: Version
+    folder: Path
+    digest: Name
+
+
+class Partial(Struct, frozen=True):
+    """What has been generated of an unfinished group: sample k has the next `lengths[k]` tokens (0: not begun).
+
+    `finished[k]`: the sample is complete and only its judgement is missing. Versions are coded as in `Group`.
+    """
+
+    group_id: Name
+    attempt: Count
+    purpose: Purpose
+    lengths: Int32
+    finished: Bool
+    tokens: Int32
+    logprobs: Float32
+    epochs: Int32
+    steps: Int32
+    run_lengths: Int32
+
+
+class Lease(Struct, frozen=True):
+    """Permission to generate one group, by a worker that holds `version` or a newer one. `partial`: go on from there."""
+
+    group_id: Name
+    attempt: Count
+    purpose: Purpose
+    version: Version
+    prompt_id: Name
+    prompt: Text
+    verifier: Name
+    reference: Text
+    seed: Count
+    partial: Partial | None = None
+
+
+class HeldLease(Struct, frozen=True):
+    """A lease that a worker works on, or whose result has not been acknowledged; `version`: that of its admission."""
+
+    group_id: Name
+    attempt: Count
+    purpose: Purpose
+    version: Version
+
+
+class Group(Struct, frozen=True):
+    """The samples of one prompt, flattened: sample k has the next `lengths[k]` entries of the per-token arrays.
+
+    `epochs` and `steps` are run-length coded over the flattened tokens by `run_lengths`: which version sampled each.
+    `rewards` has one entry a sample.
+    """
+
+    group_id: Name
+    attempt: Count
+    purpose: Purpose
+    prompt_id: Name
+    prompt: Int32
+    lengths: Int32
+    tokens: Int32
+    logprobs: Float32
+    loss_mask: Bool
+    rewards: Float32
+    scores: Float32
+    epochs: Int32
+    steps: Int32
+    run_lengths: Int32
+    num_interruptions: Count = 0
+    tokens_interrupted: Count = 0
+    generation_s: float = 0.0
+    reward_s: float = 0.0
+    first_text: Text = ""
+
+
+class WorkerStatus(Struct, frozen=True):
+    """What a worker reports with each heartbeat. Counters count from the worker's start."""
+
+    waiting_for: str = ""
+    num_running: Count = 0
+    tokens_generated: Count = 0
+    tokens_interrupted: Count = 0
+    num_updates: Count = 0
+    update_s: float = 0.0
+    reward_busy_s: float = 0.0
+    rewards_killed: Count = 0
+    rewards_failed: Count = 0
+    idle_s: float = 0.0

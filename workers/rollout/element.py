@@ -1,0 +1,72 @@
+"""One element of the inference array: a replica, from its start to what follows it.
+
+    the run is over          -> exit                     time limit          -> exit 0: the array's next element takes its place
+    preempted                -> requeue                  SIGTERM, failure    -> exit 1: SLURM or the next element follows
+    no coordinator for long  -> back into the queue, held, with the elements that wait: a training element releases them
+
+On one machine nothing follows: an error ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+from workers import slurm
+from workers.config import ClusterKind, Config
+from workers.processes import first_cause
+from workers.rollout.endings import Ending
+from workers.rollout.worker import RolloutWorker
+from workers.rundir import RunFolder
+from workers.slurm import SlurmElement
+from workers.submission import SubmissionWatch
+
+LOOK_S = 5.0
+
+
+def run_rollout(run: RunFolder, config: Config) -> str:
+    """The inference element's life; returns why the run ended ('' where it is complete, or goes on). Raises what broke."""
+    element = slurm.current() if config.cluster.kind is ClusterKind.slurm else None
+    ending = asyncio.run(_work(run, config, element))
+    if element is not None:
+        _follow_up(run, config, element, ending)
+    return ending.cause if ending.how == "finished" else ""
+
+
+async def _work(run: RunFolder, config: Config, element: SlurmElement | None) -> Ending:
+    worker = RolloutWorker(run, config)
+    watching = asyncio.create_task(_watch_submission(run))
+    try:
+        return await worker.work()
+    except BaseException as error:
+        # With a coordinator it is for that one to say what follows; without one nobody else could.
+        if element is None and not worker.in_touch:
+            run.end(f"a rollout worker (process {os.getpid()}) failed without a coordinator to tell: {first_cause(error)}", "rollout")
+        elif not worker.in_touch:
+            await asyncio.sleep(config.cluster.crash_backoff_s)  # the next element would most likely fail alike
+        raise
+    finally:
+        watching.cancel()
+
+
+async def _watch_submission(run: RunFolder) -> None:
+    watch = SubmissionWatch(run)
+    while not watch.is_whole():
+        await asyncio.sleep(LOOK_S)
+
+
+def _follow_up(run: RunFolder, config: Config, element: SlurmElement, ending: Ending) -> None:
+    if ending.how == "idle":
+        print("no training job for rollout.max_idle_minutes: this element goes back to the queue, held until one starts", flush=True)
+        for array in run.arrays("inference"):
+            slurm.hold(array)
+        slurm.requeue_held(element.job)
+    elif ending.signal is not None:
+        number = signal.Signals(ending.signal)
+        if slurm.is_to_come_back(element, number, time.time(), config.cluster.signal_delay_s):
+            slurm.requeue(element.job)
+        elif number is signal.SIGTERM:
+            sys.exit(1)

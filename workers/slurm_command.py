@@ -1,0 +1,43 @@
+"""Runs SLURM's commands, on login and on compute nodes alike.
+
+Commands are looked up on PATH. While slurmctld is restarting, a call is tried again for `PATIENCE_S`; everything else that goes
+wrong is a `SlurmError` that names the command. What users set for their own eyes does not change what we read.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+TIMEOUT_S = 60.0
+PATIENCE_S = 60.0
+RETRY_S = 2.0
+AWAY = ("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Transport endpoint is not connected",
+        "Zero Bytes were transmitted", "Slurm backup controller in standby mode", "slurm_persist_conn_open")
+ENDED = ("Invalid job id specified", "already finished", "already completing or completed", "no longer pending execution")
+"""Complaints about jobs that are over."""
+PRIVATE = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN")
+
+
+class SlurmError(RuntimeError):
+    """A command of SLURM that did not do what it should. Its text names the command, what it said, and the remedy."""
+
+
+def run(*command: str, stdin: str = "", tolerate: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a command of SLURM. `tolerate`: complaints, any of which makes a failure a success. Raises `SlurmError`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)} | {"LC_ALL": "C"}
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+        except FileNotFoundError as error:
+            raise SlurmError(f"{command[0]}: not found on PATH. Log in to a node of the cluster, or load its SLURM module") from error
+        except subprocess.TimeoutExpired as error:
+            raise SlurmError(f"{' '.join(command)}: no answer within {TIMEOUT_S:g} s. Ask again later; the run goes on without") from error
+        said = f"{result.stderr}\n{result.stdout}".strip() if result.returncode else ""
+        if result.returncode == 0 or any(complaint in said for complaint in tolerate):
+            return result
+        if not any(words in said for words in AWAY) or time.monotonic() > deadline:
+            raise SlurmError(f"{' '.join(command)}: exit status {result.returncode}: {said or 'it said nothing'}")
+        time.sleep(RETRY_S)

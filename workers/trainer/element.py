@@ -1,0 +1,176 @@
+"""One element of the training array: from its start to what follows it.
+
+    rank 0   newest whole checkpoint -> crashes in a row? -> claim the next epoch -> coordinator -> train -> end on record
+             how it ended:  run over -> exit          time limit -> exit 0, the array's next element goes on
+                            preempted -> requeue      SIGTERM, crash -> exit 1, SLURM or the next element follows
+    rank r   meets rank 0 and does what it says (ranks.py)
+
+On one machine there is one element, and nothing follows it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from workers import checkpoints, incarnations, slurm
+from workers.checkpoints import Checkpoint
+from workers.config import ClusterKind, Config
+from workers.rundir import RunFolder
+from workers.signals import Signals
+from workers.slurm import SlurmElement
+from workers.slurm_command import SlurmError
+from workers.submission import SubmissionWatch
+from workers.trainer.link import CoordinatorLink
+
+if TYPE_CHECKING:
+    from workers.trainer.worker import TrainerWorker
+
+MAX_BACKOFF_S = 300.0
+
+
+class TrainElement:
+    """Rank 0's life. `element` is None on one machine."""
+
+    def __init__(self, run: RunFolder, config: Config, element: SlurmElement | None, signals: Signals) -> None:
+        self.run, self.config, self.element, self.signals = run, config, element, signals
+        self.restored = checkpoints.newest(run)
+        self.epoch = 0
+        self._trainer: TrainerWorker | None = None
+
+    @property
+    def step(self) -> int:
+        """The newest completed step."""
+        if self._trainer is not None:
+            return self._trainer.version.step
+        return self.restored.version.step if self.restored else 0
+
+    def live(self) -> str:
+        """Train until the run or this element is over; returns the run's cause if it has ended. Raises what broke."""
+        if self.element is not None and not self._may_begin(self.element):
+            if (outcome := self.run.ended()) is None:
+                return ""
+            self.run.remove_weights(self.config.weights.dir)  # of an incarnation that was killed
+            return outcome["cause"]
+        job, name, restarts = (self.element.job, self.element.name, self.element.restarts) if self.element else ("", "", 0)
+        self.epoch = incarnations.claim(self.run, name, job, restarts, socket.gethostname(), os.getpid(), self.step)
+        print(f"epoch {self.epoch} begins with step {self.step}", flush=True)
+        # The coordinator starts first: it and the rollout workers get ready while Megatron is being imported.
+        link = CoordinatorLink(self.run, self.config, self.epoch, self.restored.coordinator if self.restored else None, self.signals, self._crashed)
+        if self.element is not None:
+            for array in self.run.arrays("inference"):
+                slurm.release(array)  # workers that gave up waiting for a training job have had them held
+        try:
+            how, cause = self._train(link, self.restored)
+        except BaseException as error:
+            traceback.print_exc()
+            link.fail(f"the trainer failed: {type(error).__name__}: {error}")
+            link.close()
+            self._cancel_waiting_if_over()
+            raise
+        if how == "drained":
+            how = self._why_drained()
+        self._record(how, cause)
+        link.close(how if how in incarnations.IN_ORDER and how not in ("finished", "stopped") else "")
+        return self._follow_up(how, cause)
+
+    def _train(self, link: CoordinatorLink, restored: Checkpoint | None) -> tuple[str, str]:
+        from workers.trainer import ranks
+        from workers.trainer.worker import TrainerWorker
+
+        gang = ranks.gather(self.run, self.config, self.element, self.epoch, restored.folder if restored else None) if self.element else ranks.Ranks()
+        self._trainer = TrainerWorker(self.run, self.config, link, self.epoch, restored, gang)
+        ending = self._trainer.train()
+        return ("stopped" if ending.how == "ended" else ending.how), ending.cause
+
+    # -- before ----------------------------------------------------------------------------------------------------------
+
+    def _may_begin(self, element: SlurmElement) -> bool:
+        """Wait until the run is submitted whole. Count the crashes in a row: too many end the run, one or more are followed by a pause."""
+        watch = SubmissionWatch(self.run)
+        while not watch.is_whole():
+            time.sleep(0.5)
+        past = incarnations.history(self.run)
+        waiting = {job for job, state in self._own_states().items() if state in ("PENDING", "REQUEUED", "REQUEUE_HOLD")}
+        crashes = incarnations.consecutive_crashes(past, self.step if self.restored else 0, waiting)
+        if crashes >= self.config.cluster.max_consecutive_crashes:
+            self._give_up(crashes, past[-1].end.cause if past and past[-1].end else "killed without a word")
+            return False
+        if crashes:
+            pause = min(MAX_BACKOFF_S, self.config.cluster.crash_backoff_s * 2 ** (crashes - 1))
+            print(f"{crashes} crash(es) in a row: waiting for {pause:g} s (cluster.crash_backoff_s)", flush=True)
+            deadline = time.monotonic() + pause
+            while time.monotonic() < deadline and self.run.ended() is None and self.signals.received is None:
+                time.sleep(0.5)
+        return self.run.ended() is None
+
+    def _own_states(self) -> dict[str, str]:
+        try:
+            return slurm.job_states(self.run.arrays("train"))
+        except SlurmError as error:
+            print(f"SLURM could not be asked for requeued elements: {error}", flush=True)
+            return {}
+
+    def _give_up(self, crashes: int, cause: str) -> None:
+        self.run.end(f"training has crashed {crashes} times in a row without a new checkpoint (cluster.max_consecutive_crashes); the last time: "
+                     f"{cause}", "trainer")
+        self._cancel_waiting_if_over()
+
+    # -- after -----------------------------------------------------------------------------------------------------------
+
+    def _why_drained(self) -> str:
+        """What the signal meant: the time limit, a preemption, or the end of the job for another reason."""
+        if self.run.stop_requested() is not None or self.signals.received is None or self.element is None:
+            return "drained"
+        if slurm.is_to_come_back(self.element, self.signals.received, self.signals.at, self.config.cluster.signal_delay_s):
+            return "preempted"
+        return "walltime" if self.signals.received is signal.SIGUSR2 else "terminated"
+
+    def _record(self, how: str, cause: str) -> None:
+        newest = checkpoints.all_checkpoints(self.run)
+        incarnations.record_end(self.run, self.epoch, how, cause, self.step, newest[-1].version.step if newest else -1)
+
+    def _crashed(self, cause: str) -> None:
+        """Put a crash on record; called from any thread of the link."""
+        if self.run.ended() is not None:
+            return
+        if self.run.newest_epoch() != self.epoch:
+            self._record("fenced", cause)
+            return
+        self._record("crashed", cause)
+        if self.element is None:
+            return
+        newest = checkpoints.all_checkpoints(self.run)
+        crashes = incarnations.consecutive_crashes(incarnations.history(self.run), newest[-1].version.step if newest else 0, set())
+        if crashes >= self.config.cluster.max_consecutive_crashes:
+            self._give_up(crashes, cause)
+
+    def _cancel_waiting_if_over(self) -> None:
+        if self.element is not None and self.run.ended() is not None:
+            try:
+                slurm.cancel_waiting(self.run.arrays("train") + self.run.arrays("inference"))
+            except SlurmError as error:
+                print(f"waiting elements could not be cancelled: {error}; each will see that the run has ended, and leave", flush=True)
+
+    def _follow_up(self, how: str, cause: str) -> str:
+        if how == "preempted" and self.element is not None:
+            slurm.requeue(self.element.job)  # an element that just exits in its grace time would be taken for complete
+        if how == "terminated" or (how == "stopped" and cause):
+            sys.exit(1)
+        return "" if how in incarnations.IN_ORDER else cause
+
+
+def run_trainer(run: RunFolder, config: Config) -> str:
+    """The training element's life, whatever its rank; returns why the run ended ('' where it is complete, or goes on)."""
+    signals = Signals()
+    element = slurm.current() if config.cluster.kind is ClusterKind.slurm else None
+    if element is not None and element.rank > 0:
+        from workers.trainer import ranks
+
+        return ranks.follow(run, config, element, signals)
+    return TrainElement(run, config, element, signals).live()
