@@ -407,7 +407,7 @@ class World:
             self.seen.add(key)
             message = self._decoder.unpack(self.files[key])
             assert isinstance(message, GroupFinished | GroupParked)
-            if self.core.absorb(message):
+            if self.core.returning.absorb(message):
                 self.absorbed.append(key)
             else:
                 del self.files[key]

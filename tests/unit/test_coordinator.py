@@ -9,10 +9,11 @@ import pytest
 
 from tests.unit.groups import make_group, make_partial
 from workers.config import Bound, ClusterKind, Config
-from workers.coordinator.core import DRAIN_S, RETURN_S, Coordinator
+from workers.coordinator.core import DRAIN_S, Coordinator
 from workers.coordinator.evaluation import Result
 from workers.coordinator.ledger import LOST_AFTER_S
 from workers.coordinator.reporting import status, summary
+from workers.coordinator.returning import RETURN_S
 from workers.coordinator.snapshot import Snapshot, decode
 from workers.coordinator.training import StepRecord
 from workers.coordinator.waiting import waiting
@@ -640,7 +641,8 @@ def test_a_batch_whose_step_is_given_up_goes_back_to_the_buffer() -> None:
 def test_results_that_come_after_the_last_checkpoint_are_left_to_the_next_incarnation() -> None:
     """They are in no checkpoint: whoever acknowledged them would lose them."""
     play = Play(run__num_steps=9)
-    granted = play.begin()
+    granted = play.begin(capacity=9)
+    assert len(granted) == 6, "a fourth group could be leased"
     play.save(final=True)
     assert play.finish(granted[-1]) == [] and play.tell(ROLLOUT, GroupParked(make_partial(granted[-2].group_id, granted[-2].attempt))) == []
     assert play.tell(ROLLOUT, GroupFailed(granted[-3].group_id, granted[-3].attempt, "engine gone")) == []
@@ -662,7 +664,7 @@ def slurm(**changes) -> Play:
 @pytest.mark.parametrize("message", [WorkerFailed("no memory is left"), Goodbye("time limit")])
 def test_on_slurm_a_trainer_that_goes_takes_only_the_incarnation_with_it(message) -> None:
     play = slurm()
-    play.begin()
+    assert len(play.begin(capacity=9)) == 6
     play.tell(TRAINER, message)
     assert play.core.ended is None and (play.core.left or "").endswith(("no memory is left", "time limit"))
     assert leases(play.beat(capacity=1000)) == []
@@ -725,7 +727,8 @@ def drained(play: Play) -> bool:
 
 def test_a_pause_waits_for_what_the_workers_give_back_then_the_trainer_saves() -> None:
     play = Play()
-    granted = play.begin()
+    granted = play.begin(capacity=9)
+    assert len(granted) == 6
     play.core.drain("stopped by someone", play.now)
     assert [(peer, message) for peer, message in play.core.outbox if isinstance(message, Drain)] == [(ROLLOUT, Drain("stopped by someone"))]
     play.core.outbox.clear()
@@ -802,7 +805,7 @@ def test_what_was_left_in_the_run_folder_is_taken_once() -> None:
     consumed = GroupFinished(make_group("g0", 7000, [0], epoch=7))
     admitted = play.core.ledger.admitted
     for message in (finished, parked, unknown, consumed, finished, parked):
-        play.core.absorb(message)
+        play.core.returning.absorb(message)
     ledger = play.core.ledger
     assert list(ledger.finished) == ["g2"] and list(ledger.parked) == ["g3"] and ledger.admitted == admitted, "there is no place for g7"
     assert set(ledger.running) == {"g4", "g5"}
@@ -810,7 +813,7 @@ def test_what_was_left_in_the_run_folder_is_taken_once() -> None:
 
 def test_something_left_by_a_lost_lineage_is_taken_where_there_is_a_place() -> None:
     play = Play(epoch=8, staleness__eta=1)
-    play.core.absorb(GroupParked(make_partial("g2", 7000, [3, 4], epoch=7)))
+    play.core.returning.absorb(GroupParked(make_partial("g2", 7000, [3, 4], epoch=7)))
     [parked] = play.core.ledger.parked.values()
     assert parked.admitted_at == 0 and parked.partial.steps.tolist() == [0, 0] and list(play.core.ledger.retry) == [0, 1]
 
@@ -819,8 +822,8 @@ def test_something_malformed_is_not_taken() -> None:
     play = Play(epoch=8)
     group = make_group("g0", 7000)
     with pytest.raises(MessageError):
-        play.core.absorb(GroupFinished(msgspec.structs.replace(group, run_lengths=group.run_lengths * 2)))
+        play.core.returning.absorb(GroupFinished(msgspec.structs.replace(group, run_lengths=group.run_lengths * 2)))
     partial = make_partial("g0", 7000)
     with pytest.raises(MessageError):
-        play.core.absorb(GroupParked(msgspec.structs.replace(partial, finished=partial.finished[:1])))
+        play.core.returning.absorb(GroupParked(msgspec.structs.replace(partial, finished=partial.finished[:1])))
     assert play.core.ledger.next_index == 0

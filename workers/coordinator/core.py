@@ -23,6 +23,7 @@ from workers.coordinator.ledger import Ledger
 from workers.coordinator.lineage import Lineage
 from workers.coordinator.registry import Registry, Worker
 from workers.coordinator.results import Results
+from workers.coordinator.returning import Returning
 from workers.coordinator.snapshot import (
     Snapshot,
     restore_evaluation,
@@ -35,30 +36,23 @@ from workers.coordinator.snapshot import (
 from workers.coordinator.staleness import StalenessPolicy
 from workers.coordinator.training import Refusal, Training
 from workers.coordinator.waiting import waiting
-from workers.messages.groups import check_group, check_partial
 from workers.messages.types import (
     PROTOCOL,
-    Acknowledged,
     BatchRequest,
     CheckpointRequest,
     Drain,
     Draining,
     Goodbye,
-    Group,
     GroupFailed,
     GroupFinished,
     GroupParked,
     Heartbeat,
     HeartbeatReply,
-    HeldLease,
     Message,
-    Partial,
-    Purpose,
     Refused,
     Register,
     Role,
     StepFinished,
-    Version,
     VersionAnnounced,
     Welcome,
     WorkerFailed,
@@ -67,8 +61,6 @@ from workers.messages.types import (
 ATTEMPTS_PER_EPOCH = 1000
 """More often than that no group is leased in one incarnation."""
 EVALUATION_LEASES_PER_EPOCH = 1_000_000
-RETURN_S = 20.0
-"""How long leases from before a restart wait for the workers that hold them."""
 DRAIN_S = 60.0
 """How long workers may take to give back what they hold when the whole run is to pause."""
 
@@ -98,8 +90,7 @@ class Coordinator:
         self._drain_deadline = 0.0
         self._trainer_told = False
         self._failed_workers = 0
-        self._expected: set[bytes] = set()
-        self._expected_until = now + RETURN_S
+        self.returning = Returning(self.ledger, self.evaluation, self.policy, self.training, self.results, self.lineage, self.totals, now)
         if snapshot is not None:
             self._restore(snapshot)
 
@@ -109,7 +100,7 @@ class Coordinator:
         restore_totals(self.totals, snapshot.totals)
         self.training.restored_at, self.training.early_reason = snapshot.step, snapshot.early_reason
         self.lineage.forks = {**snapshot.forks, self.epoch: snapshot.step}
-        self._expected = {lease.worker for lease in self.ledger.running.values()}
+        self.returning.expect()
 
     def snapshot(self, seconds: float, positions: dict[str, int]) -> Snapshot:
         """The state now, which is to be one between two steps; see `Snapshot` for the arguments."""
@@ -144,7 +135,7 @@ class Coordinator:
         match message:
             case Heartbeat():
                 worker.held, worker.fetching, worker.status, worker.capacity = message.held, message.fetching, message.status, message.capacity
-                self._reconcile(worker, message.leases, now)
+                self.outbox += [(peer, unwanted) for unwanted in self.returning.reconcile(peer, message.leases, now)]
                 self.outbox.append((peer, HeartbeatReply(self.training.announcement, known=True)))
             case Draining():
                 worker.draining, worker.capacity = message.reason, 0
@@ -189,10 +180,7 @@ class Coordinator:
         """Notice what happens by time alone: lost workers, and a run in which nothing moves."""
         for worker, why in self.registry.lost(now):
             self.lost(worker, why)
-        if self._expected and now > self._expected_until:
-            for peer in self._expected:
-                self.totals.num_retries += self.ledger.release(peer)
-            self._expected.clear()
+        self.returning.give_up_absent(now)
         if self.drain_reason and (now > self._drain_deadline or not self.registry.of(Role.rollout)):
             self._drain_trainer()
         self._watch(now)
@@ -246,57 +234,13 @@ class Coordinator:
             return
         worker = self.registry.register(peer, message.role, message.host, message.pid, now, message.job)
         self.last_progress = now
-        self._expected.discard(peer)
         self.outbox.append((peer, Welcome(worker.slot, self.epoch, self.training.announcement)))
-        self._adopt(worker, message.leases, now)
+        self.outbox += [(peer, unwanted) for unwanted in self.returning.adopt(peer, message.leases, now)]
         if self.drain_reason and (message.role is Role.rollout or self._trainer_told):
             self.outbox.append((peer, Drain(self.drain_reason)))
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         self.outbox.append((peer, Refused(reason)))
-
-    def _adopt(self, worker: Worker, leases: list[HeldLease], now: float) -> None:
-        """Take over what the worker holds from before; the rest of what it is thought to hold has been lost on the way."""
-        for held in leases:
-            if held.purpose is Purpose.evaluation:
-                wanted = self.evaluation.owns(worker.peer, held.group_id, held.attempt)
-            else:
-                wanted = self._take_over(worker.peer, held, self.lineage.step_of(held.version))
-            if not wanted:
-                self.outbox.append((worker.peer, Acknowledged(held.group_id, held.attempt, False)))
-        names = {(held.group_id, held.attempt) for held in leases}
-        self.totals.num_retries += self.ledger.reconcile(worker.peer, names, now, 0) + self.evaluation.reconcile(worker.peer, names, now, 0)
-
-    def _take_over(self, peer: bytes, held: HeldLease, admitted_at: int) -> bool:
-        ledger, step = self.ledger, max(self.training.restored_at, self.training.step)
-        next_batch = ledger.num_consumed // self.policy.batch_groups
-        may_admit = self.policy.may_return(ledger.admitted, step, admitted_at, ledger.unconsumed_versions(), next_batch)
-        return ledger.adopt(peer, held, admitted_at, may_admit)
-
-    def _reconcile(self, worker: Worker, leases: list[HeldLease], now: float) -> None:
-        names = {(held.group_id, held.attempt) for held in leases}
-        self.totals.num_retries += self.ledger.reconcile(worker.peer, names, now) + self.evaluation.reconcile(worker.peer, names, now)
-        for held in leases:
-            owner = self.evaluation if held.purpose is Purpose.evaluation else self.ledger
-            if not owner.owns(worker.peer, held.group_id, held.attempt):
-                self.outbox.append((worker.peer, Acknowledged(held.group_id, held.attempt, False)))
-
-    def absorb(self, message: GroupFinished | GroupParked) -> bool:
-        """Take what a worker left in the run folder because it had no coordinator to hand it to; false if it is not wanted any more.
-        Raises `MessageError`."""
-        piece: Group | Partial
-        if isinstance(message, GroupFinished):
-            piece = message.group
-            check_group(piece)
-        else:
-            piece = message.partial
-            check_partial(piece)
-        if piece.purpose is Purpose.training and piece.group_id not in self.ledger.running:
-            oldest = min(self.lineage.rebase(piece).steps.tolist(), default=self.training.restored_at)
-            held = HeldLease(piece.group_id, piece.attempt, piece.purpose, Version(self.epoch, oldest))
-            self._take_over(b"", held, oldest)
-        answers, _, _ = self.results.take(message)
-        return any(isinstance(answer, Acknowledged) and answer.accepted for answer in answers)
 
     def lost(self, worker: Worker, why: str) -> None:
         """Give up a worker; what it had leased goes to others."""

@@ -33,7 +33,7 @@ class Spilled:
                 message = self._decoder.unpack(path.read_bytes())
                 if not isinstance(message, GroupFinished | GroupParked):
                     raise MessageError(f"a {type(message).__name__}: must be a finished or a parked group")
-                wanted = self._core.absorb(message)
+                wanted = self._core.returning.absorb(message)
             except MessageError as error:
                 print(f"{path}: left as it is ({error})", flush=True)
                 continue

@@ -1,0 +1,104 @@
+"""What workers leave in partials/ is taken up by the next coordinator, and kept until no crash can lose it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.groups import make_group, make_partial
+from tests.unit.small_run import Prompts, make_config
+from workers import incarnations
+from workers.config import Bound
+from workers.coordinator.core import Coordinator
+from workers.coordinator.spilled import Spilled
+from workers.messages.codec import pack
+from workers.messages.types import Draining, GroupFinished, GroupParked, Message
+from workers.rundir import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder.create(tmp_path / "run")
+    incarnations.claim(run, "", "", 0, "node", 1, 0)
+    return run
+
+
+def make_spilled(run: RunFolder) -> tuple[Coordinator, Spilled]:
+    core = Coordinator(make_config(4, 2, Bound.admission, 9), Prompts(), run.newest_epoch(), 0.0)
+    return core, Spilled(run, core, 1)
+
+
+def leave(run: RunFolder, name: str, message: Message) -> Path:
+    path = run.partials / f"{name}.msgpack"
+    path.write_bytes(pack(message))
+    return path
+
+
+def test_files_stay_until_a_checkpoint_with_what_they_hold_is_complete(run: RunFolder) -> None:
+    """The first one is complete when the second one begins."""
+    paths = [leave(run, "g0.7", GroupFinished(make_group("g0", 7))), leave(run, "g1.7", GroupParked(make_partial("g1", 7)))]
+    core, spilled = make_spilled(run)
+    spilled.absorb()
+    assert list(core.ledger.finished) == ["g0"] and list(core.ledger.parked) == ["g1"]
+    spilled.in_checkpoint()
+    later = leave(run, "g2.7", GroupParked(make_partial("g2", 7)))
+    spilled.absorb()
+    assert all(path.exists() for path in paths), "that checkpoint may never be complete"
+    spilled.in_checkpoint()
+    assert not any(path.exists() for path in paths) and later.exists()
+    spilled.in_checkpoint()
+    assert not later.exists()
+
+
+def test_an_incarnation_that_dies_before_its_checkpoint_leaves_the_files_to_the_next(run: RunFolder) -> None:
+    path = leave(run, "g0.7", GroupParked(make_partial("g0", 7)))
+    make_spilled(run)[1].absorb()
+    incarnations.claim(run, "", "", 0, "node", 1, 0)
+    core, spilled = make_spilled(run)
+    spilled.absorb()
+    assert list(core.ledger.parked) == ["g0"] and path.exists()
+
+
+def test_files_that_come_later_are_taken_once_each(run: RunFolder) -> None:
+    core, spilled = make_spilled(run)
+    spilled.absorb()
+    leave(run, "g0.7", GroupParked(make_partial("g0", 7)))
+    spilled.absorb()
+    core.ledger.lease(b"worker", 0)
+    spilled.absorb()
+    assert core.ledger.owns(b"worker", "g0", core.ledger.running["g0"].attempt) and not core.ledger.parked
+
+
+def test_after_the_last_checkpoint_files_are_left_to_the_next_incarnation(run: RunFolder) -> None:
+    core, spilled = make_spilled(run)
+    core.suspending = True
+    path = leave(run, "g0.7", GroupParked(make_partial("g0", 7)))
+    spilled.absorb()
+    assert path.exists() and not core.ledger.parked and core.ledger.next_index == 0
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_what_nobody_wants_is_removed_unless_another_incarnation_may_want_it(run: RunFolder, fenced: bool) -> None:
+    core, spilled = make_spilled(run)
+    core.ledger.next_index, core.ledger.num_consumed = 2, 2
+    path = leave(run, "g0.7", GroupFinished(make_group("g0", 7)))
+    if fenced:
+        incarnations.claim(run, "", "", 0, "node", 1, 0)
+    spilled.absorb()
+    assert path.exists() is fenced and not core.ledger.finished
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\1", pack(GroupParked(make_partial("g0", 7)))[:-1], pack(Draining("time limit"))])
+def test_what_cannot_be_read_is_named_and_left(run: RunFolder, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    path, good = run.partials / "g0.7.msgpack", leave(run, "g1.7", GroupParked(make_partial("g1", 7)))
+    path.write_bytes(content)
+    core, spilled = make_spilled(run)
+    spilled.absorb()
+    spilled.absorb()
+    said = capsys.readouterr().out
+    assert said.count(str(path)) == 1 and "left as it is" in said
+    assert list(core.ledger.parked) == ["g1"] and path.exists()
+    spilled.in_checkpoint()
+    spilled.in_checkpoint()
+    assert path.exists() and not good.exists()
