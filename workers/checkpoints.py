@@ -72,6 +72,8 @@ def commit(run: RunFolder, folder: Path, version: Version, keep: int) -> Checkpo
         file.write(msgspec.json.format(msgspec.json.encode(CheckpointManifest(version, time.time(), files))))
         file.flush()
         os.fsync(file.fileno())
+    for inner in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
+        _sync_folder(inner)
     if run.newest_epoch() != version.epoch:
         shutil.rmtree(folder, ignore_errors=True)
         raise Fenced(f"checkpoint {version}: epoch {run.newest_epoch()} has begun, this one may publish nothing any more")
@@ -79,9 +81,7 @@ def commit(run: RunFolder, folder: Path, version: Version, keep: int) -> Checkpo
     if final.exists():  # of the same step: saved by time and then again at the end
         final.rename(run.checkpoints / f".{version}.old")
     folder.rename(final)
-    descriptor = os.open(run.checkpoints, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    _sync_folder(run.checkpoints)
     _remove_old(run, keep)
     return Checkpoint(final, version)
 
@@ -120,6 +120,12 @@ def find_problem(checkpoint: Checkpoint) -> str:
     except (OSError, msgspec.MsgspecError, ValueError) as error:
         return str(error)
     return ""
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def _remove_old(run: RunFolder, keep: int) -> None:

@@ -89,7 +89,8 @@ def requeue_held(job: str) -> None:
 
 def hold(array: str) -> None:
     """Keep the waiting elements of an array from starting."""
-    run("scontrol", "hold", array)
+    with contextlib.suppress(SlurmError):  # as `release`
+        run("scontrol", "hold", array)
 
 
 def release(array: str) -> None:

@@ -1,6 +1,6 @@
 """One cluster for all tests of a session; each test finds it as new.
 
-The scenarios (test_scenario_*.py) take half an hour together: only those marked `quick` run, unless HEADWAY_SLURM_ALL=1 (make test-slurm).
+All tests take half an hour together: only those marked `quick` run, unless HEADWAY_SLURM_ALL=1 (make test-slurm).
 """
 
 import os
@@ -15,13 +15,13 @@ LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "quick: a SLURM scenario that always runs; the others only with HEADWAY_SLURM_ALL=1 (make test-slurm)")
+    config.addinivalue_line("markers", "quick: a test on a SLURM cluster that always runs; the others with HEADWAY_SLURM_ALL=1 only")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get(ALL) == "1":
         return
-    left_out = [item for item in items if item.path.name.startswith("test_scenario_") and item.get_closest_marker("quick") is None
+    left_out = [item for item in items if item.path.parent.name == "slurm" and item.get_closest_marker("quick") is None
                 and not any(arg.endswith(f"::{item.name}") for arg in config.args)]  # a test that is asked for by its name runs
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if number := config.stash.get(LEFT_OUT, 0):
-        terminalreporter.write_line(f"tests/slurm: {number} longer scenarios on a SLURM cluster were left out. All of them: make test-slurm")
+        terminalreporter.write_line(f"tests/slurm: {number} longer tests on a real SLURM cluster were left out. All of them: make test-slurm")
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.slurm.cluster import LocalCluster
 
 
+@pytest.mark.quick
 def test_array_elements_run_on_hosts_of_their_own(cluster: LocalCluster, tmp_path: Path) -> None:
     memory = "touch /dev/shm/$SLURM_ARRAY_TASK_ID; ls /dev/shm > seen-$SLURM_ARRAY_TASK_ID"
     script = f"{memory}; echo $(hostname) $CUDA_VISIBLE_DEVICES > $SLURM_ARRAY_TASK_ID"

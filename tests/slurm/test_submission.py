@@ -55,11 +55,13 @@ def assert_refused(cluster: LocalCluster, run: Path, words: str, *arguments: str
     (["cluster.setup=[\"export PATH=/nowhere\"]", "cluster.python=python"], "its Python does not start on a node of partition train"),
     (["cluster.python=/usr/bin/python3"], "/usr/bin/python3 has no "),
 ])
+@pytest.mark.quick
 def test_mistakes_are_refused_before_anything_is_queued(cluster: LocalCluster, tmp_path: Path, arguments: list[str], words: str) -> None:
     assert_refused(cluster, tmp_path / "run", words, *arguments)
 
 
 @pytest.mark.parametrize("state", ["DOWN", "DRAIN", "INACTIVE"])
+@pytest.mark.quick
 def test_a_partition_that_is_not_up_is_refused(cluster: LocalCluster, tmp_path: Path, state: str) -> None:
     cluster.set_partition("train", state)
     assert_refused(cluster, tmp_path / "run", f"cluster.train.partition='train': it is {state}")
@@ -80,6 +82,7 @@ def test_where_no_node_is_free_the_run_is_queued_all_the_same(cluster: LocalClus
     assert len(set(queued(cluster))) == 3
 
 
+@pytest.mark.quick
 def test_sbatch_gets_what_a_dry_run_shows(cluster: LocalCluster, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "a b" / "it's")
     arguments = ["allocation.num_devices=4", f"run.dir='{str(run.path).replace(chr(39), chr(92) + chr(39))}'", *LATER]
@@ -120,6 +123,7 @@ echo "$answer"
     yield f"{folder}:{os.environ['PATH']}"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_launcher_that_is_killed_between_submissions_loses_nothing(
         cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:

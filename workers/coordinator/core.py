@@ -83,6 +83,7 @@ class Coordinator:
         self.checkpoint: tuple[bytes, CheckpointRequest] | None = None
         self.ended: str | None = None
         self.left: str | None = None
+        self.left_in_order = False
         self.drain_reason = ""
         self.suspending = False
         self.last_progress = now
@@ -266,7 +267,7 @@ class Coordinator:
 
     def _trainer_gone(self, cause: str, in_order: bool) -> None:
         if in_order or self.replaceable:
-            self.left = cause
+            self.left, self.left_in_order = cause, in_order
         else:
             self.end(cause)
 

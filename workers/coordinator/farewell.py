@@ -51,7 +51,10 @@ class Farewell:
             await self._end(receiving)
             return 1 if self.core.ended else 0
         if self.core.drain_reason:
-            self.run.end(self.core.drain_reason, "coordinator", "drained")
+            if self.core.left_in_order:
+                self.run.end(self.core.drain_reason, "coordinator", "drained")
+            else:
+                self.run.end(f"{self.core.left}. That was while the run was being drained: it can be resumed from its last checkpoint", "coordinator")
             self.run.remove_weights(self.worker.config.weights.dir)
         reason = self.core.left or ""
         for peer in list(self.core.registry.workers):

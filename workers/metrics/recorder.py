@@ -31,14 +31,14 @@ class Recorder:
         self._files = {path.name: path for path in (run.metrics, run.evaluations, run.consumed)}
         for name, path in self._files.items():
             if path.exists():
-                os.truncate(path, (positions or {}).get(name, 0))
+                os.truncate(path, min(path.stat().st_size, (positions or {}).get(name, 0)))
         self._events = EventFileWriter(str(run.tensorboard))
         # TensorBoard then drops what an earlier incarnation has written for later steps.
         self._events.add_event(Event(step=step + 1, wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
 
     def positions(self) -> dict[str, int]:
-        """The length of each file, in bytes."""
-        return {name: path.stat().st_size if path.exists() else 0 for name, path in self._files.items()}
+        """The length of each file, in bytes, which are on disk then."""
+        return {name: _synced_size(path) for name, path in self._files.items()}
 
     def consumed(self, step: int, groups: list[int]) -> None:
         """Write which prompts the batch of `step` was made of."""
@@ -70,3 +70,10 @@ def _finite(value: Value) -> Value:
     # JSON knows no NaN or infinity.
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
+
+def _synced_size(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size

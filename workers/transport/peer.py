@@ -174,7 +174,7 @@ class Peer:
                     await self.beat()
                 case HeartbeatReply():
                     self._announced(message.announcement)
-                    if not message.known:
+                    if not message.known or not self._welcomed.is_set():  # a broken connection may have cost us the welcome
                         await self.register()
                 case Finish():
                     self.finish(message.cause)
