@@ -65,7 +65,7 @@ def python_command(part: RoleConfig, folders: list[str]) -> str:
 
 def srun_arguments(part: RoleConfig, folders: list[str]) -> list[str]:
     """What srun is told besides what sbatch was."""
-    arguments = ["--kill-on-bad-exit=1", "--open-mode=append"]
+    arguments = ["--kill-on-bad-exit=1", "--wait=0", "--open-mode=append"]
     if part.cpus_per_task:
         arguments.append(f"--cpus-per-task={part.cpus_per_task}")  # since SLURM 22.05 srun does not take this over from sbatch
     if part.container.kind is ContainerKind.pyxis:

@@ -9,6 +9,7 @@ newest epoch may publish one. A broken one is passed over, loudly, for the one b
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from workers.weights.manifest import FileEntry, digest_file
 MANIFEST = "manifest.json"
 COORDINATOR = "coordinator.msgpack"
 TRAINER = "trainer"
+RETRIES, RETRY_S = 4, 3.0
 
 
 class Fenced(RuntimeError):
@@ -59,6 +61,9 @@ def begin(run: RunFolder, version: Version) -> Path:
     """A new private folder for the parts of the checkpoint of `version`, with an empty folder for the trainer's."""
     folder = run.checkpoints / f".{version}.tmp"
     shutil.rmtree(folder, ignore_errors=True)
+    if run.newest_epoch() == version.epoch:
+        for leftover in run.checkpoints.glob(".*.tmp"):  # of incarnations that were killed while they saved
+            shutil.rmtree(leftover, ignore_errors=True)
     folder.mkdir(mode=0o700)
     (folder / TRAINER).mkdir(mode=0o700)
     return folder
@@ -88,7 +93,7 @@ def commit(run: RunFolder, folder: Path, version: Version, keep: int) -> Checkpo
 
 def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
     """What has been published, oldest first; not verified."""
-    versions = sorted(Version.parse(path.name) for path in run.checkpoints.iterdir() if not path.name.startswith("."))
+    versions = sorted(Version.parse(path.name) for path in run.checkpoints.iterdir() if re.fullmatch(r"\d+\.\d+", path.name))
     return [Checkpoint(run.checkpoints / str(version), version) for version in versions]
 
 
@@ -100,15 +105,26 @@ def _displaced(run: RunFolder) -> list[Checkpoint]:
 def newest(run: RunFolder) -> Checkpoint | None:
     """The newest checkpoint that is whole, or None. Broken ones are named on stdout and passed over."""
     for checkpoint in sorted([*all_checkpoints(run)[::-1], *_displaced(run)], key=lambda checkpoint: checkpoint.version, reverse=True):
-        problem = find_problem(checkpoint)
+        problem = _find_lasting_problem(checkpoint)
         if not problem:
             return checkpoint
         print(f"checkpoint {checkpoint.folder} is broken and is passed over: {problem}", flush=True)
     return None
 
 
+def _find_lasting_problem(checkpoint: Checkpoint) -> str:
+    """Shared storage may fail for a moment: then look again, before a good checkpoint is passed over."""
+    for _ in range(RETRIES):
+        try:
+            return find_problem(checkpoint)
+        except OSError as error:
+            problem = str(error)
+            time.sleep(RETRY_S)
+    return problem
+
+
 def find_problem(checkpoint: Checkpoint) -> str:
-    """What is wrong with a checkpoint, '' if it is whole: every file is compared with its digest."""
+    """What is wrong with a checkpoint, '' if it is whole: every file is compared with its digest. Raises OSError where that fails."""
     try:
         manifest = msgspec.json.decode((checkpoint.folder / MANIFEST).read_bytes(), type=CheckpointManifest)
         if manifest.version != checkpoint.version:
@@ -117,7 +133,7 @@ def find_problem(checkpoint: Checkpoint) -> str:
             path = checkpoint.folder / entry.name
             if path.stat().st_size != entry.size or digest_file(path) != entry.digest:
                 return f"{entry.name} is not what was written"
-    except (OSError, msgspec.MsgspecError, ValueError) as error:
+    except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError, ValueError) as error:
         return str(error)
     return ""
 
@@ -130,6 +146,6 @@ def _sync_folder(folder: Path) -> None:
 
 def _remove_old(run: RunFolder, keep: int) -> None:
     for checkpoint in all_checkpoints(run)[:-keep]:
-        shutil.rmtree(checkpoint.folder)
+        shutil.rmtree(checkpoint.folder, ignore_errors=True)
     for leftover in run.checkpoints.glob(".*"):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -72,6 +72,12 @@ def history(run: RunFolder) -> list[Incarnation]:
     return found
 
 
+def since_resumed(run: RunFolder) -> list[Incarnation]:
+    """The incarnations since the run was started or resumed: what crashed before that does not count any more."""
+    resumed_at = run.resumed_at()
+    return [incarnation for incarnation in history(run) if incarnation.claim.time > resumed_at]
+
+
 def consecutive_crashes(incarnations: list[Incarnation], step_now: int, requeued: set[str]) -> int:
     """How many incarnations in a row have crashed, or were killed, without a new checkpoint in between. Pure.
 

@@ -12,6 +12,8 @@ import psutil
 from workers.rundir import RunFolder
 
 _PR_SET_PDEATHSIG = 1
+PARENT_DIED = signal.SIGUSR1
+"""Tells a coordinator that its trainer is gone. Not SIGTERM, nor SIGUSR2: SLURM sends those to every process of a job."""
 TOLD_TO_END = "it was told to end by SIGTERM: its job was cancelled, or its parent has died"
 OUT_OF_TIME = "it was told to end by SIGUSR2: the time limit of its job is near, or its place is needed"
 

@@ -216,6 +216,11 @@ class RunFolder:
         except FileNotFoundError:
             return None
 
+    def resumed_at(self) -> float:
+        """When the run had ended the last time before it was resumed, seconds since 1970; 0 if it never was. Resuming keeps each
+        earlier outcome as outcome.N.json."""
+        return max((json.loads(path.read_bytes())["time"] for path in self.path.glob("outcome.*.json")), default=0.0)
+
     def request_stop(self, reason: str, drain: bool = False) -> None:
         """Ask the run to end; the coordinator looks for this every second. `drain`: save its state first, so that it can be resumed."""
         write_once(self.stop, json.dumps({"reason": reason, "drain": drain}).encode())

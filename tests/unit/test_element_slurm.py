@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -334,7 +336,7 @@ def test_the_pause_has_a_limit_and_ends_early_on_a_signal(trainer: TrainElement,
     assert trainer._may_begin(make_element()) and MAX_BACKOFF_S <= clock.slept < MAX_BACKOFF_S + 1
     trainer.signals.received = signal.SIGTERM
     clock.slept = 0.0
-    assert trainer._may_begin(make_element()) and clock.slept == 0
+    assert not trainer._may_begin(make_element()) and clock.slept == 0, "told to go before it has begun"
 
 
 def test_too_many_crashes_end_the_run_with_the_last_cause(trainer: TrainElement, command: Command, clock: Clock) -> None:
@@ -404,8 +406,31 @@ def test_whoever_was_fenced_off_has_not_crashed(trainer: TrainElement) -> None:
 
 def test_an_element_goes_on_from_the_newest_checkpoint(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert TrainElement(run, make_config(), make_element(), Signals()).step == 0
+    first = TrainElement(run, make_config(), make_element(), Signals())
+    first._begin()
+    assert first.step == 0 and first.restored is None and first.epoch == 1
+    save(run, Version(1, 4))
+    second = TrainElement(run, make_config(), make_element(), Signals())
+    second._begin()
+    assert second.step == 4 and second.restored is not None and second.restored.version == Version(1, 4)
+    assert second.epoch == 2 and incarnations.history(run)[-1].claim.step == 4
+
+
+def test_where_no_checkpoint_is_whole_nothing_begins_from_the_beginning(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     incarnations.claim(run, "", "", 0, "node", 1, 0)
     save(run, Version(1, 4))
+    for path in run.checkpoints.rglob("*.msgpack"):
+        path.write_bytes(b"")
     begun = TrainElement(run, make_config(), make_element(), Signals())
-    assert begun.step == 4 and begun.restored is not None and begun.restored.version == Version(1, 4)
+    with pytest.raises(SystemExit):
+        begun._begin()
+    end = incarnations.history(run)[-1].end
+    assert end is not None and end.how == "crashed" and "none of the 1 checkpoints" in end.cause
+
+
+def test_what_crashed_before_a_resume_does_not_count(trainer: TrainElement, command: Command, clock: Clock) -> None:
+    command("squeue")
+    crash(trainer.run, 3)
+    (trainer.run.path / "outcome.1.json").write_text(json.dumps({"time": time.time()}))
+    assert trainer._may_begin(make_element()) and clock.slept == 0

@@ -109,7 +109,7 @@ def test_the_command_that_runs_python() -> None:
     pyxis = RoleConfig(container=ContainerConfig(ContainerKind.pyxis, "nvcr.io#x", ["/m:/m"], ["--no-container-remap-root"]),
                        srun_args=["--mpi=pmix"])
     assert python_command(pyxis, ["/r"]) == "python3"
-    assert srun_arguments(pyxis, ["/r"]) == ["--kill-on-bad-exit=1", "--open-mode=append", "--container-image=nvcr.io#x",
+    assert srun_arguments(pyxis, ["/r"]) == ["--kill-on-bad-exit=1", "--wait=0", "--open-mode=append", "--container-image=nvcr.io#x",
                                              "--container-mounts=/r:/r,/m:/m", "--no-container-remap-root", "--mpi=pmix"]
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from workers.coordinator.worker import CoordinatorWorker
 
 FAREWELL_S = 15.0
+CANCEL_S = 5.0
 
 
 def cancel_waiting(core: Coordinator, run: RunFolder) -> None:
@@ -51,6 +52,8 @@ class Farewell:
             await self._end(receiving)
             return 1 if self.core.ended else 0
         if self.core.drain_reason:
+            if self.run.newest_epoch() != self.core.epoch:
+                return 0
             if self.core.left_in_order:
                 self.run.end(self.core.drain_reason, "coordinator", "drained")
             else:
@@ -65,7 +68,8 @@ class Farewell:
         seconds = self.worker.seconds
         if self.core.ended:
             self.run.end(self.core.ended, "coordinator")
-        await asyncio.to_thread(cancel_waiting, self.core, self.run)
+        cancelling = asyncio.create_task(asyncio.to_thread(cancel_waiting, self.core, self.run))
+        await asyncio.wait([cancelling], timeout=CANCEL_S)  # no longer: the workers must hear of us
         deadline = time.monotonic() + FAREWELL_S
         told: set[bytes] = set()
         while workers := self.core.registry.workers:
@@ -81,6 +85,7 @@ class Farewell:
             self.core.tick(time.monotonic())
             self.core.outbox.clear()
         receiving.cancel()
+        await asyncio.wait([cancelling], timeout=FAREWELL_S)
         self.run.end(self.core.ended or "", "coordinator")
         summary = reporting.summary(self.core, self.worker.evaluations, seconds)
         write_atomic(self.run.summary, json.dumps(summary, indent=2).encode() + b"\n")

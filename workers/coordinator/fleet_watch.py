@@ -16,6 +16,7 @@ from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
 
 INTERVAL_S = 5.0
+LACKING_S = 30.0
 SILENT_HEARTBEATS = 3
 ALIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "RESIZING", "SIGNALING")
 
@@ -28,19 +29,24 @@ class FleetWatch:
 
     async def watch(self) -> None:
         """For as long as the coordinator lives; does nothing outside SLURM."""
+        next_look = 0.0
         while self._core.replaceable:
             await asyncio.sleep(INTERVAL_S)
             now, limit = time.monotonic(), SILENT_HEARTBEATS * self._core.config.transport.heartbeat_s
             silent = [worker for worker in self._core.registry.of(Role.rollout) if worker.job and now - worker.last_heard > limit]
             lacking = len(self._core.registry.ready()) < self._core.config.allocation.min_replicas
-            if not silent and not lacking:
+            if not silent and not (lacking and now >= next_look):
                 continue
+            next_look = now + LACKING_S
             try:
                 states = await asyncio.to_thread(slurm.states, self._run.arrays("inference"))
             except SlurmError as error:
                 print(f"SLURM could not be asked about silent workers: {error}", flush=True)
                 continue
             self._core.replicas_expected = bool(states)
+            if lacking:  # some may have gone back to the queue, held, just when this training job started
+                for array in self._run.arrays("inference"):
+                    await asyncio.to_thread(slurm.release, array)
             for worker in silent:
                 if states.get(worker.job, "gone") not in ALIVE:
                     self._core.lost(worker, f"SLURM says that its element {worker.job} is {states.get(worker.job, 'gone')}")

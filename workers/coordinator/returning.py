@@ -46,6 +46,7 @@ class Returning:
     def adopt(self, peer: bytes, leases: list[HeldLease], now: float) -> list[Acknowledged]:
         """A worker registers: take over what it holds; returns what it is to give up. The rest of what was thought to be its is lost."""
         self._expected.discard(peer)
+        self._give_back_lost(peer, leases, now, 0)  # first: it makes room for what the worker does hold
         unwanted = []
         for held in leases:
             if held.purpose is Purpose.evaluation:
@@ -54,7 +55,6 @@ class Returning:
                 wanted = self._take_over(peer, held, self.lineage.step_of(held.version))
             if not wanted:
                 unwanted.append(Acknowledged(held.group_id, held.attempt, False))
-        self._give_back_lost(peer, leases, now, 0)
         return unwanted
 
     def reconcile(self, peer: bytes, leases: list[HeldLease], now: float) -> list[Acknowledged]:

@@ -35,7 +35,7 @@ from workers.files import read_lines, write_atomic
 from workers.messages.codec import MessageError
 from workers.messages.types import CheckpointPart, Refused
 from workers.metrics.recorder import Recorder
-from workers.processes import end_with_parent, enlist
+from workers.processes import PARENT_DIED, end_with_parent, enlist
 from workers.rundir import RunFolder, RunFolderError
 from workers.transport.interface import address_of
 from workers.transport.keys import read_keys
@@ -62,7 +62,8 @@ class CoordinatorWorker:
         self._started = time.monotonic() - (snapshot.seconds if snapshot else 0.0)
         self._fleet_watch = FleetWatch(run, self.core)
         self._saved: tuple[int, float] | None = (snapshot.step, time.monotonic()) if snapshot else None
-        self._next_status = 0.0
+        self._next_status = self._next_tick = 0.0
+        self._cancelling: asyncio.Task[None] | None = None
 
     @property
     def seconds(self) -> float:
@@ -72,7 +73,7 @@ class CoordinatorWorker:
     async def serve(self) -> int:
         """Coordinate until the run ends or this incarnation goes away; returns the exit status."""
         core = self.core
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._told_to_end)
+        asyncio.get_running_loop().add_signal_handler(PARENT_DIED, self._told_to_end)
         self.spilled.absorb()
         publish(self.run, Address(self.epoch, self.sockets.router_endpoint, self.sockets.publisher_endpoint))
         receiving = asyncio.create_task(self.sockets.receive())
@@ -117,15 +118,22 @@ class CoordinatorWorker:
         (peer, request), self.core.checkpoint = self.core.checkpoint, None
         self.record()
         content = self.core.snapshot(self.seconds, self.recorder.positions()).encode()
-        write_atomic(Path(request.folder) / COORDINATOR, content)
+        try:
+            write_atomic(Path(request.folder) / COORDINATOR, content)
+        except OSError as error:  # the trainer waits in vain, and says so
+            print(f"the coordinator's part of the checkpoint of step {request.step} cannot be written: {error}", flush=True)
+            return
         self._saved = (request.step, time.monotonic())
         self.spilled.in_checkpoint()
         self.core.outbox.append((peer, CheckpointPart(request.step, COORDINATOR, blake3(content).hexdigest())))
 
     def _look_around(self) -> None:
         now, core = time.monotonic(), self.core
-        core.tick(now)
         self.record()
+        if now < self._next_tick:
+            return
+        self._next_tick = now + TICK_S / 2
+        core.tick(now)
         if now < self._next_status:
             return
         self._next_status = now + 1.0
@@ -138,7 +146,7 @@ class CoordinatorWorker:
             core.end(outcome["cause"] or "the run was ended from outside")
         elif (stop := self.run.stop_requested()) is not None:
             if stop["drain"] and not core.drain_reason:
-                cancel_waiting(core, self.run)
+                self._cancelling = asyncio.create_task(asyncio.to_thread(cancel_waiting, core, self.run))
                 core.drain(stop["reason"], now)
             elif stop["drain"]:
                 pass  # under way
@@ -180,8 +188,9 @@ class CoordinatorWorker:
 def main(run_path: Path, parent: int, epoch: int, checkpoint: Path | None) -> int:
     """Run one coordinator; exit status 0 if it ended in order, 1 otherwise."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # SLURM tells every process of a job; the trainer decides
-    end_with_parent(parent, signal.SIGTERM)
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # SLURM tells every process of a job; the trainer decides
+    end_with_parent(parent, PARENT_DIED)
     run = RunFolder.open(run_path)
     enlist(run)
 

@@ -25,6 +25,8 @@ from workers.slurm import SlurmElement
 from workers.submission import SubmissionWatch
 
 LOOK_S = 5.0
+SOON_S = 180.0
+MAX_PAUSE_S = 300.0
 
 
 def run_rollout(run: RunFolder, config: Config) -> str:
@@ -37,7 +39,7 @@ def run_rollout(run: RunFolder, config: Config) -> str:
 
 
 async def _work(run: RunFolder, config: Config, element: SlurmElement | None) -> Ending:
-    worker = RolloutWorker(run, config)
+    worker, started = RolloutWorker(run, config), time.monotonic()
     watching = asyncio.create_task(_watch_submission(run))
     try:
         return await worker.work()
@@ -45,11 +47,18 @@ async def _work(run: RunFolder, config: Config, element: SlurmElement | None) ->
         # With a coordinator it is for that one to say what follows; without one nobody else could.
         if element is None and not worker.in_touch:
             run.end(f"a rollout worker (process {os.getpid()}) failed without a coordinator to tell: {first_cause(error)}", "rollout")
-        elif not worker.in_touch:
-            await asyncio.sleep(config.cluster.crash_backoff_s)  # the next element would most likely fail alike
+        elif element is not None and not isinstance(error, asyncio.CancelledError) and time.monotonic() - started < SOON_S:
+            await _pause(run, min(MAX_PAUSE_S, 6 * config.cluster.crash_backoff_s))  # the next element here would most likely fail alike
         raise
     finally:
         watching.cancel()
+
+
+async def _pause(run: RunFolder, seconds: float) -> None:
+    print(f"failed soon after its start: this element stays for {seconds:g} s, so that a bad node does not use up the array", flush=True)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and run.ended() is None and run.stop_requested() is None:
+        await asyncio.sleep(1.0)
 
 
 async def _watch_submission(run: RunFolder) -> None:

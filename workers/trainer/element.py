@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from workers.trainer.worker import TrainerWorker
 
 MAX_BACKOFF_S = 300.0
+PREDECESSOR_S = 40.0
+"""A little more than SLURM's usual KillWait."""
 
 
 class TrainElement:
@@ -39,7 +41,7 @@ class TrainElement:
 
     def __init__(self, run: RunFolder, config: Config, element: SlurmElement | None, signals: Signals) -> None:
         self.run, self.config, self.element, self.signals = run, config, element, signals
-        self.restored = checkpoints.newest(run)
+        self.restored: Checkpoint | None = None
         self.epoch = 0
         self._trainer: TrainerWorker | None = None
 
@@ -53,13 +55,8 @@ class TrainElement:
     def live(self) -> str:
         """Train until the run or this element is over; returns the run's cause if it has ended. Raises what broke."""
         if self.element is not None and not self._may_begin(self.element):
-            if (outcome := self.run.ended()) is None:
-                return ""
-            self.run.remove_weights(self.config.weights.dir)  # of an incarnation that was killed
-            return outcome["cause"]
-        job, name, restarts = (self.element.job, self.element.name, self.element.restarts) if self.element else ("", "", 0)
-        self.epoch = incarnations.claim(self.run, name, job, restarts, socket.gethostname(), os.getpid(), self.step)
-        print(f"epoch {self.epoch} begins with step {self.step}", flush=True)
+            return self._leave_before_beginning(self.element)
+        self._begin()
         # The coordinator starts first: it and the rollout workers get ready while Megatron is being imported.
         link = CoordinatorLink(self.run, self.config, self.epoch, self.restored.coordinator if self.restored else None, self.signals, self._crashed)
         if self.element is not None:
@@ -79,6 +76,20 @@ class TrainElement:
         link.close(how if how in incarnations.IN_ORDER and how not in ("finished", "stopped") else "")
         return self._follow_up(how, cause)
 
+    def _begin(self) -> None:
+        """Claim the next epoch, and only then choose the checkpoint to go on from: nobody else publishes one any more."""
+        published = checkpoints.all_checkpoints(self.run)
+        job, name, restarts = (self.element.job, self.element.name, self.element.restarts) if self.element else ("", "", 0)
+        self.epoch = incarnations.claim(self.run, name, job, restarts, socket.gethostname(), os.getpid(),
+                                        published[-1].version.step if published else 0)
+        self.restored = checkpoints.newest(self.run)
+        if published and self.restored is None:
+            self._crashed(f"none of the {len(published)} checkpoints in {self.run.checkpoints} is whole. Remove them to begin from step 0")
+            if self.element is None:
+                self.run.end(f"none of the {len(published)} checkpoints in {self.run.checkpoints} is whole", "trainer")
+            sys.exit(1)
+        print(f"epoch {self.epoch} begins with step {self.step}", flush=True)
+
     def _train(self, link: CoordinatorLink, restored: Checkpoint | None) -> tuple[str, str]:
         from workers.trainer import ranks
         from workers.trainer.worker import TrainerWorker
@@ -93,11 +104,12 @@ class TrainElement:
     def _may_begin(self, element: SlurmElement) -> bool:
         """Wait until the run is submitted whole. Count the crashes in a row: too many end the run, one or more are followed by a pause."""
         watch = SubmissionWatch(self.run)
-        while not watch.is_whole():
+        while not watch.is_whole() and self.signals.received is None:
             time.sleep(0.5)
-        past = incarnations.history(self.run)
+        self._wait_for_predecessor()
+        past = incarnations.since_resumed(self.run)
         waiting = {job for job, state in self._own_states().items() if state in ("PENDING", "REQUEUED", "REQUEUE_HOLD")}
-        crashes = incarnations.consecutive_crashes(past, self.step if self.restored else 0, waiting)
+        crashes = incarnations.consecutive_crashes(past, self._saved_step(), waiting)
         if crashes >= self.config.cluster.max_consecutive_crashes:
             self._give_up(crashes, past[-1].end.cause if past and past[-1].end else "killed without a word")
             return False
@@ -107,7 +119,32 @@ class TrainElement:
             deadline = time.monotonic() + pause
             while time.monotonic() < deadline and self.run.ended() is None and self.signals.received is None:
                 time.sleep(0.5)
-        return self.run.ended() is None
+        return self.run.ended() is None and self.signals.received is None
+
+    def _wait_for_predecessor(self) -> None:
+        """SLURM starts the next element while one that was told to end is still saving: claiming now would fence it off."""
+        past = incarnations.history(self.run)
+        if not past or past[-1].end is not None:
+            return
+        last = past[-1].claim
+        deadline = time.monotonic() + PREDECESSOR_S
+        while time.monotonic() < deadline and self.signals.received is None and self._own_states().get(last.job) in ("RUNNING", "COMPLETING"):
+            if incarnations.history(self.run)[-1].end is not None:
+                return
+            time.sleep(1.0)
+
+    def _leave_before_beginning(self, element: SlurmElement) -> str:
+        if (outcome := self.run.ended()) is not None:
+            self.run.remove_weights(self.config.weights.dir)  # of an incarnation that was killed
+            return outcome["cause"]
+        if self.signals.received is not None and slurm.is_to_come_back(
+                element, self.signals.received, self.signals.at, self.config.cluster.signal_delay_s):
+            slurm.requeue(element.job)
+        return ""
+
+    def _saved_step(self) -> int:
+        published = checkpoints.all_checkpoints(self.run)
+        return published[-1].version.step if published else -1
 
     def _own_states(self) -> dict[str, str]:
         try:
@@ -132,12 +169,12 @@ class TrainElement:
         return "walltime" if self.signals.received is signal.SIGUSR2 else "terminated"
 
     def _record(self, how: str, cause: str) -> None:
-        newest = checkpoints.all_checkpoints(self.run)
-        incarnations.record_end(self.run, self.epoch, how, cause, self.step, newest[-1].version.step if newest else -1)
+        incarnations.record_end(self.run, self.epoch, how, cause, self.step, self._saved_step())
 
     def _crashed(self, cause: str) -> None:
         """Put a crash on record; called from any thread of the link."""
-        if self.run.ended() is not None:
+        if (outcome := self.run.ended()) is not None:
+            self._record("stopped", outcome["cause"])
             return
         if self.run.newest_epoch() != self.epoch:
             self._record("fenced", cause)
@@ -145,8 +182,7 @@ class TrainElement:
         self._record("crashed", cause)
         if self.element is None:
             return
-        newest = checkpoints.all_checkpoints(self.run)
-        crashes = incarnations.consecutive_crashes(incarnations.history(self.run), newest[-1].version.step if newest else 0, set())
+        crashes = incarnations.consecutive_crashes(incarnations.since_resumed(self.run), self._saved_step(), set())
         if crashes >= self.config.cluster.max_consecutive_crashes:
             self._give_up(crashes, cause)
 

@@ -37,7 +37,7 @@ from workers.messages.types import (
     StepFinished,
     WorkerFailed,
 )
-from workers.processes import OUT_OF_TIME, TOLD_TO_END, describe_exit, first_cause
+from workers.processes import OUT_OF_TIME, PARENT_DIED, TOLD_TO_END, describe_exit, first_cause
 from workers.rundir import RunFolder
 from workers.signals import Signals
 from workers.transport.peer import Peer
@@ -151,7 +151,7 @@ class CoordinatorLink:
         try:
             status = self._coordinator.wait(JOIN_S)
         except subprocess.TimeoutExpired:
-            self._coordinator.terminate()
+            self._coordinator.kill()
             status = self._coordinator.wait()
         if not self._replaceable or self._run.ended() is not None:
             self._run.remove_weights(self._config.weights.dir)
@@ -232,7 +232,8 @@ class CoordinatorLink:
         if self._left.wait(GRACE_S):
             return
         self._thread.join(GRACE_S)  # lets Goodbye leave
-        self._coordinator.terminate()
+        self._crashed("the run has ended, and the trainer with it in the middle of a step")
+        self._coordinator.send_signal(PARENT_DIED)
         if not self._replaceable or self._run.ended() is not None:
             self._run.remove_weights(self._config.weights.dir)
         os._exit(1)

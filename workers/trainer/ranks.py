@@ -8,6 +8,7 @@ A rank that dies ends the element: srun kills the others (--kill-on-bad-exit), a
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from pathlib import Path
@@ -23,13 +24,14 @@ from workers.rundir import RunFolder
 from workers.signals import Signals
 from workers.slurm import SlurmElement
 from workers.trainer.megatron import process_group
+from workers.trainer.megatron.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.gang import Gang
 from workers.trainer.megatron.stop import StepAbandoned
 from workers.trainer.train_batch import train_batch
 from workers.transport.interface import address_of, interface_of
 
-MEET_S = 600.0
+MEET_S = 3600.0
 IDLE_S = 60.0
 MAX_BYTES = 1 << 40
 
@@ -97,7 +99,8 @@ def follow(run: RunFolder, config: Config, element: SlurmElement, signals: Signa
                 except StepAbandoned:
                     continue
             case CheckpointRequest():
-                engine.save_state(Path(message.folder) / checkpoints.TRAINER)
+                with contextlib.suppress(CheckpointError):  # rank 0 has the same one, and decides
+                    engine.save_state(Path(message.folder) / checkpoints.TRAINER)
             case Finish():
                 return message.cause
 
@@ -114,5 +117,5 @@ def _wait_for_meeting(run: RunFolder, element: SlurmElement) -> Meeting | None:
             return msgspec.json.decode(path.read_bytes(), type=Meeting)
         if run.ended() is not None:
             return None
-        time.sleep(0.2)
+        time.sleep(1.0)
     raise RanksError(f"rank {element.rank} of job {element.name}: rank 0 has not said where to meet in {MEET_S:g} s. Look at the element's log")

@@ -22,6 +22,7 @@ from workers.config import Config
 from workers.messages.types import Batch, CheckpointRequest, Finish, Message, Version
 from workers.rundir import RunFolder
 from workers.trainer.link import CoordinatorLink, DrainRequested, RunEnded
+from workers.trainer.megatron.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.model import DTYPES
 from workers.trainer.megatron.stop import StepAbandoned
@@ -62,7 +63,7 @@ class TrainerWorker:
             while True:
                 self._step()
                 if self._checkpoint_due():
-                    self._save(final=False)
+                    self._save_if_possible()
         except RunEnded as end:
             self._tell(Finish(str(end)))
             if not str(end) and self.config.trainer.export_final:
@@ -80,10 +81,9 @@ class TrainerWorker:
             if self._published:
                 self._save(final=True)
             self._tell(Finish(self._link.drain_reason))
-        except RunEnded as end:
-            return Ending("ended" if str(end) else "finished", str(end))
-        except Fenced as error:
-            return Ending("fenced", str(error))
+        except (RunEnded, Fenced) as end:
+            self._tell(Finish(str(end)))
+            return Ending("fenced" if isinstance(end, Fenced) else "ended" if str(end) else "finished", str(end))
         return Ending("drained", self._link.drain_reason)
 
     def _step(self) -> None:
@@ -118,6 +118,14 @@ class TrainerWorker:
         by_time = config.every_minutes and time.monotonic() - self._saved_at >= 60 * config.every_minutes
         return bool(by_time) or bool(config.every_steps and steps >= config.every_steps)
 
+    def _save_if_possible(self) -> None:
+        """A checkpoint that cannot be written (a full disk) is no reason to stop: say so, and try again when the next one is due."""
+        try:
+            self._save(final=False)
+        except (CheckpointError, OSError) as error:
+            print(f"the checkpoint of step {self.version.step} could not be written, training goes on without it: {error}", flush=True)
+            self._saved_at, self._saved_step = time.monotonic(), self.version.step
+
     def _save(self, final: bool) -> None:
         """Write the checkpoint of this step: every rank's part and the coordinator's, published as one."""
         folder = checkpoints.begin(self.run, self.version)
@@ -133,6 +141,8 @@ class TrainerWorker:
     def _export(self) -> None:
         """Write the trained model as a Hugging Face folder into the run folder."""
         model, final = Path(self.config.model.path), self.run.final_model.with_suffix(".tmp")
+        for earlier in (final, self.run.final_model):  # of an incarnation that was killed at this point
+            shutil.rmtree(earlier, ignore_errors=True)
         final.mkdir(mode=0o700)
         write_hf_folder(final, self._engine.iter_hf_tensors(), model, DTYPES[self.config.trainer.dtype])
         for name in TOKENIZER_FILES:
