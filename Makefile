@@ -51,6 +51,7 @@ lint: $(READY)  ## ruff and mypy
 benchmarks: $(READY)  ## each prints its ratio as one JSON object on its last line
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.async_vs_sync
+	$(BIN)/python -m benchmarks.slurm
 
 dry-run: $(READY)  ## print the plan and what would be submitted
 	$(BIN)/headway --dry-run experiment=$(EXPERIMENT) $(ARGS)
