@@ -79,6 +79,10 @@ def main() -> None:
         import importlib
 
         sys.exit(importlib.import_module(f"launcher.{arguments[0]}").main(arguments[1:]))
+    if not CONF.is_dir():
+        print(f"headway: {CONF}: not found; the configuration stands beside the package. "
+              "Install with `pip install -e .` from the checkout, not a copy of the packages", file=sys.stderr)
+        sys.exit(USER_ERROR)
     sys.argv[1:] = in_order(arguments)
     register()
     try:

@@ -1,7 +1,7 @@
 """What a run has done and used so far, from its folder and from SLURM's accounting. Pure, but for reading the run folder.
 
-GPU-hours used: elapsed time * GPUs, over every incarnation of every element (a requeued element has several). Where no GPUs are
-allocated, an element counts as one.
+GPU-hours used: elapsed time * GPUs, over every incarnation of every element (a requeued element has several). Where accounting has
+no GPUs on record, an element has those that were asked for at submission (jobs.json); where none were, it counts as one.
 
 GPU-hours wasted, of those: training that had to be done again, and inference without work.
 - A training incarnation that ended by a fault loses what came after its last checkpoint. With the steps on record (epochs/*.end)
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.slurm import HistoryEntry
@@ -64,18 +65,47 @@ def describe(life: Incarnation) -> str:
     return f"{who}: {life.end.how} at step {life.end.step}, {saved}" + (f": {life.end.cause}" if life.end.cause else "")
 
 
-def training_hours(lives: list[Incarnation], now: float) -> float:
-    """Wall time that training has had. A life without an end on record lasted at most until the next began."""
-    ends = [life.claim.time for life in lives[1:]] + [now]
-    return sum(max(0.0, (life.end.time if life.end else following) - life.claim.time) for life, following in zip(lives, ends, strict=False)) / 3600
+def last_sign(run: RunFolder, checkpoint: Checkpoint | None) -> float:
+    """When training was last seen to be alive, seconds since 1970: by its newest checkpoint or by status.json; 0 if never."""
+    times = [0.0 if checkpoint is None else checkpoint.time]
+    with contextlib.suppress(FileNotFoundError):
+        times.append(json.loads(run.status.read_bytes()).get("time", 0.0))
+    return max(times)
 
 
-def account(lives: list[Incarnation], history: dict[str, list[HistoryEntry]], checkpoint: Checkpoint | None, rollout_idle_s: float) -> Hours:
-    """GPU-hours as this file's head defines them; `history` by role."""
-    has_gpus = any(entry.num_gpus for entries in history.values() for entry in entries)
+def training_hours(lives: list[Incarnation], now: float, history: Sequence[HistoryEntry] = (), running: Collection[str] = (),
+                   seen: float | None = None) -> float:
+    """Wall time that training has had.
+
+    A life without an end on record lasted until the next claim, until its element ended (`history`, of training), or until it was last
+    `seen` (None: not known), unless its element is one of those `running`: whichever was first.
+    """
+    total = 0.0
+    for life, following in itertools.zip_longest(lives, lives[1:]):
+        total += max(0.0, (life.end.time if life.end else _latest_end(life, following, now, history, running, seen)) - life.claim.time)
+    return total / 3600
+
+
+def _latest_end(life: Incarnation, following: Incarnation | None, now: float, history: Sequence[HistoryEntry], running: Collection[str],
+                seen: float | None) -> float:
+    entry = _entry_of(life, history)
+    bounds = [now, None if following is None else following.claim.time, None if entry is None else entry.end,
+              None if life.claim.element in running else seen]
+    return min(bound for bound in bounds if bound is not None)
+
+
+def account(lives: list[Incarnation], history: dict[str, list[HistoryEntry]], checkpoint: Checkpoint | None, rollout_idle_s: float,
+            gpus: Mapping[str, int] | None = None) -> Hours:
+    """GPU-hours as this file's head defines them; `history` by role, `gpus` that an element of each array asked for, by the array's id."""
+    asked = gpus or {}
+
+    def gpus_of(entry: HistoryEntry) -> int:
+        return entry.num_gpus or asked.get(entry.array_job_id, 0)
+
+    has_gpus = any(gpus_of(entry) for entries in history.values() for entry in entries)
 
     def devices(entry: HistoryEntry) -> int:
-        return entry.num_gpus if has_gpus else 1
+        return gpus_of(entry) if has_gpus else 1
 
     spent = {role: sum(entry.elapsed_s * devices(entry) for entry in entries) for role, entries in history.items()}
     wasted = 0.0
@@ -89,7 +119,7 @@ def account(lives: list[Incarnation], history: dict[str, list[HistoryEntry]], ch
                  "GPU-hours" if has_gpus else "element-hours")
 
 
-def _entry_of(life: Incarnation, history: list[HistoryEntry]) -> HistoryEntry | None:
+def _entry_of(life: Incarnation, history: Sequence[HistoryEntry]) -> HistoryEntry | None:
     """Accounting's record of this incarnation: the last one of its element that began before it claimed its epoch."""
     begun = [entry for entry in history if entry.element == life.claim.element and entry.start is not None and entry.start <= life.claim.time + 1]
     return max(begun, key=lambda entry: entry.start or 0.0, default=None)
@@ -107,3 +137,8 @@ def _lost_s(life: Incarnation, following: Incarnation | None, entry: HistoryEntr
     if checkpoint is not None and checkpoint.epoch == life.claim.epoch and entry.end is not None:
         return max(0.0, entry.end - checkpoint.time)
     return entry.elapsed_s if following is not None and following.claim.step == first else 0.0
+
+
+def gpus_per_element(run: RunFolder) -> dict[str, int]:
+    """How many GPUs an element of each array asked for, by the array's id: for clusters whose accounting does not count GPUs."""
+    return {array["job_id"]: array.get("gpus_per_element", 0) for array in run.submission().get("arrays", []) if array["job_id"]}

@@ -55,10 +55,13 @@ def attached(run: RunFolder, detach: bool) -> Iterator[None]:
         yield
         return
     descriptor = os.open(run.launcher_lock, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:  # a file system without locks: then nobody can tell whether this process lives
+        run.launcher_lock.unlink()
     try:
         yield
-        run.launcher_lock.unlink()
+        run.launcher_lock.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
 

@@ -72,7 +72,10 @@ class ContainerConfig:
 
 @dataclass
 class RoleConfig:
-    """What one job of a role asks for. Any other option of sbatch stands in `sbatch` (an empty value: an option without one)."""
+    """What one job of a role asks for. Any other option of sbatch stands in `sbatch` (an empty value: an option without one).
+
+    `pythonpath`: where Python looks besides; the launcher fills it in from the shell that starts the run, and keeps it for later jobs.
+    """
 
     partition: str = ""
     account: str = ""
@@ -92,6 +95,7 @@ class RoleConfig:
     setup: list[str] = field(default_factory=list)
     container: ContainerConfig = field(default_factory=ContainerConfig)
     python: str = ""
+    pythonpath: str = ""
     srun_args: list[str] = field(default_factory=list)
     sbatch: dict[str, str] = field(default_factory=dict)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from launcher import slurm
-from launcher.accounting import Checkpoint, account, describe, newest_checkpoint
+from launcher.accounting import Checkpoint, account, describe, gpus_per_element, last_sign, newest_checkpoint, training_hours
 from launcher.living import ROLES, job_ids
 from launcher.slurm import HistoryEntry, QueueEntry
 from launcher.states import Meaning
@@ -25,7 +25,8 @@ NUM_LIVES = 5
 
 @dataclass(frozen=True)
 class Facts:
-    """The elements of a run by role: in the queue, and ended. `no_history`: why accounting says nothing."""
+    """The elements of a run by role: in the queue, and ended. `no_history`: why accounting says nothing; `seen`: when training was last
+    seen to be alive, None if not known; `gpus` that an element of each array asked for, by the array's id."""
 
     time: float
     queue: dict[str, list[QueueEntry]]
@@ -33,6 +34,14 @@ class Facts:
     no_history: str
     lives: list[Incarnation]
     checkpoint: Checkpoint | None
+    seen: float | None = None
+    gpus: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def training_hours(self) -> float:
+        """Wall time that training has had."""
+        running = {entry.element for entry in self.queue["train"] if not entry.state.waiting}
+        return training_hours(self.lives, self.time, self.history["train"], running, self.seen)
 
 
 class Observer:
@@ -62,12 +71,14 @@ class Observer:
             except SlurmError as error:
                 self._no_history = str(error)
         queue = {role: [entry for entry in entries if entry.array_job_id in ids[role]] for role in ROLES}
-        return Facts(now, queue, self._history, self._no_history, incarnations.history(self.run), newest_checkpoint(self.run))
+        checkpoint = newest_checkpoint(self.run)
+        return Facts(now, queue, self._history, self._no_history, incarnations.history(self.run), checkpoint, last_sign(self.run, checkpoint),
+                     gpus_per_element(self.run))
 
 
 def figures(facts: Facts, rollout_idle_s: float) -> dict:
     """The facts as JSON-ready figures: 'roles', 'hours', 'lives' (the newest), 'checkpoint', 'no_accounting'."""
-    hours = account(facts.lives, facts.history, facts.checkpoint, rollout_idle_s)
+    hours = account(facts.lives, facts.history, facts.checkpoint, rollout_idle_s, facts.gpus)
     saved = facts.checkpoint
     return {
         "roles": {role: _role(facts, role) for role in ROLES},

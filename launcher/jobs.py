@@ -14,9 +14,9 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from launcher.partition import Plan
+from launcher.partition import Plan, split
 from launcher.schema import FullConfig
-from workers.config import ClusterKind, ConfigError, require
+from workers.config import AllocationConfig, ClusterKind, ConfigError, require
 from workers.entry import Element
 from workers.rundir import RunFolder
 
@@ -61,12 +61,12 @@ def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, 
     if per_node and plan.replica_size > per_node and config.cluster.kind is ClusterKind.slurm:
         raise ConfigError(f"allocation.replica_size={plan.replica_size}: a replica must fit on one node, and allocation.devices_per_node={per_node}. "
                           f"Use allocation.replica_size={per_node} or less")
-    nodes = math.ceil(plan.num_train_devices / per_node) if per_node else 1
+    nodes = num_train_nodes(plan, per_node)
     if plan.num_train_devices % nodes:
+        near = " or ".join(map(str, even_sizes(config.allocation)))
         raise ConfigError(f"allocation.num_devices={plan.num_devices}: leaves {plan.num_train_devices} devices to training, which do not spread "
-                          f"evenly over {nodes} nodes of {per_node}. Use allocation.num_devices="
-                          f"{plan.num_devices - plan.num_train_devices % per_node}, "
-                          "or another allocation.inference_fraction")
+                          f"evenly over {nodes} nodes of {per_node}. Use {f'allocation.num_devices={near}, or ' if near else ''}"
+                          "another allocation.inference_fraction")
     on_slurm = config.cluster.kind is ClusterKind.slurm
     require(not on_slurm or not {"%", "\n"} & set(str(run.path)), "run.dir", str(run.path), "must hold neither '%' nor a line break",
             "SLURM replaces patterns such as %j in the paths of its logs: choose another folder")
@@ -78,6 +78,25 @@ def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, 
 
     return (spec("inference", "rollout", plan.num_replicas, 1, plan.replica_size, 1),
             spec("train", "train", 1, nodes, plan.num_train_devices // nodes, config.trainer.num_threads))
+
+
+def num_train_nodes(plan: Plan, per_node: int) -> int:
+    """How many nodes of `per_node` devices training takes (0: all is on one node)."""
+    return math.ceil(plan.num_train_devices / per_node) if per_node else 1
+
+
+def even_sizes(allocation: AllocationConfig) -> list[int]:
+    """The nearest numbers of devices, below and above, of which training's part spreads evenly over nodes."""
+    def is_even(number: int) -> bool:
+        try:
+            plan = split(dataclasses.replace(allocation, num_devices=number))
+        except ConfigError:
+            return False
+        return plan.num_train_devices % num_train_nodes(plan, allocation.devices_per_node) == 0
+
+    devices = allocation.num_devices
+    found = [next(filter(is_even, numbers), None) for numbers in (range(devices - 1, 0, -1), range(devices + 1, 2 * devices + 1))]
+    return [number for number in found if number is not None]
 
 
 def num_chunks(config: FullConfig, role: str) -> int:

@@ -1,16 +1,17 @@
 """What keeps a run on SLURM going: decisions only, no commands and no clock. launcher/watch.py looks, asks `decide`, and acts.
 
     nothing of a role in the queue, run not over     Submit: a new array (elements were used up, or a later wave is due)
+    ... but one of it was never answered by sbatch   nothing, for UNANSWERED_S: SLURM may queue it yet
     ... again and again without any progress         End: something fails before the run's own counting of crashes begins
     ... and training has had run.max_hours           End: used up
     elements failed twice on a node                  Exclude the node, unless that would leave too few
-    inference held while training runs               Release (training releases them when it starts; one may be held just after)
+    inference held by idle ones while training runs  Release (training releases them when it starts; one may be held just after)
     run over, elements still pending                 CancelPending
     an element ended by a fault                      Tell
 
-Invariants, all tested: a training array is submitted only while no element of any earlier one is in the queue, so there are never
-two that live; nothing is submitted once the run is over or asked to stop; a node is excluded only after two failures on it.
-A queue that could not be read is not an empty one: then there is no decision.
+Invariants, all tested: a training array is submitted only while no element of any earlier one is in the queue, nor while SLURM may
+still queue one, so there are never two that live; nothing is submitted once the run is over or asked to stop; a node is excluded only
+after two failures on it. A queue that could not be read is not an empty one: then there is no decision.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ HELD_S = 60.0
 FAST_S = 120.0
 FAILURES = 2
 FRUITLESS = 3
+UNANSWERED_S = 300.0
+HELD_BY_US = "requeued in held state"
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,9 @@ Decision = Submit | Exclude | Release | CancelPending | End | Tell
 
 @dataclass(frozen=True)
 class Situation:
-    """What `decide` goes by. `progress` grows with every epoch and every step; `num_nodes`: of each role's partition, 0 unknown;
-    `cut_short_s`: how long ago jobs.json was last written, if the submission is not complete."""
+    """What `decide` goes by. `progress` grows with every epoch and every step; `num_nodes`: that each role may run on, 0 unknown;
+    `cut_short_s`: how long ago jobs.json was last written, if the submission is not complete; `unanswered`: when the newest array of
+    a role was submitted, of those without an answer from sbatch that the queue does not know either (or only since a moment ago)."""
 
     facts: Facts
     over: bool
@@ -88,6 +92,7 @@ class Situation:
     training_hours: float
     num_nodes: dict[str, int]
     cut_short_s: float | None = None
+    unanswered: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -125,14 +130,17 @@ class Keeper:
             gone = self._for(not train and not inference, "stop", now, SETTLE_S)
             return [End("stopped: on request, when nothing of the run was left", in_order=True)] if gone else []
         # A run that is complete records that before its last element leaves the queue, but shared file systems show it later.
-        if self._for(not train, "no train", now, SETTLE_S):
+        if self._for(not train and self._answered("train", now), "no train", now, SETTLE_S):
             if now.training_hours >= self.max_hours:
                 return [End(f"run.max_hours={self.max_hours:g} is used up. Go on with: headway resume RUN run.max_hours=...", in_order=True)]
             return self._again("train", now)
         # Without training there is nothing to do for inference: its elements would only hold GPUs.
-        if self._for(not inference and any(entry.state is State.RUNNING for entry in train), "no inference", now, SETTLE_S):
-            return self._again("inference", now)
-        return []
+        none = not inference and self._answered("inference", now) and any(entry.state is State.RUNNING for entry in train)
+        return self._again("inference", now) if self._for(none, "no inference", now, SETTLE_S) else []
+
+    @staticmethod
+    def _answered(role: str, now: Situation) -> bool:
+        return role not in now.unanswered or now.facts.time - now.unanswered[role] >= UNANSWERED_S
 
     def _again(self, role: str, now: Situation) -> list[Decision]:
         progress, times = self._submitted.get(role, (None, 0))
@@ -156,7 +164,7 @@ class Keeper:
 
     def _release(self, now: Situation) -> list[Decision]:
         train, inference = now.facts.queue["train"], now.facts.queue["inference"]
-        held = any(entry.held for entry in inference) and any(entry.state is State.RUNNING for entry in train)
+        held = any(held_by_us(entry) for entry in inference) and any(entry.state is State.RUNNING for entry in train)
         if not self._for(held, "held", now, HELD_S):
             return []
         self._since.pop("held")
@@ -192,6 +200,11 @@ class Keeper:
 def blames_node(entry: HistoryEntry) -> bool:
     """The failure speaks against the node: SLURM says so, or the element failed soon after it began."""
     return entry.state.action is Action.blame_node or (entry.state is State.FAILED and entry.elapsed_s < FAST_S)
+
+
+def held_by_us(entry: QueueEntry) -> bool:
+    """The element put itself back into the queue, held, and held its role's arrays; what users and administrators hold stays so."""
+    return entry.held and (HELD_BY_US in entry.reason.lower() or (entry.state is State.REQUEUE_HOLD and not entry.reason))
 
 
 def pending_arrays(entries: list[QueueEntry]) -> list[str]:

@@ -1,4 +1,5 @@
-"""Carries out what launcher/keeper.py decides: one keeper a run, whoever holds keeper.lock (best effort: a shared folder's locks).
+"""Carries out what launcher/keeper.py decides: one keeper a run, whoever holds keeper.lock (best effort: a shared folder's locks, which
+some file systems lack).
 
 excluded.json remembers which nodes new submissions leave out: role -> node -> when, in seconds since 1970.
 """
@@ -13,36 +14,50 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from launcher import slurm
-from launcher.accounting import training_hours
+from launcher import records, slurm
+from launcher.cluster import RoleConfig
 from launcher.facts import Facts
 from launcher.jobs import fit, job_specs
 from launcher.keeper import CancelPending, Decision, End, Exclude, Keeper, Release, Situation, Submit, Tell, pending_arrays
 from launcher.living import ROLES, cancel
 from launcher.schema import FullConfig, read_full
+from launcher.slurm_text import expand_hosts
 from workers.config import ConfigError
 from workers.files import write_atomic
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
+from workers.slurm_command import run as ask
+
+_without_locks: set[RunFolder] = set()
 
 
 @contextlib.contextmanager
-def lock(run: RunFolder) -> Iterator[bool]:
-    """Hold the run's keeper.lock; gives whether nobody else holds it."""
+def lock(run: RunFolder, say: Callable[[str], None]) -> Iterator[bool]:
+    """Hold the run's keeper.lock; gives whether nobody else holds it. Where the file system has no locks, nobody does, which is said once."""
     descriptor = os.open(run.path / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
+        yield _locked(descriptor, run, say)
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int, run: RunFolder, say: Callable[[str], None]) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:  # Lustre without flock: ENOSYS; NFS without lockd: ENOLCK; others: EOPNOTSUPP
+        if run not in _without_locks:
+            say(f"{run.path}: its file system has no locks ({error.strerror}), so that nothing keeps two `headway watch` or `headway resume` "
+                "of this run apart. Run one at a time, or mount it with locks (Lustre: -o flock)")
+        _without_locks.add(run)
+    return True
 
 
 @contextlib.contextmanager
 def keeping(run: RunFolder, say: Callable[[str], None]) -> Iterator[Callable[[Facts], None]]:
     """Gives what keeps the run going, to be called with the facts from time to time; it does nothing where somebody else keeps it."""
-    with lock(run) as mine:
+    with lock(run, say) as mine:
         if mine:
             yield Keeping(run, say).act
         else:
@@ -59,37 +74,39 @@ class Keeping:
         needed = {spec.role: spec.nodes_per_element for spec in job_specs(self._config.plan(), self._config, run)}
         self._keeper = Keeper(self._config.run.max_hours, needed, read_excluded(run))
         self._num_nodes: dict[str, int] = {}
-        self._refused = ""
+        self._refused = self._trouble = ""
 
     def act(self, facts: Facts) -> None:
-        """Decide and do. Raises `SlurmError`."""
+        """Decide and do; what SLURM does not do is said, and does not keep the rest from being done. Raises `SlurmError`."""
         if not self._num_nodes:
-            self._num_nodes = {role: self._count_nodes(role) for role in ROLES}
+            with contextlib.suppress(SlurmError):  # no node is excluded before that is known
+                self._num_nodes = {role: len(usable_nodes(self._config.cluster.role(role))) for role in ROLES}
         if facts.no_history and self._refused != facts.no_history:
             self._refused = facts.no_history
             self._say(f"SLURM's accounting cannot be read, so failing nodes are not noticed: {facts.no_history}")
         for decision in self._keeper.decide(self._situation(facts)):
-            self._do(decision, facts)
-
-    def _count_nodes(self, role: str) -> int:
-        partition = self._config.cluster.role(role).partition
-        return sum(kind.num_nodes for kind in slurm.node_kinds(partition)) if partition else 0
+            try:
+                self._do(decision, facts)
+            except SlurmError as error:
+                if str(error) != self._trouble:
+                    self._say(f"not done, SLURM did not take it: {error}")
+                self._trouble = str(error)
 
     def _situation(self, facts: Facts) -> Situation:
         submission = self.run.submission()
         step = max([facts.checkpoint.step if facts.checkpoint else 0, *(life.end.step for life in facts.lives if life.end)])
         return Situation(facts, self.run.ended() is not None, self.run.stop_requested() is not None,
-                         (self.run.newest_epoch(), step), training_hours(facts.lives, facts.time), self._num_nodes,
-                         None if submission.get("complete", True) else time.time() - submission["time"])
+                         (self.run.newest_epoch(), step), facts.training_hours, self._num_nodes,
+                         None if submission.get("complete", True) else time.time() - submission["time"], records.settle(self.run))
 
     def _submit(self, role: str, facts: Facts) -> None:
         from launcher import preflight, site  # these import submitit
         from launcher.submit import submit
 
-        config = remaining(with_excluded(self._config, self._keeper.excluded), training_hours(facts.lives, facts.time))
+        config = remaining(with_excluded(self._config, self._keeper.excluded), facts.training_hours)
         try:
             specs = tuple(spec for spec in job_specs(config.plan(), config, self.run) if spec.role == role)
-            submit(fit(specs, preflight.budget(site.look(config.cluster), config.cluster)), config, self.run)
+            submit(fit(specs, preflight.budget(site.look(config.cluster), config.cluster)), config, self.run, going_on=True)
         except (ConfigError, SlurmError) as error:  # the queue may be full, or SLURM away
             self._keeper.not_submitted(role)
             self._say(f"not submitted, to be tried again: {error}")
@@ -106,7 +123,7 @@ class Keeping:
                     slurm.update_exclude(array, [with_excluded(self._config, self._keeper.excluded).cluster.role(role).exclude])
             case Release(role):
                 self._say(f"held elements of {role} are released: training runs")
-                slurm.release(pending_arrays(facts.queue[role]))
+                slurm.release(pending_arrays([entry for entry in facts.queue[role] if entry.held]))
             case CancelPending():
                 cancel(self.run, pending_only=True)
             case End(cause, in_order):
@@ -115,6 +132,22 @@ class Keeping:
                 cancel(self.run, pending_only=True)
             case Tell(text):
                 self._say(text)
+
+
+def usable_nodes(part: RoleConfig) -> set[str]:
+    """The nodes of the role's partitions (of the cluster's default one if none is given) that `exclude` and `nodelist` leave to it.
+
+    Lists in files (with a '/') are not read. Raises `SlurmError`.
+    """
+    wanted = set(part.partition.split(",")) if part.partition else None
+    nodes = set()
+    for line in ask("sinfo", "--all", "--noheader", "--Node", "--format=%N|%P").stdout.splitlines():
+        node, _, partition = line.strip().partition("|")
+        if partition.rstrip("*") in wanted if wanted else partition.endswith("*"):  # the star marks the default partition
+            nodes.add(node)
+    given = {text: set(expand_hosts(text)) if text and "/" not in text else None for text in (part.exclude, part.nodelist)}
+    only = given[part.nodelist]
+    return nodes - (given[part.exclude] or set()) if only is None else nodes & only - (given[part.exclude] or set())
 
 
 def read_excluded(run: RunFolder) -> dict[str, dict[str, float]]:

@@ -17,23 +17,27 @@ from secrets import token_hex
 import msgspec
 from rich.console import Console
 
-from launcher import preflight
+from launcher import preflight, slurm
 from launcher.attached import start_here
 from launcher.interrupts import Interrupted, interruptible
 from launcher.jobs import JobSpec, job_specs
 from launcher.probe import probing
 from launcher.schema import FullConfig, as_yaml
-from launcher.script import ROOT
+from launcher.script import python_path
+from launcher.site import settle_nodes
 from launcher.submit import describe, submit
 from launcher.sweep import Sweep
 from launcher.watch import keep_and_follow
-from workers.config import ClusterKind, ConfigError
+from workers.config import ClusterKind, ConfigError, require
 from workers.files import write_atomic
 from workers.rundir import RunFolder
+from workers.slurm_command import SlurmError
 
 
 def new_run_path(config: FullConfig, sweep: Sweep | None = None) -> Path:
-    """`run.dir`, or a new name below runs/ or the sweep's folder."""
+    """`run.dir`, or a new name below runs/ or the sweep's folder. Raises `ConfigError`."""
+    require(sweep is None or not config.run.dir, "run.dir", config.run.dir, "cannot be given with -m: each run of a sweep has a folder of its own",
+            "Leave it out; hydra.sweep.dir=FOLDER says where these are made")
     if config.run.dir:
         return Path(config.run.dir).expanduser().absolute()
     if sweep is not None:
@@ -56,31 +60,51 @@ def prepare(run: RunFolder, config: FullConfig) -> None:
         raise ConfigError(result.stderr.strip().splitlines()[-1] if result.returncode == 2 else f"preparation failed:\n{result.stderr}")
 
 
-def launch(config: FullConfig, sweep: Sweep | None = None) -> int:
-    """Start a run, and unless detached stay with it to its end; returns the exit status. Raises `ConfigError`, `RunFolderError`,
-    `SlurmError`, and `Interrupted` where a signal ended it."""
-    console = Console(markup=False, highlight=False)
-    plan = config.plan()
-    console.print(f"plan: {plan.describe()}")
-    run = RunFolder(new_run_path(config, sweep))
+def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
+    """Fill in what follows from this shell and from the cluster, and tell the plan. Raises `ConfigError`, `SlurmError`."""
     config.run.dir = str(run.path)
     config.data.path, config.data.heldout_path = absolute(config.data.path), absolute(config.data.heldout_path)
     if config.weights.dir not in ("auto", "run"):
         config.weights.dir = absolute(config.weights.dir)
-    specs: tuple[JobSpec, ...] = job_specs(plan, config, run)
+    console.print(f"plan: {config.plan().describe()}")
+    if config.cluster.kind is ClusterKind.slurm:
+        for part in (config.cluster.inference, config.cluster.train):
+            part.pythonpath = part.pythonpath or python_path()
+        if told := _settle_nodes(config):
+            console.print(f"      {told}", soft_wrap=True)
+
+
+def _settle_nodes(config: FullConfig) -> str:
+    if not config.launch.dry_run:
+        return settle_nodes(config)
+    try:
+        return settle_nodes(config, patience_s=0)
+    except SlurmError as error:  # a dry run needs no cluster
+        return (f"the cluster cannot be asked how many GPUs a node has ({error}): training is shown on one node. "
+                "Where that is too small, give allocation.devices_per_node=N")
+
+
+def launch(config: FullConfig, sweep: Sweep | None = None) -> int:
+    """Start a run, and unless detached stay with it to its end; returns the exit status. Raises `ConfigError`, `RunFolderError`,
+    `SlurmError`, and `Interrupted` where a signal ended it."""
+    console = Console(markup=False, highlight=False)
+    run = RunFolder(new_run_path(config, sweep))
     on_slurm = config.cluster.kind is ClusterKind.slurm
-    if config.launch.dry_run:
-        for spec in specs:
-            console.print(describe(spec, config, run), soft_wrap=True)
-        return 0
-    with interruptible():
+    with interruptible(), slurm.asked_once() if on_slurm and config.launch.dry_run else contextlib.nullcontext():
+        settle(config, run, console)
+        specs: tuple[JobSpec, ...] = job_specs(config.plan(), config, run)
+        if config.launch.dry_run:
+            for spec in specs:
+                console.print(describe(spec, config, run), soft_wrap=True)
+            return 0
         if on_slurm:
             specs = preflight.check(specs, config, run, lambda text: console.print(text, soft_wrap=True))
         RunFolder.create(run.path)
         try:
             # Jobs and the preparation find the packages wherever this command was started.
-            os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
-            with probing(specs, config, run) if on_slurm else contextlib.nullcontext(list) as notes:
+            os.environ["PYTHONPATH"] = python_path()
+            # The runs of a sweep are alike: one probe is enough.
+            with probing(specs, config, run) if on_slurm and (sweep is None or not sweep.runs()) else contextlib.nullcontext(list) as notes:
                 prepare(run, config)
                 for note in notes():
                     console.print(note, soft_wrap=True)

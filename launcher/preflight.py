@@ -20,6 +20,7 @@ from launcher.jobs import JobSpec, fit
 from launcher.options import check_options
 from launcher.schema import FullConfig
 from launcher.site import Site, look
+from launcher.slurm import NodeKind
 from launcher.slurm_text import seconds
 from launcher.submit import outside_any_job, scripts
 from workers.config import ConfigError
@@ -29,6 +30,7 @@ from workers.slurm_command import SlurmError
 NOT_UP = {
     "DOWN": "jobs wait there and none starts", "DRAIN": "no new jobs are taken", "INACTIVE": "no jobs are taken and none starts",
 }
+NO_NODES = ("Requested node configuration is not available", "Required node not available", "Requested nodes are busy")
 _HINTS = (
     ("account", ("account", "partition")), ("qos", ("qos",)), ("feature", ("constraint",)), ("partition", ("partition",)),
     ("reservation", ("reservation",)), ("node name", ("nodelist", "exclude")), ("time", ("time",)),
@@ -42,7 +44,7 @@ def check(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, say: C
     check_options(config.cluster, site.options)
     found = [problem for spec in specs for problem in problems(site, spec, config.cluster.role(spec.role))]
     if not found:
-        found = _objections(specs, config, run, site)
+        found = _objections(specs, config, run, site, say)
     refuse(found)
     fitting = fit(specs, budget(site, config.cluster))
     for full, cut in zip(specs, fitting, strict=True):
@@ -117,11 +119,32 @@ def _partition_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, n
     return found + _node_problems(site, spec, part, key, name)
 
 
+def _needs(spec: JobSpec, part: RoleConfig) -> tuple[int, int]:
+    """The CPUs and GPUs that an element takes of each node."""
+    return (max(part.cpus_per_task * spec.tasks_per_node, part.cpus_per_gpu * spec.devices_per_node),
+            0 if part.gpus is GpuRequest.none else spec.devices_per_node)
+
+
+def _fits(kind: NodeKind, spec: JobSpec, part: RoleConfig) -> bool:
+    cpus, gpus = _needs(spec, part)
+    return kind.num_cpus >= cpus and kind.num_gpus >= gpus
+
+
+def waits_for_nodes(site: Site, spec: JobSpec, part: RoleConfig) -> str:
+    """For which nodes the jobs of a role wait that are there, but take no jobs now; '' if enough are up in some partition. Pure."""
+    names = [name for name in (part.partition or site.default_partition).split(",") if name in site.nodes]
+    for name in names:
+        if sum(kind.num_nodes for kind in site.nodes[name] if not kind.away and _fits(kind, spec, part)) >= spec.nodes_per_element:
+            return ""
+    away = all(kind.away for name in names for kind in site.nodes[name])
+    which = "all nodes" if away else "too many of the nodes that fit"
+    return f"{which} of partition {','.join(names)} are drained or down: the run waits until they are back"
+
+
 def _node_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, name: str) -> list[str]:
     nodes, found = site.nodes.get(name, []), []
-    cpus = max(part.cpus_per_task * spec.tasks_per_node, part.cpus_per_gpu * spec.devices_per_node)
+    cpus, gpus = _needs(spec, part)
     most_gpus, most_cpus = (max((getattr(kind, field) for kind in nodes), default=0) for field in ("num_gpus", "num_cpus"))
-    gpus = 0 if part.gpus is GpuRequest.none else spec.devices_per_node
     if gpus > most_gpus:
         size = "replica_size" if spec.role == "inference" else "devices_per_node"
         remedy = f"Use allocation.{size}={most_gpus} or less" if most_gpus else f"Use another partition, or {key}.gpus=none"
@@ -131,15 +154,16 @@ def _node_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, name: 
         which = "cpus_per_task" if part.cpus_per_task else "cpus_per_gpu"
         found.append(f"{key}.{which}={getattr(part, which)}: {spec.role} takes {cpus} CPUs of a node, and the nodes of partition {name} have "
                      f"{most_cpus}. Use fewer")
-    fitting = sum(kind.num_nodes for kind in nodes if kind.num_cpus >= cpus and kind.num_gpus >= gpus)
+    fitting = sum(kind.num_nodes for kind in nodes if _fits(kind, spec, part))
     if not found and fitting < spec.nodes_per_element:
         found.append(f"allocation: {spec.role} takes {spec.nodes_per_element} nodes at once, and partition {name} has {fitting} such nodes. "
                      "Use fewer devices")
     return found
 
 
-def _objections(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, site: Site) -> list[str]:
-    """SLURM's own word on the scripts; not on how many jobs may be queued, which `fit` sees to."""
+def _objections(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, site: Site, say: Callable[[str], Any]) -> list[str]:
+    """SLURM's own word on the scripts; not on how many jobs may be queued, which `fit` sees to, nor on nodes that are away for now:
+    --test-only refuses what sbatch queues then."""
     found = []
     for spec in specs:
         part = config.cluster.role(spec.role)
@@ -148,7 +172,9 @@ def _objections(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, 
                 slurm.test_only(scripts(spec, config, run, site.max_array_size)[0])
             except SlurmError as error:
                 words = str(error).split("exit status", 1)[-1].split(":", 1)[-1].strip()
-                if "submit limit" not in words:
+                if any(complaint in words for complaint in NO_NODES) and (waits := waits_for_nodes(site, spec, part)):
+                    say(f"cluster.{spec.role}: {waits}")
+                elif "submit limit" not in words:
                     found.append(f"cluster.{spec.role}: SLURM does not accept its jobs: {words}. {_remedy(words, f'cluster.{spec.role}', part)}")
     return found
 

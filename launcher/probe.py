@@ -1,7 +1,7 @@
 """One short job in each partition that looks at the run folder and at this code from there (launcher/on_node.py).
 
-It asks for one device of a node, for as long as `cluster.probe_s`. Where no node is free in that time, the run goes on without: its jobs
-will say what they miss, later.
+It asks for one device of a node and a little memory, for as long as `cluster.probe_s`. Where no node is free in that time, the run
+goes on without: its jobs will say what they miss, later.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import secrets
 import shlex
 import subprocess
@@ -28,6 +29,8 @@ from workers.rundir import RunFolder
 
 ANSWER_S = 90.0
 MAX_SKEW_S = 5.0
+MEMORY = "500M"
+"""Without a number a job gets all of a node's memory on some clusters, and waits for a node that is empty."""
 PRIVATE_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
 
@@ -66,7 +69,8 @@ def _sum_up(answers: list[str | list[str]], run: RunFolder) -> list[str]:
 def command(spec: JobSpec, part: RoleConfig, config: FullConfig, run: RunFolder, token: str) -> list[str]:
     """The srun call of the probe."""
     one = dataclasses.replace(spec, nodes_per_element=1, tasks_per_node=1, devices_per_node=1)
-    few = dataclasses.replace(part, exclusive=False, mem="", cpus_per_task=0, sbatch={
+    whole = part.exclusive or re.fullmatch(r"0+[KMGT]?B?", part.mem, re.IGNORECASE) is not None  # such a site may not take a number
+    few = dataclasses.replace(part, exclusive=False, mem="" if whole else MEMORY, mem_per_gpu="", cpus_per_task=0, sbatch={
         name: value for name, value in part.sbatch.items() if name.replace("_", "-") in ("licenses", "gres")},
         nodelist=part.nodelist if part.nodelist.isalnum() else "")  # several nodes cannot be asked for one
     options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in sbatch_options(one, few).items()]

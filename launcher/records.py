@@ -4,7 +4,9 @@
      "arrays": [{"role", "name", "job_id" (null until sbatch has answered), "num_elements", "throttle", "gpus_per_element",
                  "nodes_per_element", "time_limit_s", "submitted"}, ...]}
 
-Names are unique, so that an array whose id was lost is found by its name.
+Names are unique, so that an array whose id was lost is found by its name. A record without an id is dropped only where sbatch has
+definitely refused the array: SLURM may queue one, seconds later, whose sbatch got no answer. `complete` stays true while more is
+submitted to a run that goes on: whatever becomes of that, the run is whole.
 """
 
 from __future__ import annotations
@@ -22,21 +24,17 @@ from workers.rundir import RunFolder
 
 
 class ArrayRecords:
-    """One submission of arrays to a run, perhaps not its first."""
+    """One submission of arrays to a run, perhaps not its first. `going_on`: the run goes on whatever becomes of it."""
 
-    def __init__(self, run: RunFolder, config: FullConfig) -> None:
+    def __init__(self, run: RunFolder, config: FullConfig, going_on: bool = False) -> None:
         self._run = run
         self._config = config
+        self._going_on = going_on
         content = run.submission()
         self._token = content.get("token") or secrets.token_hex(4)
         self._earlier: list[dict] = content.get("arrays", [])
         self._mine: list[dict] = []
         self.last = "the first array"
-
-    @property
-    def is_first(self) -> bool:
-        """True if the run had no arrays before."""
-        return not self._earlier
 
     def begin(self, spec: JobSpec, num_elements: int) -> str:
         """Write down an array that is about to be submitted; returns its name."""
@@ -61,14 +59,49 @@ class ArrayRecords:
 
     def found(self) -> list[str]:
         """The job ids of this submission, also of arrays whose answer was lost. Raises `SlurmError`."""
-        return [job_id for array in self._mine for job_id in ([array["job_id"]] if array["job_id"] else slurm.jobs_named(array["name"]))]
+        for array in self._mine:
+            _find(array)
+        return [array["job_id"] for array in self._mine if array["job_id"]]
 
-    def withdraw(self) -> None:
-        """This submission has been cancelled; arrays that SLURM has never known are forgotten."""
-        self._mine = [array for array in self._mine if array["job_id"]]
+    def withdraw(self, refused: bool) -> list[str]:
+        """This submission has been cancelled. Returns the names of arrays that may still appear; `refused`: there are none, forget them."""
+        if refused:
+            self._mine = [array for array in self._mine if array["job_id"]]
         self._write(complete=True)
+        return [array["name"] for array in self._mine if not array["job_id"]]
 
     def _write(self, complete: bool) -> None:
-        content = {"cluster": self._config.cluster.kind.value, "complete": complete, "time": time.time(), "token": self._token,
+        content = {"cluster": self._config.cluster.kind.value, "complete": complete or self._going_on, "time": time.time(), "token": self._token,
                    "arrays": self._earlier + self._mine, "jobs": []}
         write_atomic(self._run.submitted, json.dumps(content, indent=2).encode())
+
+
+def unanswered(run: RunFolder) -> list[dict]:
+    """The arrays of which nobody knows whether SLURM has taken them."""
+    return [array for array in run.submission().get("arrays", []) if not array["job_id"]]
+
+
+def settle(run: RunFolder) -> dict[str, float]:
+    """Look by name for arrays whose answer was lost, and write down the ids of those that are there; for the run's keeper alone.
+
+    Returns when the newest of each role was submitted, seconds since 1970: of those that were without an id. Raises `SlurmError`.
+    """
+    content = run.submission()
+    lost = [array for array in content.get("arrays", []) if not array["job_id"]]
+    if not lost or not content["complete"]:  # whoever submits just now writes the file
+        return {}
+    since: dict[str, float] = {}
+    for array in lost:
+        # One that is there now may have come after the look at the queue: it counts as new.
+        when = time.time() if _find(array) else array["submitted"]
+        since[array["role"]] = max(when, since.get(array["role"], 0.0))
+    if any(array["job_id"] for array in lost):
+        write_atomic(run.submitted, json.dumps(content, indent=2).encode())
+    return since
+
+
+def _find(array: dict) -> bool:
+    """Give a record without an id the one that its name has in SLURM; false if there is none. Raises `SlurmError`."""
+    if not array["job_id"] and (ids := slurm.jobs_named(array["name"])):
+        array["job_id"] = ids[-1]
+    return bool(array["job_id"])

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher import slurm
-from launcher.accounting import account, newest_checkpoint
+from launcher.accounting import account, gpus_per_element, newest_checkpoint
 from launcher.arguments import refuse
 from launcher.living import ROLES, job_ids, living, on_slurm
 from launcher.queue_view import duration
@@ -75,7 +75,7 @@ def _hours(run: RunFolder, history: list[HistoryEntry] | None, idle_s: float) ->
         return None
     arrays = {role: run.arrays(role) for role in ROLES}
     by_role = {role: [entry for entry in history if entry.array_job_id in arrays[role]] for role in ROLES}
-    return account(incarnations.history(run), by_role, newest_checkpoint(run), idle_s).used
+    return account(incarnations.history(run), by_role, newest_checkpoint(run), idle_s, gpus_per_element(run)).used
 
 
 def row(run: RunFolder, history: list[HistoryEntry] | None, now: float) -> dict:

@@ -2,6 +2,7 @@
 
     outcome.json -> outcome.1.json, stop -> gone, new jobs submitted --> they find the newest checkpoint by themselves
 
+Of two that resume a run at the same time one is refused: keeper.lock is held until all is submitted, then left to whoever watches.
 Without a checkpoint the run starts again at step 0. `run.num_steps=N` and `run.max_hours=H` may be given to go on for longer.
 """
 
@@ -16,15 +17,17 @@ import time
 import msgspec
 from rich.console import Console
 
-from launcher.accounting import newest_checkpoint, training_hours
+from launcher.accounting import newest_checkpoint
 from launcher.arguments import USER_ERROR, add_run, open_run, refuse
+from launcher.facts import Observer
 from launcher.interrupts import Interrupted, interruptible
 from launcher.jobs import JobSpec, job_specs
+from launcher.keeper import UNANSWERED_S
 from launcher.keeping import lock, read_excluded, remaining, with_excluded
 from launcher.living import living, on_slurm
+from launcher.records import unanswered
 from launcher.schema import FullConfig, as_yaml, read_full
 from launcher.script import ROOT
-from workers import incarnations
 from workers.config import ClusterKind, ConfigError
 from workers.files import write_atomic
 from workers.rundir import RunFolder
@@ -59,8 +62,14 @@ def refusal(run: RunFolder, config: FullConfig, now: float) -> str:
     if checkpoint is not None and checkpoint.step >= config.run.num_steps:
         return (f"run.num_steps={config.run.num_steps}: must be more than the {checkpoint.step} steps that are done. "
                 f"Run: headway resume {run.path} run.num_steps=...")
-    used = training_hours(incarnations.history(run), now)
-    if on_slurm(run) and used >= config.run.max_hours:
+    if not on_slurm(run):
+        return ""
+    lost = [array for array in unanswered(run) if now - array["submitted"] < UNANSWERED_S]
+    if lost:
+        return (f"{run.path}: sbatch gave no clear answer for {lost[-1]['name']}, and SLURM may queue it yet. "
+                f"Try again in {UNANSWERED_S - now + lost[-1]['submitted']:.0f} s")
+    used = Observer(run).look(now).training_hours
+    if used >= config.run.max_hours:
         return (f"run.max_hours={config.run.max_hours:g}: must be more than the {used:.1f} h that training has had. "
                 f"Run: headway resume {run.path} run.max_hours=...")
     return ""
@@ -84,16 +93,19 @@ def _plan(run: RunFolder, config: FullConfig, console: Console) -> tuple[FullCon
     if config.cluster.kind is ClusterKind.local:
         return config, job_specs(config.plan(), config, run)
     config = with_excluded(config, read_excluded(run))
-    rest = remaining(config, training_hours(incarnations.history(run), time.time()))
+    rest = remaining(config, Observer(run).look(time.time()).training_hours)
     return config, preflight.check(job_specs(rest.plan(), rest, run), config, run, console.print)
 
 
 def _start(run: RunFolder, config: FullConfig, specs: tuple[JobSpec, ...], console: Console) -> int:
+    """On SLURM: submit, and no more. Here: stay with the run to its end."""
     from launcher.attached import start_here  # these import submitit
     from launcher.launch import start_on_slurm
 
     if config.cluster.kind is ClusterKind.slurm:
-        return start_on_slurm(run, config, specs, console, None)
+        detached = copy.deepcopy(config)
+        detached.launch.detach = True
+        return start_on_slurm(run, detached, specs, console, None)
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
     return start_here(run, config, specs, console)
 
@@ -102,18 +114,32 @@ def resume(run: RunFolder, config: FullConfig, console: Console) -> int:
     """Go on with the run; returns the exit status. Raises `ConfigError`, `SlurmError`, `Interrupted`."""
     if why := refusal(run, config, time.time()):
         return refuse(why)
-    planned, specs = _plan(run, config, console)
-    with lock(run) as mine:
-        if not mine:
-            return refuse(f"{run.path}: a `headway watch` is still keeping it. End that one with Ctrl-C, then try again")
-        checkpoint = newest_checkpoint(run)
-        write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config.for_workers())))
-        write_atomic(run.config_yaml, as_yaml(config))
-        reopen(run)
-    console.print("there is no checkpoint: the run starts again at step 0" if checkpoint is None
-                  else f"the run goes on from the checkpoint of step {checkpoint.step}")
     with interruptible():
-        return _start(run, planned, specs, console)
+        with lock(run, console.print) as mine:
+            if not mine:
+                return refuse(f"{run.path}: a `headway watch` is still keeping it, or another `headway resume` is under way. "
+                              "End the first with Ctrl-C, or wait for the second, then try again")
+            if why := refusal(run, config, time.time()):  # another one may have resumed it since
+                return refuse(why)
+            planned, specs = _plan(run, config, console)
+            checkpoint = newest_checkpoint(run)
+            write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config.for_workers())))
+            write_atomic(run.config_yaml, as_yaml(config))
+            reopen(run)
+            console.print("there is no checkpoint: the run starts again at step 0" if checkpoint is None
+                          else f"the run goes on from the checkpoint of step {checkpoint.step}")
+            status = _start(run, planned, specs, console)
+        return status if config.cluster.kind is ClusterKind.local or config.launch.detach else _watch(run, config, console)
+
+
+def _watch(run: RunFolder, config: FullConfig, console: Console) -> int:
+    from launcher.watch import keep_and_follow
+
+    try:
+        return keep_and_follow(run, console, config.launch.plain or not console.is_terminal)
+    except Interrupted as error:
+        console.print(f"\n{error}: the run goes on without this command", soft_wrap=True)
+        return 0
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""From the config of a role to what sbatch and srun get: the one place where this is translated. Pure.
+"""From the config of a role to what sbatch and srun get: the one place where this is translated.
 
     cluster.train.partition=a ...   --> #SBATCH --partition=a ...
     cluster.train.sbatch            --> further #SBATCH lines (launcher/options.py says which)
@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -19,6 +20,12 @@ from launcher.schema import FullConfig
 from workers.rundir import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def python_path() -> str:
+    """This shell's PYTHONPATH as it is for every process, wherever that runs; this code first."""
+    given = [str(Path(folder).expanduser().absolute()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    return os.pathsep.join(dict.fromkeys([str(ROOT), *given]))
 
 
 def sbatch_options(spec: JobSpec, part: RoleConfig) -> dict[str, str | bool]:
@@ -37,9 +44,12 @@ def sbatch_options(spec: JobSpec, part: RoleConfig) -> dict[str, str | bool]:
 
 
 def setup_lines(spec: JobSpec, part: RoleConfig) -> list[str]:
-    """The lines before srun: threads, then the user's, then where Python finds this code."""
+    """The lines before srun: threads, PYTHONPATH as it was at launch, then the user's, then where Python finds this code."""
+    # sbatch passes on the PYTHONPATH of the shell that submits: later submissions (resume, watch) come from other shells.
+    given = [f"export PYTHONPATH={shlex.quote(part.pythonpath)}"] if part.pythonpath else []
     # Until the workers set their own number: numpy's libraries start a thread for each core of the node.
-    return [f"export OMP_NUM_THREADS={spec.num_threads}", *part.setup, f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"]
+    return [f"export OMP_NUM_THREADS={spec.num_threads}", *given, *part.setup,
+            f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"]
 
 
 def mounted(config: FullConfig, run: RunFolder) -> list[str]:

@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 
 from launcher import slurm
-from launcher.cluster import ClusterConfig
+from launcher.cluster import ClusterConfig, GpuRequest
 from launcher.options import KNOWN, names_in_help
+from launcher.schema import FullConfig
 from launcher.slurm import NodeKind
 from workers.slurm_command import SlurmError, run
 
@@ -37,13 +38,18 @@ class Site:
     @property
     def default_partition(self) -> str:
         """Where jobs go that name none; '' if there is no such partition."""
-        return next((name for name, limits in self.partitions.items() if limits.get("Default") == "YES"), "")
+        return default_of(self.partitions)
 
 
 def partitions_in(text: str) -> dict[str, dict[str, str]]:
     """`scontrol show partition --oneliner`."""
     lines = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in text.splitlines()]
     return {line["PartitionName"]: line for line in lines if "PartitionName" in line}
+
+
+def default_of(partitions: dict[str, dict[str, str]]) -> str:
+    """The default partition's name; '' if there is none."""
+    return next((name for name, limits in partitions.items() if limits.get("Default") == "YES"), "")
 
 
 def number(text: str) -> int | None:
@@ -64,18 +70,45 @@ def submit_limit_in(text: str, account: str) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _ask(*command: str) -> str | None:
+def gpus_per_node(kinds: list[NodeKind], gpu_type: str, num_devices: int) -> int:
+    """The GPUs of the smallest nodes that have any (of this type, where there are such); 0 where `num_devices` fit on one node. Pure."""
+    wanted = [kind.num_gpus for kind in kinds if kind.num_gpus and (not gpu_type or f"gpu:{gpu_type.lower()}:" in kind.gres.lower())]
+    numbers = wanted or [kind.num_gpus for kind in kinds if kind.num_gpus]
+    return min(numbers) if numbers and num_devices > max(numbers) else 0
+
+
+def settle_nodes(config: FullConfig, patience_s: float | None = None) -> str:
+    """Where allocation.devices_per_node is not given and training does not fit on a node, take what its partition's nodes have.
+
+    Returns what to tell of it, '' where nothing was done. Raises `SlurmError` where the cluster cannot be asked, `ConfigError`.
+    """
+    part, num_devices = config.cluster.train, config.plan().num_train_devices
+    if config.allocation.devices_per_node or part.gpus is GpuRequest.none or num_devices == 1:
+        return ""
+    name = part.partition or default_of(_partitions(patience_s))
+    number = gpus_per_node(slurm.node_kinds(name, patience_s), part.gpu_type, num_devices) if name else 0
+    if not number:
+        return ""
+    config.allocation.devices_per_node = number
+    return f"allocation.devices_per_node={number}, as the nodes of partition {name} have: training takes {num_devices} devices"
+
+
+def _partitions(patience_s: float | None = None) -> dict[str, dict[str, str]]:
+    return partitions_in(run("scontrol", "show", "partition", "--oneliner", "--all", patience_s=patience_s).stdout)
+
+
+def _ask(*command: str, patience_s: float | None = 0) -> str | None:
     try:
-        return run(*command).stdout
+        return run(*command, patience_s=patience_s).stdout
     except SlurmError:
         return None
 
 
 def look(cluster: ClusterConfig) -> Site:
     """Ask. Raises `SlurmError` where the cluster's controller cannot be reached."""
-    config = slurm.show_config()
-    partitions = partitions_in(run("scontrol", "show", "partition", "--oneliner", "--all").stdout)
-    default = next((name for name, limits in partitions.items() if limits.get("Default") == "YES"), "")
+    config = slurm.show_config(patience_s=None)
+    partitions = _partitions()
+    default = default_of(partitions)
     wanted = [name for role in ("inference", "train") for name in (cluster.role(role).partition or default).split(",")]
     qualities = _ask("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,MaxWall,MaxSubmitJobsPerUser")
     limits = [_association_limit(config, cluster.role(role).account) for role in ("inference", "train")]
@@ -85,7 +118,7 @@ def look(cluster: ClusterConfig) -> Site:
         partitions=partitions, nodes={name: slurm.node_kinds(name) for name in wanted if name in partitions},
         qualities=None if qualities is None else qualities_in(qualities),
         max_submit=min((limit for limit in limits if limit is not None), default=None),
-        num_mine=len((_ask("squeue", "--me", "--noheader", "--array", "--format=%i") or "").split()),
+        num_mine=len((_ask("squeue", "--me", "--noheader", "--array", "--format=%i", patience_s=None) or "").split()),
         options=names_in_help(help_text) if help_text else KNOWN)
 
 

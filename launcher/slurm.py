@@ -10,14 +10,18 @@ Fixed formats with a separator, not --json: its fields differ between versions.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.slurm_text import clock, expand_hosts, gpus, seconds
 from launcher.states import Meaning, State, parse
-from workers.slurm_command import ENDED, SlurmError, run
+from workers.slurm_command import ENDED, SlurmError, away, run
 
 IDS_PER_CALL = 100
+AWAY = ("down", "drain", "fail", "inval", "maint", "reboot", "unknown")
+"""How the states of nodes begin that take no jobs."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,19 @@ class HistoryEntry:
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes of a partition that are alike: how many, and what each has."""
+    """Nodes of a partition that are alike: how many, what each has, and SLURM's words for their state and GPUs."""
 
     num_nodes: int
     num_gpus: int
     num_cpus: int
     memory_mb: int
+    state: str = "idle"
+    gres: str = ""
+
+    @property
+    def away(self) -> bool:
+        """They take no jobs now: down, drained, or under maintenance."""
+        return self.state.lower().startswith(AWAY)
 
 
 def _lines(output: str, num_fields: int) -> list[list[str]]:
@@ -102,7 +113,7 @@ def history(job_ids: list[str]) -> list[HistoryEntry]:
     entries = []
     for ids in _some(job_ids):
         output = run("sacct", "--noheader", "--parsable2", "--allocations", "--duplicates", f"--jobs={ids}",
-                      "--format=JobID,State,ElapsedRaw,AllocTRES,NodeList,Start,End,ExitCode").stdout
+                      "--format=JobID,State,ElapsedRaw,AllocTRES,NodeList,Start,End,ExitCode", patience_s=0).stdout
         for element, state, elapsed, resources, nodes, start, end, code in _lines(output, 8):
             if hosts := expand_hosts(nodes):  # else it never began
                 entries.append(HistoryEntry(element, parse(state), float(elapsed or 0), gpus(resources), hosts, clock(start), clock(end),
@@ -114,7 +125,8 @@ def jobs_named(name: str) -> list[str]:
     """Ids of one's own jobs and arrays of this name, oldest first, from the queue and, where there is any, accounting. Raises `SlurmError`."""
     found = set(run("squeue", "--me", "--noheader", "--states=all", f"--name={name}", "--format=%F").stdout.split())
     try:
-        output = run("sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", "--starttime=now-30days", "--format=JobID").stdout
+        output = run("sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", "--starttime=now-30days", "--format=JobID",
+                      patience_s=0).stdout
         found |= {element.split("_")[0] for element in output.split()}
     except SlurmError:
         pass  # no accounting: the queue still knows the jobs that matter
@@ -139,9 +151,22 @@ def update_exclude(job_id: str, nodes: list[str]) -> None:
     run("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}", tolerate=ENDED)
 
 
-def show_config() -> dict[str, str]:
-    """The cluster's configuration: MaxArraySize, KillWait, SlurmctldParameters, ... Raises `SlurmError`."""
-    return dict(re.findall(r"^(\S+) *= *(.*?) *$", run("scontrol", "show", "config").stdout, re.MULTILINE))
+def show_config(patience_s: float | None = 0) -> dict[str, str]:
+    """The cluster's configuration: MaxArraySize, KillWait, SlurmctldParameters, ... Raises `SlurmError`, unless told otherwise at once:
+    a dry run asks too."""
+    return dict(re.findall(r"^(\S+) *= *(.*?) *$", run("scontrol", "show", "config", patience_s=patience_s).stdout, re.MULTILINE))
+
+
+@contextlib.contextmanager
+def asked_once() -> Iterator[None]:
+    """For a block that can do without a cluster: where the controller does not answer, it is asked no more than once."""
+    try:
+        show_config()
+    except SlurmError as error:
+        with away(error):
+            yield
+    else:
+        yield
 
 
 def partition(name: str) -> dict[str, str] | None:
@@ -150,11 +175,12 @@ def partition(name: str) -> dict[str, str] | None:
     return dict(word.split("=", 1) for word in output.split() if "=" in word) or None
 
 
-def node_kinds(partition_name: str) -> list[NodeKind]:
-    """What the nodes of a partition have. Raises `SlurmError`."""
-    output = run("sinfo", "--noheader", f"--partition={partition_name}", "--format=%D|%c|%m|%G").stdout
-    return [NodeKind(int(number), gpus(resources), int(cpus.rstrip("+")), int(memory.rstrip("+")))
-            for number, cpus, memory, resources in _lines(output, 4)]
+def node_kinds(partition_name: str, patience_s: float | None = None) -> list[NodeKind]:
+    """What the nodes of a partition (or of several, 'a,b') have. Raises `SlurmError`."""
+    # Without --exact unlike nodes are one line, with the least that any of them has ('8+').
+    output = run("sinfo", "--noheader", "--exact", f"--partition={partition_name}", "--format=%D|%c|%m|%T|%G", patience_s=patience_s).stdout
+    return [NodeKind(int(number), gpus(resources), int(cpus.rstrip("+")), int(memory.rstrip("+")), state, resources)
+            for number, cpus, memory, state, resources in _lines(output, 5)]
 
 
 def test_only(script: str) -> str:

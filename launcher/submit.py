@@ -2,7 +2,8 @@
 
 On SLURM the jobs of a role go out as one array, or as several that follow one another (launcher/jobs.py). Each is written down in the
 run folder's jobs.json before its sbatch, without an id, and again after it with its id: whenever this process dies, what is in the
-queue can be found, by id or by name. Either all arrays are submitted or none.
+queue can be found, by id or by name. Either all arrays are submitted or none; but where sbatch gave no clear answer, SLURM may still
+take the array, so that its record stays.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from launcher.script import local_command, mounted, python_command, sbatch_optio
 from workers.config import ClusterKind, ConfigError
 from workers.files import write_atomic
 from workers.rundir import RunFolder
-from workers.slurm_command import SlurmError
+from workers.slurm_command import AWAY, SlurmError
 
 DRY_RUN_TOKEN = "0" * 8
 DEFAULT_ARRAY_SIZE = "1001"
+REFUSED = "Batch job submission failed:"
 
 
 class SubmissionError(ConfigError, SlurmError):
@@ -45,14 +47,16 @@ class _Writer(submitit.SlurmExecutor):
         return 2
 
 
-def submit(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, after: tuple[str, ...] = ()) -> list[submitit.Job]:
+def submit(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, after: tuple[str, ...] = (),
+           going_on: bool = False) -> list[submitit.Job]:
     """Submit the jobs of all roles, or none: if one submission fails, the others are cancelled. Can be called again, for more of the same run.
 
-    `after`: SLURM job ids that must have ended first. Raises `ConfigError` with what SLURM objects to.
+    `after`: SLURM job ids that must have ended first. `going_on`: this adds to a run that goes on even if nothing comes of it; without,
+    a failure ends the run. Raises `ConfigError` with what SLURM objects to.
     """
     if config.cluster.kind is ClusterKind.local:
         return _submit_processes(specs, config, run)
-    return _submit_arrays(specs, config, run, after)
+    return _submit_arrays(specs, config, run, after, going_on)
 
 
 def scripts(spec: JobSpec, config: FullConfig, run: RunFolder, largest: int, after: tuple[str, ...] = ()) -> list[str]:
@@ -95,8 +99,8 @@ def _executor(kind: type[submitit.SlurmExecutor], spec: JobSpec, config: FullCon
     return executor
 
 
-def _submit_arrays(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, after: tuple[str, ...]) -> list[submitit.Job]:
-    records = ArrayRecords(run, config)
+def _submit_arrays(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, after: tuple[str, ...], going_on: bool) -> list[submitit.Job]:
+    records = ArrayRecords(run, config, going_on)
     jobs: list[submitit.Job] = []
     try:
         largest = max_array_size()
@@ -104,34 +108,43 @@ def _submit_arrays(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolde
         for spec in specs:
             before = after
             for size in sizes[spec.role]:
-                name = records.begin(spec, size)
-                executor = _executor(submitit.SlurmExecutor, spec, config, run, name, before)
                 # submitit prints what sbatch objects to, and raises it too.
                 with undisturbed(), outside_any_job(), contextlib.redirect_stderr(io.StringIO()):
+                    name = records.begin(spec, size)
+                    executor = _executor(submitit.SlurmExecutor, spec, config, run, name, before)
                     array = executor.submit_array([spec.element] * size)
                     before = (array[0].job_id.split("_")[0],)
                     records.submitted(name, before[0])
                 jobs += array
         records.complete()
     except BaseException as error:
-        left = _take_back(records, run, error)
+        left = _take_back(records, run, error, going_on)
         if isinstance(error, (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError, SlurmError)):
-            raise SubmissionError(f"SLURM did not accept {records.last}: {_words(error)}. {left} Correct cluster.*, or try again later") from error
+            did = "did not accept" if _refused(error) else "did not say whether it accepts"
+            raise SubmissionError(f"SLURM {did} {records.last}: {_words(error)}. {left} Correct cluster.*, or try again later") from error
         raise
     return jobs
 
 
-def _take_back(records: ArrayRecords, run: RunFolder, error: BaseException) -> str:
+def _take_back(records: ArrayRecords, run: RunFolder, error: BaseException, going_on: bool) -> str:
     """Cancel what this submission has brought into the queue; returns what is left there, in words. A run that has no other jobs has ended."""
     with undisturbed():
-        if records.is_first:
+        if not going_on:
             run.end(f"submission failed: {_words(error)}", "launcher")
         try:
             slurm.cancel(records.found())
         except SlurmError as second:
             return f"What was submitted before could not be cancelled ({second}): run headway stop {run.path}."
-        records.withdraw()
+        lost = records.withdraw(_refused(error))
+    if lost:
+        return (f"SLURM may still queue {', '.join(lost)} in a while; what else was submitted has been cancelled. jobs.json keeps the name: "
+                f"`headway watch` looks for it, and so does: headway stop {run.path}.")
     return "Nothing of this submission is left in the queue."
+
+
+def _refused(error: BaseException) -> bool:
+    """sbatch has said that there will be no such array. With any other words, or none, SLURM may have taken it."""
+    return REFUSED in (said := str(error)) and not any(words in said for words in AWAY)
 
 
 def _words(error: BaseException) -> str:

@@ -253,7 +253,7 @@ class RunFolder:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:  # held; or a file system without locks, on which nobody can tell
             return False
         finally:
             os.close(descriptor)

@@ -1,14 +1,17 @@
 """Runs SLURM's commands, on login and on compute nodes alike.
 
 Commands are looked up on PATH. While slurmctld is restarting, a call is tried again for `PATIENCE_S`; everything else that goes
-wrong is a `SlurmError` that names the command. What users set for their own eyes does not change what we read.
+wrong is a `SlurmError` that names the command. What users set for their own eyes does not change what we read, and all commands
+look at the one cluster that sbatch submits to (launcher/submit.py takes the same variables from it).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 
 TIMEOUT_S = 60.0
 PATIENCE_S = 60.0
@@ -17,17 +20,34 @@ AWAY = ("Unable to contact slurm controller", "Socket timed out", "Connection re
         "Zero Bytes were transmitted", "Slurm backup controller in standby mode", "slurm_persist_conn_open")
 ENDED = ("Invalid job id specified", "already finished", "already completing or completed", "no longer pending execution")
 """Complaints about jobs that are over."""
-PRIVATE = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN")
+PRIVATE = ("SQUEUE_", "SACCT_", "SACCTMGR_", "SINFO_", "SCONTROL_", "SCANCEL_", "SBATCH_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT",
+           "SLURM_BITSTR_LEN")
 
 
 class SlurmError(RuntimeError):
     """A command of SLURM that did not do what it should. Its text names the command, what it said, and the remedy."""
 
 
-def run(*command: str, stdin: str = "", tolerate: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run a command of SLURM. `tolerate`: complaints, any of which makes a failure a success. Raises `SlurmError`."""
+_known: list[SlurmError] = []
+
+
+@contextlib.contextmanager
+def away(error: SlurmError) -> Iterator[None]:
+    """In this block every command fails with `error` at once: that nobody answers is known, and asking takes SLURM ten seconds each time."""
+    _known.append(error)
+    try:
+        yield
+    finally:
+        _known.remove(error)
+
+
+def run(*command: str, stdin: str = "", tolerate: tuple[str, ...] = (), patience_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command of SLURM. `tolerate`: complaints, any of which makes a failure a success; `patience_s`: how long to try again
+    while SLURM's daemon is away (None: `PATIENCE_S`; 0 for what people wait for, and can do without). Raises `SlurmError`."""
+    if _known:
+        raise _known[-1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)} | {"LC_ALL": "C"}
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
     while True:
         try:
             result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
@@ -38,6 +58,6 @@ def run(*command: str, stdin: str = "", tolerate: tuple[str, ...] = ()) -> subpr
         said = f"{result.stderr}\n{result.stdout}".strip() if result.returncode else ""
         if result.returncode == 0 or any(complaint in said for complaint in tolerate):
             return result
-        if not any(words in said for words in AWAY) or time.monotonic() > deadline:
+        if not any(words in said for words in AWAY) or time.monotonic() >= deadline:
             raise SlurmError(f"{' '.join(command)}: exit status {result.returncode}: {said or 'it said nothing'}")
         time.sleep(RETRY_S)

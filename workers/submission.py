@@ -1,6 +1,7 @@
 """Whether a run was submitted whole. A launcher that dies between two submissions leaves a run that nobody completes.
 
-Every element looks: a record in jobs.json that is not complete, and has not changed for `PATIENCE_S`, ends the run.
+Every element looks: a record in jobs.json that is not complete, and has not changed for `PATIENCE_S`, ends the run. Only the first
+submission of a run, and of one that is resumed, is all or nothing: what is added while it goes on leaves the record complete.
 """
 
 from __future__ import annotations

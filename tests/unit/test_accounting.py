@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.accounting import Checkpoint, account, describe, newest_checkpoint, training_hours
+from launcher.accounting import Checkpoint, account, describe, last_sign, newest_checkpoint, training_hours
 from launcher.facts import Facts, figures
 from launcher.slurm import HistoryEntry, QueueEntry
 from launcher.states import State
@@ -66,6 +66,38 @@ def test_training_time_without_accounting() -> None:
     lives = [life(1, 0.0, end=HOUR, how="walltime"), life(2, 2 * HOUR), life(3, 3 * HOUR, end=3.5 * HOUR, how="crashed")]
     assert training_hours(lives, 10 * HOUR) == pytest.approx(2.5) and training_hours([], 5.0) == 0
     assert training_hours(lives[:2], 2.5 * HOUR) == pytest.approx(1.5)
+
+
+def test_training_time_of_a_life_without_an_end() -> None:
+    killed, days = life(1, HOUR), 100 * HOUR
+    assert training_hours([killed], days, seen=0.0) == 0, "it was never seen"
+    assert training_hours([killed], days, seen=3 * HOUR) == pytest.approx(2.0)
+    assert training_hours([killed], days, running={"1_1"}, seen=3 * HOUR) == pytest.approx(99.0), "a coordinator may be silent for a while"
+    assert training_hours([killed], days, running={"1_2"}, seen=3 * HOUR) == pytest.approx(2.0)
+    ended = [past("1_1", 0.9 * HOUR, 1.1, state=State.NODE_FAIL), past("1_1", 4 * HOUR, 1.0, state=State.RUNNING)]
+    assert training_hours([killed], days, ended, {"1_1"}, 3 * HOUR) == pytest.approx(1.0), "of its own incarnation, not of the next one"
+    assert training_hours([killed, life(2, 1.5 * HOUR, end=2 * HOUR, how="drained")], days, ended, (), 2 * HOUR) == pytest.approx(1.0)
+
+
+def test_when_training_was_seen(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    assert last_sign(run, None) == 0 and last_sign(run, Checkpoint(1, 2, 7.0)) == 7
+    run.status.write_text('{"time": 9.0}')
+    assert last_sign(run, None) == 9 and last_sign(run, Checkpoint(1, 2, 11.0)) == 11
+    killed, running = [life(1, HOUR)], [QueueEntry("1", 1, "9", State.RUNNING, "", ("trn0",), 5.0, 600.0)]
+    nothing: dict[str, list[HistoryEntry]] = {"train": [], "inference": []}
+    assert Facts(9 * HOUR, {"train": running}, nothing, "", killed, None, 2 * HOUR).training_hours == pytest.approx(8.0)
+    assert Facts(9 * HOUR, {"train": []}, nothing, "", killed, None, 2 * HOUR).training_hours == pytest.approx(1.0)
+
+
+def test_gpus_that_accounting_does_not_know() -> None:
+    history = {"train": [past("1_1", 0, 2.0, 0)], "inference": [past("2_0", 0, 3.0, 0)]}
+    hours = account([], history, None, 0.0, {"1": 4, "2": 1})
+    assert (hours.train, hours.inference, hours.unit) == (8.0, 3.0, "GPU-hours")
+    assert account([], {"train": [past("1_1", 0, 2.0, 2)], "inference": []}, None, 0.0, {"1": 4}).used == 4.0, "accounting knows better"
+    assert account([], history, None, 0.0, {"1": 0, "2": 0}).unit == "element-hours"
+    facts = Facts(9 * HOUR, {"train": [], "inference": []}, history, "", [], None, gpus={"1": 4, "2": 1})
+    assert figures(facts, 0.0)["hours"]["used"] == 11.0
 
 
 def test_the_run_folder(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hydra.errors import ConfigCompositionException
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import __main__ as command
 from launcher.__main__ import CONF
 from launcher.cluster import seconds
 from launcher.schema import FullConfig, as_yaml, read_full, register, to_object
@@ -117,12 +118,22 @@ def test_what_is_no_time_limit_is_refused(text: str) -> None:
         seconds(text)
 
 
+def test_without_conf_the_command_says_how_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "CONF", tmp_path / "conf")
+    monkeypatch.setattr("sys.argv", ["headway", "--dry-run"])
+    with pytest.raises(SystemExit) as caught:
+        command.main()
+    assert caught.value.code == 2
+    assert f"{tmp_path}/conf: not found" in (said := capsys.readouterr().err) and "pip install -e . from the checkout" in said.replace("`", "")
+
+
 def test_a_missing_model_path_is_named() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"), pytest.raises(ConfigError, match="model.path"):
         to_object(compose("config"))
 
 
-@pytest.mark.parametrize("overrides", [["experiment=tiny"], [*SLURM, "cluster.setup=[a,b]", "+cluster.train.sbatch.nice=5", "staleness.eta=7"]])
+@pytest.mark.parametrize("overrides", [
+    ["experiment=tiny"], [*SLURM, "cluster.setup=[a,b]", "+cluster.train.sbatch.nice=5", "staleness.eta=7", "cluster.train.pythonpath=/a:/b"]])
 def test_the_full_config_of_a_run_is_read_back(tmp_path: Path, overrides: list[str]) -> None:
     config = composed(*overrides)
     run = RunFolder.create(tmp_path / "run")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.jobs import JobSpec, fit, job_specs, num_chunks, waves
+from launcher.jobs import JobSpec, even_sizes, fit, job_specs, num_chunks, waves
 from launcher.partition import split
 from launcher.schema import FullConfig
 from workers.config import AllocationConfig, ClusterKind, ConfigError
@@ -57,8 +57,21 @@ def test_training_spreads_evenly_over_nodes(devices: int, per_node: int, size: i
 def test_what_does_not_spread_evenly_names_the_nearest() -> None:
     full = config(36, 8)
     assert split(full.allocation).num_train_devices == 9
-    with pytest.raises(ConfigError, match="allocation.num_devices=35"):
+    with pytest.raises(ConfigError, match="Use allocation.num_devices=32 or 37, or another allocation.inference_fraction"):
         specs(full)
+
+
+@given(st.integers(2, 300), st.integers(1, 16), st.floats(0.1, 0.9))
+def test_the_remedies_for_what_does_not_spread_evenly_help(devices: int, per_node: int, fraction: float) -> None:
+    full = config(devices, per_node)
+    full.allocation.inference_fraction = fraction
+    try:
+        specs(full)
+    except ConfigError:
+        sizes = even_sizes(full.allocation)
+        assert sizes
+        for full.allocation.num_devices in sizes:
+            specs(full)
 
 
 def test_a_replica_stays_on_one_node() -> None:

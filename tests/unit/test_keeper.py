@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher import keeping
+from launcher.cluster import RoleConfig
 from launcher.facts import Facts
 from launcher.keeper import (
     CUT_SHORT_S,
@@ -15,6 +20,7 @@ from launcher.keeper import (
     FRUITLESS,
     HELD_S,
     SETTLE_S,
+    UNANSWERED_S,
     CancelPending,
     Decision,
     End,
@@ -25,10 +31,16 @@ from launcher.keeper import (
     Submit,
     Tell,
     blames_node,
+    held_by_us,
     pending_arrays,
 )
+from launcher.keeping import Keeping, usable_nodes
+from launcher.schema import FullConfig
 from launcher.slurm import HistoryEntry, QueueEntry
 from launcher.states import State
+from workers.config import AllocationConfig, ClusterKind
+from workers.rundir import RunFolder
+from workers.slurm_command import SlurmError
 
 
 def entry(task: int, state: State = State.RUNNING, array: str = "1", reason: str = "") -> QueueEntry:
@@ -125,6 +137,57 @@ def test_held_inference_is_released_when_training_has_run_for_a_while() -> None:
     assert over_time(one, HELD_S, HELD_S, entry(0), inference=held) == [Release("inference")]
     assert over_time(keeper(), 0, 500, entry(0, State.PENDING), inference=held) == []
     assert pending_arrays([*held, entry(3)]) == ["2"]
+
+
+def test_what_others_hold_is_not_released() -> None:
+    for reason in ("JobHeldUser", "JobHeldAdmin", "launch failed requeued held"):
+        assert over_time(keeper(), 0, 500, entry(0), inference=[entry(0, State.PENDING, "2", reason)]) == [], reason
+    assert held_by_us(entry(0, State.REQUEUE_HOLD)) and not held_by_us(entry(0, State.REQUEUE_HOLD, reason="launch failed requeued held"))
+
+
+def test_nothing_is_submitted_while_slurm_may_queue_an_array_yet() -> None:
+    for role, others in (("train", {}), ("inference", {"train": [entry(0)], "inference": []})):
+        one, train = keeper(), others.pop("train", [])
+        assert over_time(one, 0, UNANSWERED_S - 1, *train, unanswered={role: 0.0}, **others) == []
+        assert over_time(one, UNANSWERED_S, UNANSWERED_S + SETTLE_S, *train, unanswered={role: 0.0}, **others) == [Submit(role)]
+    assert over_time(keeper(), 0, SETTLE_S, unanswered={"inference": 0.0}) == [Submit("train")]
+
+
+@pytest.fixture
+def hands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Keeping, list[str]]:
+    """A keeper of a run on the default partition, and what it says."""
+    full, said = FullConfig(), []
+    full.cluster.kind = ClusterKind.slurm
+    full.cluster.train, full.cluster.inference = RoleConfig(time="60", exclude="n3"), RoleConfig(time="60", partition="big,other")
+    full.allocation = AllocationConfig(4)
+    monkeypatch.setattr(keeping, "read_full", lambda run: full)
+    lines = "n0|small*\nn1|small*\nn2|small*\nn3|small*\nn3|big\nn4|big\nn5|other\nn6|third\n"
+    monkeypatch.setattr(keeping, "ask", lambda *_: subprocess.CompletedProcess((), 0, lines))
+    run = RunFolder.create(tmp_path / "run")
+    run.submitted.write_text('{"cluster": "slurm", "complete": true, "arrays": []}')
+    return Keeping(run, said.append), said
+
+
+def test_the_nodes_that_a_role_may_run_on(hands: tuple[Keeping, list[str]]) -> None:
+    assert usable_nodes(RoleConfig()) == {"n0", "n1", "n2", "n3"} and usable_nodes(RoleConfig(partition="big,other")) == {"n3", "n4", "n5"}
+    assert usable_nodes(RoleConfig(exclude="n[1-2],n9")) == {"n0", "n3"} and usable_nodes(RoleConfig(nodelist="n[0-1],n9")) == {"n0", "n1"}
+    assert usable_nodes(RoleConfig(nodelist="n[0-1]", exclude="n1")) == {"n0"} and len(usable_nodes(RoleConfig(exclude="./hosts"))) == 4
+    hands[0].act(situation(0.0, [entry(0)], [entry(0)]).facts)
+    assert hands[0]._num_nodes == {"train": 3, "inference": 3}
+
+
+def test_a_decision_that_slurm_refuses_does_not_stop_the_others(hands: tuple[Keeping, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, said = hands
+
+    def refused(*_: object) -> None:
+        raise SlurmError("scontrol: no permission")
+
+    monkeypatch.setattr(keeping.slurm, "release", refused)
+    monkeypatch.setattr(one._keeper, "decide", lambda _: [Release("inference"), Tell("and so on")])
+    for _ in range(2):
+        one.act(situation(0.0).facts)
+    assert [text for text in said if "no permission" in text] == ["not done, SLURM did not take it: scontrol: no permission"]
+    assert said.count("and so on") == 2
 
 
 def test_a_node_is_left_out_after_two_failures() -> None:

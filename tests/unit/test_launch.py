@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
+from rich.console import Console
 
-from launcher import watch
+from launcher import launch, slurm, watch
 from launcher.__main__ import in_order
 from launcher.attached import attached
+from launcher.cluster import RoleConfig
 from launcher.living import kill, living
-from workers.config import Config
+from launcher.schema import FullConfig, as_yaml, read_full
+from launcher.script import ROOT
+from launcher.slurm import NodeKind
+from launcher.sweep import Sweep
+from workers.config import AllocationConfig, ClusterKind, Config, ConfigError
 from workers.rundir import RunFolder
+from workers.slurm_command import SlurmError
 
 
 @pytest.fixture
@@ -83,6 +92,114 @@ def test_the_lock_outlives_an_error_but_not_a_clean_end(run: RunFolder) -> None:
 def test_detached_runs_have_no_lock(run: RunFolder) -> None:
     with attached(run, detach=True):
         assert not run.launcher_lock.exists() and not run.launcher_is_gone()
+
+
+def slurm_config() -> FullConfig:
+    full = FullConfig()
+    full.run.name, full.cluster.kind, full.allocation = "x", ClusterKind.slurm, AllocationConfig(64)
+    full.cluster.inference = RoleConfig(time="60")
+    full.cluster.train = RoleConfig(time="60")
+    return full
+
+
+def test_a_sweep_with_one_run_folder_is_refused(tmp_path: Path) -> None:
+    full = slurm_config()
+    full.run.dir = str(tmp_path / "mine")
+    with pytest.raises(ConfigError, match=r"run.dir='.*/mine': cannot be given with -m.*Leave it out; hydra.sweep.dir"):
+        launch.launch(full, Sweep(tmp_path, 0, ()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_without_a_cluster_says_what_it_could_not_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    full = slurm_config()
+    full.launch.dry_run = True
+    assert launch.launch(full) == 0
+    said = capsys.readouterr().out
+    assert "not found on PATH" in said and "give allocation.devices_per_node=N" in said and "#SBATCH --gres=gpu:16" in said
+    assert full.allocation.devices_per_node == 0
+
+
+def test_a_dry_run_asks_a_controller_that_is_away_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("scontrol", "sinfo"):
+        (tmp_path / name).write_text(f'#!/bin/bash\necho x >>{tmp_path}/calls\necho "Unable to contact slurm controller" >&2\nexit 1\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    full = slurm_config()
+    full.launch.dry_run = True
+    assert launch.launch(full) == 0 and "Unable to contact slurm controller" in capsys.readouterr().out
+    assert (tmp_path / "calls").read_text() == "x\n"
+    with pytest.raises(SlurmError):
+        slurm.node_kinds("gpu", patience_s=0)
+    assert (tmp_path / "calls").read_text() == "x\n" * 2, "after the dry run it is asked again"
+
+
+def test_what_the_launcher_fills_in_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(slurm, "node_kinds", lambda name, patience_s=None: [NodeKind(4, 8, 64, 500_000)])
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    full = slurm_config()
+    full.cluster.train.partition = "gpu"
+    folder = RunFolder(tmp_path)
+    launch.settle(full, folder, Console())
+    folder.config_yaml.write_bytes(as_yaml(full))
+    folder.config.write_bytes(msgspec.json.encode(full.for_workers()))
+    full.model.path = "/m"
+    folder.config.write_bytes(msgspec.json.encode(full.for_workers()))
+    again = read_full(folder)
+    assert again.allocation.devices_per_node == 8 and "allocation.devices_per_node=8, as the nodes of partition gpu" in capsys.readouterr().out
+    assert again.cluster.train.pythonpath == again.cluster.inference.pythonpath == f"{ROOT}:/mine"
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_sweep_probes_for_its_first_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: bool) -> None:
+    probed: list[object] = []
+
+    @contextlib.contextmanager
+    def probing(*_: object) -> Iterator[Callable[[], list[str]]]:
+        probed.append(1)
+        yield list
+
+    sweep = Sweep(tmp_path / "sweep", 3, ())
+    if started:
+        sweep.add(RunFolder(tmp_path / "before"))
+    monkeypatch.setattr(launch, "settle", lambda config, run, console: None)
+    monkeypatch.setattr(launch.preflight, "check", lambda specs, *_: specs)
+    monkeypatch.setattr(launch, "probing", probing)
+    monkeypatch.setattr(launch, "prepare", lambda run, config: None)
+    monkeypatch.setattr(launch, "start_on_slurm", lambda *_: 0)
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert launch.launch(slurm_config(), sweep) == 0 and len(probed) == (not started)
+
+
+SBATCH = Path(__file__).resolve().parents[2] / "slurm" / "launch.sbatch"
+
+
+@pytest.mark.parametrize(("arguments", "there", "called"), [
+    ("a=1", [], "--plain a=1 run.dir=RUN"),
+    ("a=1,2 -m", [], "--plain a=1,2 -m"),
+    ("a=1", ["jobs/x", "rendezvous/x", "jobs.json"], "watch --plain RUN"),
+    ("a=1", ["jobs/x", "rendezvous/x"], "--plain a=1 run.dir=RUN"),
+    ("a=1", ["precious"], "--plain a=1 run.dir=RUN")])
+def test_the_launcher_as_a_job(tmp_path: Path, arguments: str, there: list[str], called: str) -> None:
+    (tmp_path / "headway").write_text('#!/bin/bash\necho "$@" >"$CALLS"\n')
+    (tmp_path / "headway").chmod(0o755)
+    path = tmp_path / "the run"
+    for name in there:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text("")
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CALLS": str(tmp_path / "calls"), "HEADWAY_RUN": str(path), "SLURM_JOB_ID": "7",
+                   "SLURM_JOB_NAME": "x"}
+    subprocess.run(["bash", str(SBATCH), *arguments.split()], env=environment, cwd=tmp_path, check=True)
+    assert (tmp_path / "calls").read_text().strip() == called.replace("RUN", str(path))
+    kept = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+    assert kept == ([] if there == ["jobs/x", "rendezvous/x"] else sorted(there)), "only an unfinished folder of ours is removed"
+
+
+def test_a_sweep_that_was_interrupted_is_not_submitted_twice(tmp_path: Path) -> None:
+    done = subprocess.run(["bash", str(SBATCH), "-m", "a=1,2"], env={"PATH": "/usr/bin:/bin", "SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "7",
+                          "SLURM_JOB_NAME": "x"}, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "was interrupted" in done.stderr
 
 
 @pytest.mark.parametrize(("given", "taken"), [

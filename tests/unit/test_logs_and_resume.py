@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -10,12 +11,16 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
+from launcher import keeping, resume, slurm
+from launcher.keeper import UNANSWERED_S
+from launcher.keeping import lock
 from launcher.logs import NoLog, main, newest_log, tail
 from launcher.resume import changed, refusal, reopen
 from launcher.schema import FullConfig
 from workers import incarnations
-from workers.config import ConfigError
+from workers.config import ClusterKind, ConfigError
 from workers.rundir import RunFolder
 
 
@@ -110,8 +115,73 @@ def test_training_time_that_is_used_up(run: RunFolder, monkeypatch: pytest.Monke
     run.submitted.write_text(json.dumps({"cluster": "slurm", "complete": True, "arrays": [], "jobs": []}))
     incarnations.claim(run, "2_0", "5", 0, "trn0", 1, 0)
     later = time.time() + 3 * 3600
+    assert refusal(run, config(max_hours=2.0), later) == "", "nobody has seen it train since"
+    run.status.write_text(json.dumps({"time": later}))
     assert "run.max_hours=2: must be more than the 3.0 h that training has had" in refusal(run, config(max_hours=2.0), later)
     assert refusal(run, config(max_hours=4.0), later) == ""
+
+
+def test_an_array_that_may_still_appear(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = {"role": "train", "name": "x-7", "job_id": None, "submitted": 1000.0}
+    run.submitted.write_text(json.dumps({"cluster": "slurm", "complete": True, "arrays": [array], "jobs": []}))
+    monkeypatch.setattr(slurm, "jobs_named", lambda name: [])
+    assert "no clear answer for x-7, and SLURM may queue it yet. Try again in 200 s" in refusal(run, config(), 1100.0)
+    assert refusal(run, config(), 1000.0 + UNANSWERED_S) == ""
+
+
+@pytest.fixture
+def resumable(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    run.submitted.write_text(json.dumps({"cluster": "slurm", "complete": True, "arrays": [], "jobs": []}))
+    run.end("stopped: by the test", "test")
+    monkeypatch.setattr(resume, "_plan", lambda run, config, console: (config, ()))
+    return run
+
+
+def test_of_two_that_resume_one_is_refused(resumable: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lock is held until all is submitted, and left before watching."""
+    console, full = Console(), config()
+    full.cluster.kind = ClusterKind.slurm
+    statuses: list[int] = []
+
+    def start(*_: object) -> int:
+        statuses.append(resume.resume(resumable, full, console))
+        return 0
+
+    def watch(run: RunFolder, *_: object) -> int:
+        with lock(run, print) as mine:
+            return 0 if mine else 1
+
+    monkeypatch.setattr(resume, "_start", start)
+    monkeypatch.setattr(resume, "_watch", watch)
+    assert resume.resume(resumable, full, console) == 0 and statuses == [2]
+    assert "another `headway resume` is under way" in capsys.readouterr().err
+
+
+def test_what_another_has_resumed_meanwhile_is_refused(resumable: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["", "has 3 elements in the queue"]
+    monkeypatch.setattr(resume, "refusal", lambda *_: answers.pop(0))
+    assert resume.resume(resumable, config(), Console()) == 2 and answers == [] and resumable.ended() is not None
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(run: RunFolder, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(keeping.fcntl, "flock", flock)
+    said: list[str] = []
+    for _ in range(2):
+        with lock(run, said.append) as mine:
+            assert mine
+    (text,) = said
+    assert os.strerror(number) in text and "Run one at a time" in text
+
+
+def test_a_lock_is_held_by_one(run: RunFolder) -> None:
+    with lock(run, print) as first, lock(run, print) as second:
+        assert first and not second
+    with pytest.raises(BlockingIOError), lock(run, print):
+        raise BlockingIOError  # of what is done under the lock
 
 
 def test_reopening_keeps_what_was(run: RunFolder) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from launcher.cluster import ClusterConfig, ContainerConfig, ContainerKind, GpuRequest, RoleConfig
-from launcher.jobs import JobSpec
+from launcher.jobs import JobSpec, job_specs
 from launcher.options import KNOWN, check_options, names_in_help
 from launcher.schema import FullConfig
-from launcher.script import ROOT, mounted, python_command, sbatch_options, setup_lines, srun_arguments
+from launcher.script import ROOT, mounted, python_command, python_path, sbatch_options, setup_lines, srun_arguments
 from launcher.submit import scripts
-from workers.config import ClusterKind, ConfigError
+from workers.config import AllocationConfig, ClusterKind, ConfigError
 from workers.entry import Element
 from workers.rundir import RunFolder
 
@@ -97,6 +97,26 @@ def test_the_lines_before_srun_run_in_a_shell() -> None:
     done = subprocess.run(["bash", "-c", "\n".join([*lines, 'echo "$OMP_NUM_THREADS|$GREETING|$PYTHONPATH"'])], env={"PYTHONPATH": "/a"},
                           capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"2|hello world|{ROOT}:/a"
+
+
+def test_every_submission_gets_the_pythonpath_of_the_launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"lib::/it's:{ROOT}")
+    part = RoleConfig(pythonpath=python_path(), setup=["export PYTHONPATH=/module:$PYTHONPATH"])
+    assert part.pythonpath == f"{ROOT}:{tmp_path}/lib:/it's"
+    done = subprocess.run(["bash", "-c", "\n".join([*setup_lines(SPEC, part), 'echo "$PYTHONPATH"'])], env={"PYTHONPATH": "/of/another/shell"},
+                          capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{ROOT}:/module:{part.pythonpath}"
+
+
+def test_training_on_several_nodes_asks_for_whole_ones() -> None:
+    config = FullConfig()
+    config.cluster.kind, config.run.name, config.allocation = ClusterKind.slurm, "x", AllocationConfig(64, devices_per_node=8)
+    config.cluster.inference = config.cluster.train = RoleConfig(time="60")
+    run = RunFolder(Path("/a"))
+    inference, train = (scripts(spec, config, run, 1001)[0].splitlines() for spec in job_specs(config.plan(), config, run))
+    assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gres=gpu:8"} <= set(train)
+    assert {"#SBATCH --nodes=1", "#SBATCH --ntasks-per-node=1", "#SBATCH --gres=gpu:1"} <= set(inference)
 
 
 def test_the_command_that_runs_python() -> None:

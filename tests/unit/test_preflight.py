@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,17 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from launcher import on_node
+from launcher import on_node, preflight, slurm
 from launcher.cluster import GpuRequest, RoleConfig
 from launcher.jobs import JobSpec, job_specs
 from launcher.options import KNOWN
-from launcher.preflight import budget, problems, refuse
+from launcher.preflight import budget, check, problems, refuse, waits_for_nodes
 from launcher.probe import command, judge, unanswered
 from launcher.schema import FullConfig
-from launcher.site import Quality, Site, partitions_in, qualities_in, submit_limit_in
+from launcher.site import Quality, Site, gpus_per_node, partitions_in, qualities_in, submit_limit_in
 from launcher.slurm import NodeKind
 from workers.config import AllocationConfig, ClusterKind, ConfigError
 from workers.rundir import RunFolder
+from workers.slurm_command import SlurmError
 
 PARTITIONS = """\
 PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=01:00:00 DisableRootJobs=NO \
@@ -93,6 +95,40 @@ def test_gpus_and_nodes_are_counted(devices: int, per_node: int, role: dict, wor
     assert not found(64, 16, gpus=GpuRequest.none, partition="closed"), "without GPUs they are not counted"
 
 
+def node(number: int, gpus: int, state: str = "idle", gres: str = "") -> NodeKind:
+    return NodeKind(number, gpus, 64, 500_000, state, gres or f"gpu:{gpus}")
+
+
+@pytest.mark.parametrize(("kinds", "gpu_type", "number"), [
+    ([node(4, 8)], "", 8), ([node(4, 8), node(2, 4), node(9, 0)], "", 4), ([node(1, 16), node(9, 8)], "", 0), ([node(3, 0)], "", 0), ([], "", 0),
+    ([node(2, 4, gres="gpu:v100:4"), node(2, 8, gres="gpu:h100:8(S:0-1)")], "h100", 8), ([node(2, 4)], "h100", 4)])
+def test_a_node_has_as_many_gpus_as_the_smallest(kinds: list[NodeKind], gpu_type: str, number: int) -> None:
+    assert gpus_per_node(kinds, gpu_type, 16) == number
+
+
+@pytest.mark.parametrize(("kinds", "words"), [
+    ([node(2, 8, "drained"), node(1, 8, "down*")], "all nodes of partition gpu are drained or down: the run waits until they are back"),
+    ([node(2, 8, "drained"), node(1, 8), node(5, 4)], "too many of the nodes that fit of partition gpu"),
+    ([node(2, 8, "allocated"), node(1, 8, "drained")], ""),
+])
+def test_drained_nodes_are_waited_for(monkeypatch: pytest.MonkeyPatch, kinds: list[NodeKind], words: str) -> None:
+    full, site = config(64, 8), dataclasses.replace(SITE, nodes={"gpu": kinds})
+    assert words in waits_for_nodes(site, specs_of(full)[1], full.cluster.train) and not problems(site, specs_of(full)[1], full.cluster.train)
+
+    def refused(script: str) -> str:
+        raise SlurmError("sbatch --test-only: exit status 1: allocation failure: Requested node configuration is not available")
+
+    monkeypatch.setattr(preflight, "look", lambda cluster: site)
+    monkeypatch.setattr(slurm, "test_only", refused)
+    said: list[str] = []
+    if words:
+        assert check(specs_of(full)[1:], full, RunFolder(Path("/run")), said.append)
+        assert len(said) == 1 and said[0].startswith("cluster.train: ") and words in said[0]
+    else:
+        with pytest.raises(ConfigError, match="SLURM does not accept its jobs: allocation failure"):
+            check(specs_of(full)[1:], full, RunFolder(Path("/run")), said.append)
+
+
 def test_all_that_is_wrong_is_told_at_once() -> None:
     refuse([])
     with pytest.raises(ConfigError, match="^a$"):
@@ -124,7 +160,16 @@ def test_the_probe_asks_for_little() -> None:
     full = config(64, 8, account="a", gpu_type="h100", exclusive=True, mem="900G", cpus_per_gpu=4, sbatch={"comment": "c", "licenses": "l"})
     call = command(specs_of(full)[1], full.cluster.train, full, RunFolder(Path("/run")), "token")
     assert call[0] == "srun" and "--gres=gpu:h100:1" in call and "--account=a" in call and "--licenses=l" in call and "--immediate=10" in call
-    assert not any("exclusive" in word or "900G" in word or "comment" in word for word in call[:-1])
+    assert not any("exclusive" in word or "mem" in word or "comment" in word for word in call[:-1]), "whole nodes: memory is not asked for by number"
+
+
+@pytest.mark.parametrize(("role", "asked"), [
+    ({}, ["--mem=500M"]), ({"mem": "900G"}, ["--mem=500M"]), ({"mem_per_gpu": "64G"}, ["--mem=500M"]), ({"mem": "0"}, []), ({"mem": "0G"}, []),
+    ({"exclusive": True}, [])])
+def test_the_probe_takes_little_memory(role: dict, asked: list[str]) -> None:
+    full = config(64, 8, **role)
+    call = command(specs_of(full)[1], full.cluster.train, full, RunFolder(Path("/run")), "token")
+    assert [word for word in call if word.startswith("--mem")] == asked
 
 
 @pytest.mark.parametrize(("damage", "words"), [

@@ -11,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import slurm
+from launcher.cluster import ClusterConfig, GpuRequest
+from launcher.schema import FullConfig
+from launcher.site import look, settle_nodes
 from launcher.slurm_text import clock, expand_hosts, gpus, seconds
 from launcher.states import State
 from workers import slurm_command
+from workers.config import AllocationConfig, ClusterKind
 from workers.slurm_command import SlurmError
 
 Command = Callable[..., Path]
@@ -116,6 +120,44 @@ def test_a_controller_that_restarts_is_asked_again(command: Command, monkeypatch
         slurm.cancel(["1"])
 
 
+@pytest.mark.parametrize(("name", "ask"), [
+    ("sacct", lambda: slurm.history(["1"])), ("scontrol", slurm.show_config),
+    ("scontrol", lambda: settle_nodes(slurm_config(), patience_s=0)), ("sinfo", lambda: slurm.node_kinds("gpu", patience_s=0))])
+def test_what_people_wait_for_is_asked_once(command: Command, name: str, ask: Callable[[], object]) -> None:
+    for words in ("sacct: error: slurm_persist_conn_open: failed to send", "Connection refused", "Unable to contact slurm controller"):
+        calls = command(name, error=words, status=1)
+        calls.unlink(missing_ok=True)
+        with pytest.raises(SlurmError, match=words):
+            ask()
+        assert len(calls.read_text().splitlines()) == 1
+
+
+def test_a_launch_does_not_wait_for_accounting(command: Command) -> None:
+    command("scontrol", "MaxArraySize = 8\nAccountingStorageEnforce = limits\nPartitionName=gpu Default=YES MaxTime=60:00 State=UP\n")
+    command("sinfo", "3|8|8000|idle|gpu:1\n")
+    command("squeue", "5_0\n5_1\n")
+    command("sbatch", "--mem=N")
+    calls = command("sacctmgr", error="sacctmgr: error: slurm_persist_conn_open_without_init: Connection refused", status=1)
+    site = look(slurm_config().cluster)
+    assert (site.qualities, site.max_submit, site.num_mine, site.max_array_size) == (None, None, 2, 8)
+    assert len(calls.read_text().splitlines()) == 3
+
+
+def slurm_config() -> FullConfig:
+    return FullConfig(cluster=ClusterConfig(kind=ClusterKind.slurm), allocation=AllocationConfig(64))
+
+
+def test_the_default_partition_is_asked_for_its_nodes(command: Command) -> None:
+    command("scontrol", "PartitionName=cpu State=UP\nPartitionName=gpu Default=YES State=UP\n")
+    calls = command("sinfo", "3|8|8000|idle|gpu:8\n2|8|8000|idle|(null)\n1|8|8000|idle|gpu:4\n")
+    full = slurm_config()
+    assert settle_nodes(full) == "allocation.devices_per_node=4, as the nodes of partition gpu have: training takes 16 devices"
+    assert full.allocation.devices_per_node == 4 and "--partition=gpu" in calls.read_text()
+    assert settle_nodes(full) == "" and full.allocation.devices_per_node == 4, "what is given holds"
+    full.allocation.devices_per_node, full.cluster.train.gpus = 0, GpuRequest.none
+    assert settle_nodes(full) == "" and full.allocation.devices_per_node == 0, "processes are not counted by GPUs"
+
+
 def test_other_errors_are_told_at_once(command: Command) -> None:
     calls = command("scancel", error="scancel: error: Kill job error on job id 1: Access/permission denied", status=1)
     with pytest.raises(SlurmError, match="permission denied"):
@@ -156,8 +198,10 @@ def test_the_cluster(command: Command) -> None:
     assert partition is not None and partition["MaxTime"] == "1-00:00:00" and partition["TRES"] == "cpu=24,mem=24000M,gres/gpu=3"
     command("scontrol", "Partition nix not found\n", status=1)
     assert slurm.partition("nix") is None
-    command("sinfo", "3|8|8000|gpu:1\n2|96+|1000000+|gpu:h100:8(S:0-1),nvme:1\n1|4|100|(null)\n")
+    calls = command("sinfo", "3|8|8000|idle|gpu:1\n2|96+|1000000+|drained*|gpu:h100:8(S:0-1),nvme:1\n1|4|100|mixed|(null)\n")
     assert [(kind.num_nodes, kind.num_gpus, kind.num_cpus) for kind in slurm.node_kinds("gpu")] == [(3, 1, 8), (2, 8, 96), (1, 0, 4)]
+    assert [kind.away for kind in slurm.node_kinds("gpu")] == [False, True, False]
+    assert "--exact" in calls.read_text(), "else unlike nodes are one line"
     command("sbatch", error="sbatch: Job 5 to start at 2026-11-21T15:54:03 using 1 processors on nodes inf0 in partition inference")
     assert "to start at" in slurm.test_only("#!/bin/bash\n")
     command("sbatch", error="allocation failure: Invalid account or account/partition combination specified", status=1)
@@ -168,11 +212,12 @@ def test_the_cluster(command: Command) -> None:
 def test_what_users_set_for_their_own_eyes_changes_nothing(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command("squeue")
     (tmp_path / "bin" / "squeue").write_text(f"#!/bin/bash\nenv >{tmp_path / 'env'}\n")
-    for name in ("SQUEUE_FORMAT", "SLURM_TIME_FORMAT", "SQUEUE_STATES", "SLURM_CONF"):
+    mine = {"SQUEUE_FORMAT", "SLURM_TIME_FORMAT", "SQUEUE_STATES", "SLURM_CLUSTERS", "SBATCH_CLUSTERS", "SQUEUE_CLUSTERS", "SBATCH_PARTITION"}
+    for name in (*mine, "SLURM_CONF"):
         monkeypatch.setenv(name, "mine")
     slurm.squeue(["1"])
     names = {line.split("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
-    assert "SLURM_CONF" in names and not names & {"SQUEUE_FORMAT", "SLURM_TIME_FORMAT", "SQUEUE_STATES"}
+    assert "SLURM_CONF" in names and not names & mine
 
 
 @pytest.mark.parametrize(("text", "hosts"), [

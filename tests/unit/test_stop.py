@@ -134,6 +134,17 @@ def test_a_request_to_drain_gives_way_to_one_to_stop(run: RunFolder) -> None:
     assert run.stop_requested() == {"reason": "third", "drain": False}
 
 
+def test_an_array_without_an_id_is_found_and_cancelled(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sbatch's answer was lost, and slurmctld queued the array after the launcher had looked."""
+    queued = [QueueEntry("78", 0, "78", State.PENDING, "", (), None, None)]
+    run.submitted.write_text(json.dumps({"cluster": "slurm", "complete": True, "jobs": [], "arrays": [
+        {"role": "train", "name": "x-1", "job_id": None, "submitted": 1.0}]}))
+    monkeypatch.setattr(living.slurm, "jobs_named", lambda name: ["78"] if name == "x-1" else [])
+    monkeypatch.setattr(living.slurm, "squeue", lambda ids: [one for one in queued if one.array_job_id in ids])
+    monkeypatch.setattr(living.slurm, "cancel", lambda ids, pending_only=False: queued.clear() if ids == ["78"] else None)
+    assert stop.stop(run, "by the test", patience_s=5) == "stopped" and queued == []
+
+
 def test_slurm_away(run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def away(_: RunFolder) -> Entries:
         raise SlurmError("squeue: no answer")

@@ -73,6 +73,14 @@ def test_every_step_of_the_submission_renews_the_patience(run: RunFolder, clock:
     assert watch.is_whole() and run.ended() is None
 
 
+def test_a_later_submission_without_an_answer_is_no_reason_to_end(run: RunFolder, clock: Clock) -> None:
+    submit(run, "7", None, complete=True)
+    watch = SubmissionWatch(run)
+    for _ in range(3):
+        assert watch.is_whole() and run.ended() is None
+        clock.now += 2 * PATIENCE_S
+
+
 def test_a_run_that_has_ended_is_not_waited_for(run: RunFolder, clock: Clock) -> None:
     submit(run, None)
     run.end("stopped", "someone")

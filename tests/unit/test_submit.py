@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher import slurm, submit
+from launcher import records, slurm, submit
 from launcher.cluster import RoleConfig
 from launcher.jobs import JobSpec, job_specs
 from launcher.schema import FullConfig
@@ -27,7 +27,7 @@ text = pathlib.Path(sys.argv[1]).read_text()
 (folder / f"{number}.sh").write_text(text)
 (folder / f"{number}.env").write_text("\\n".join(os.environ))
 if str(number) in os.environ.get("FAIL", "").split(","):
-    sys.exit("sbatch: error: Batch job submission failed: Invalid qos specification")
+    sys.exit(os.environ.get("SAY", "sbatch: error: Batch job submission failed: Invalid qos specification"))
 print(f"Submitted batch job {number}")
 """
 
@@ -134,13 +134,59 @@ def test_an_array_whose_answer_was_lost_is_found_by_name(fake: Fake, run: RunFol
     assert fake.cancelled == ["1", "77"]
 
 
+@pytest.mark.parametrize("words", ["sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+                                   "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)", "Killed", ""])
+def test_an_answer_that_is_not_clear_leaves_a_record(fake: Fake, run: RunFolder, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """slurmctld may queue the array seconds after all looks."""
+    monkeypatch.setenv("FAIL", "2")
+    monkeypatch.setenv("SAY", words)
+    with pytest.raises(ConfigError, match="did not say whether it accepts .*-inference-2.*may still queue .*-inference-2 .*headway stop"):
+        submit.submit(specs_of(config(), run.path), config(), run)
+    assert fake.cancelled == ["1"] and [array["job_id"] for array in run.submission()["arrays"]] == ["1", None]
+    assert run.submission()["complete"] and run.ended(), "its elements find that the run has ended"
+    (lost,) = records.unanswered(run)
+    assert lost["name"] == run.submission()["arrays"][1]["name"] and records.settle(run) == {"inference": lost["submitted"]}
+    fake.named = ["78"]
+    assert records.settle(run)["inference"] > lost["submitted"], "it has come just now"
+    assert records.settle(run) == {} and [array["job_id"] for array in run.submission()["arrays"]] == ["1", "78"]
+
+
+def test_nothing_is_settled_while_somebody_submits(fake: Fake, run: RunFolder) -> None:
+    text = '{"complete": false, "arrays": [{"role": "train", "name": "x", "job_id": null, "submitted": 1.0}]}'
+    run.submitted.write_text(text)
+    fake.named = ["78"]
+    assert records.settle(run) == {} and run.submitted.read_text() == text
+
+
+def test_a_run_stays_whole_while_more_is_submitted(fake: Fake, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs, seen = specs_of(config(), run.path), []
+    write = records.write_atomic
+    monkeypatch.setattr(records, "write_atomic", lambda path, content: (write(path, content), seen.append(run.submission()["complete"])))
+    submit.submit(specs, config(), run)
+    assert seen[:-1] == [False] * 8 and seen[-1]
+    seen.clear()
+    submit.submit((specs[1],), config(), run, going_on=True)
+    assert all(seen) and len(seen) == 3
+    submit.submit((specs[1],), config(), run)
+    assert seen[3:] == [False, False, True], "a run that is resumed is submitted whole again"
+
+
+def test_a_resumed_run_whose_submission_fails_has_ended(fake: Fake, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = specs_of(config(), run.path)
+    submit.submit(specs, config(), run)
+    monkeypatch.setenv("FAIL", "6")
+    with pytest.raises(ConfigError):
+        submit.submit(specs, config(), run)
+    assert "submission failed" in (run.ended() or {})["cause"] and fake.cancelled == ["5"]
+
+
 def test_a_later_submission_that_fails_leaves_the_run_alone(fake: Fake, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = specs_of(config(), run.path)
     submit.submit(specs, config(), run)
     before = run.submission()["arrays"]
     monkeypatch.setenv("FAIL", "5")
     with pytest.raises(ConfigError):
-        submit.submit((specs[1],), config(), run)
+        submit.submit((specs[1],), config(), run, going_on=True)
     assert run.ended() is None and run.submission()["arrays"] == before and run.submission()["complete"] and fake.cancelled == []
 
 

@@ -32,6 +32,7 @@ from workers.messages.types import Announcement, Group, GroupFinished, Lease, Pa
 from workers.processes import first_cause
 from workers.reward.pool import RewardPool, VerifierError, scale
 from workers.reward.verifiers import numeric_distance
+from workers.rollout import weight_updates
 from workers.rollout.engine_client import BadRequest, EngineClient, EngineError, Generation, SamplingParams
 from workers.rollout.sampler import Sample, Sampler
 from workers.rollout.servers.process import LOG_LINES, ServerProcess
@@ -350,7 +351,28 @@ async def serves_unharmed(rig: Rig, announcement: Announcement) -> None:
     assert rig.error(announcement.version, prompt_of(5), sample.tokens, sample.logprobs) <= TOLERANCE
 
 
-async def test_a_version_that_is_gone_is_an_error_if_it_is_the_newest(rig: Rig) -> None:
+async def test_a_version_that_goes_while_the_engine_is_about_to_load_it_is_skipped_for_the_one_that_comes(
+        rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, gone, newest = rig.publish(0), rig.publish(1), rig.publish(2)
+    async with Following(rig) as following:
+        await following.load(first)
+        pause = rig.client.pause
+
+        async def pause_and_lose_it(mode: str) -> None:  # between its verification and its loading
+            await pause(mode)
+            if following.holder.fetching == gone.version:
+                shutil.rmtree(gone.folder)
+                following.holder.announce(newest)
+
+        monkeypatch.setattr(rig.client, "pause", pause_and_lose_it)
+        following.holder.announce(gone)
+        await following.load(newest)
+        assert following.holder.held == newest.version and gone.version not in [held for held, _ in following.changes]
+    await serves_unharmed(rig, newest)
+
+
+async def test_a_version_that_is_gone_is_an_error_if_it_is_the_newest(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_updates, "NEWER_S", 0.2)
     first, gone = rig.publish(0), rig.publish(1)
     shutil.rmtree(gone.folder)
     async with Following(rig) as following:

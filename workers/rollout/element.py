@@ -56,8 +56,11 @@ async def _work(run: RunFolder, config: Config, element: SlurmElement | None) ->
 
 async def _pause(run: RunFolder, seconds: float) -> None:
     print(f"failed soon after its start: this element stays for {seconds:g} s, so that a bad node does not use up the array", flush=True)
+    told = asyncio.Event()
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and run.ended() is None and run.stop_requested() is None:
+    while time.monotonic() < deadline and run.ended() is None and run.stop_requested() is None and not told.is_set():
         await asyncio.sleep(1.0)
 
 

@@ -7,14 +7,17 @@ Updates that arrive faster than they can be loaded are skipped: only the newest 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from workers.config import Interrupt
 from workers.messages.types import Announcement, Version
-from workers.rollout.engine_client import EngineClient
-from workers.weights.manifest import WeightsError, verify
+from workers.rollout.engine_client import BadRequest, EngineClient
+from workers.weights.manifest import MANIFEST, WeightsError, verify
+
+NEWER_S = 10.0
 
 
 class WeightHolder:
@@ -53,12 +56,19 @@ class WeightHolder:
             try:
                 await self._update(announcement)
             except WeightsError as error:
-                # The publisher may have removed it because there is a newer one: then take that. It may be gone itself: then the next
-                # training job will publish another one. Otherwise it is an error.
-                if self._newest is announcement and self._in_touch():
+                # The publisher may have removed it because there is a newer one, of which we hear in a moment: then take that. It may be
+                # gone itself: then the next training job will publish another one. Otherwise it is an error.
+                is_newest = self._newest is announcement and not (_is_gone(announcement) and await self._newer_comes())
+                if is_newest and self._in_touch():
                     raise
                 print(f"warning: version {announcement.version} is skipped: {error}", flush=True)
                 self.fetching = None
+
+    async def _newer_comes(self) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(NEWER_S):
+                await self._news.wait()
+        return self._news.is_set()
 
     async def _update(self, announcement: Announcement) -> None:
         folder = Path(announcement.folder)
@@ -70,6 +80,10 @@ class WeightHolder:
         await self._engine.pause(self._interrupt.value)
         try:
             await self._engine.update_weights(folder, announcement.version, flush_cache=self._interrupt is not Interrupt.in_place)
+        except BadRequest as error:
+            if _is_gone(announcement):
+                raise WeightsError(f"{folder}: version {announcement.version} was removed before it was loaded") from error
+            raise
         finally:
             await self._engine.resume()
             self.num_pauses += 1
@@ -79,3 +93,7 @@ class WeightHolder:
         async with self._held_something_new:
             self._held_something_new.notify_all()
         await self._changed()
+
+
+def _is_gone(announcement: Announcement) -> bool:
+    return not (Path(announcement.folder) / MANIFEST).exists()
