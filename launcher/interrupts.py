@@ -23,3 +23,16 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def without_sigterm() -> Iterator[None]:
+    """SIGTERM takes effect at the end of the block. Not by a signal mask: processes that are started inside would inherit it."""
+    came: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        if came:
+            signal.raise_signal(signal.SIGTERM)

@@ -21,6 +21,7 @@ import psutil
 import submitit
 
 from launcher import living, slurm
+from launcher.interrupts import without_sigterm
 from launcher.jobs import JobSpec, waves
 from launcher.records import ArrayRecords
 from launcher.schema import FullConfig
@@ -185,15 +186,17 @@ def _submit_processes(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFo
     # Inherited by the jobs: Ctrl-C and a closing terminal reach the launcher only, which then ends the run in order.
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
-        for spec in specs:
-            executor = submitit.LocalExecutor(folder=run.jobs)
-            executor.update_parameters(timeout_min=math.ceil(config.run.max_hours * 60), tasks_per_node=spec.tasks_per_node, stderr_to_stdout=True)
-            for job in executor.submit_array([spec.element] * spec.num_elements):
-                jobs.append(job)
-                record.append({"name": spec.name, "job_id": job.job_id, "created": psutil.Process(int(job.job_id)).create_time(),
-                               "log": str(job.paths.stdout)})
-            content = {"cluster": config.cluster.kind.value, "complete": spec is specs[-1], "time": time.time(), "jobs": record}
-            write_atomic(run.submitted, json.dumps(content, indent=2).encode())
+        with without_sigterm():  # a process that is started must stand in jobs.json, where it can be found
+            for spec in specs:
+                executor = submitit.LocalExecutor(folder=run.jobs)
+                minutes = math.ceil(config.run.max_hours * 60)
+                executor.update_parameters(timeout_min=minutes, tasks_per_node=spec.tasks_per_node, stderr_to_stdout=True)
+                for job in executor.submit_array([spec.element] * spec.num_elements):
+                    jobs.append(job)
+                    record.append({"name": spec.name, "job_id": job.job_id, "created": psutil.Process(int(job.job_id)).create_time(),
+                                   "log": str(job.paths.stdout)})
+                content = {"cluster": config.cluster.kind.value, "complete": spec is specs[-1], "time": time.time(), "jobs": record}
+                write_atomic(run.submitted, json.dumps(content, indent=2).encode())
     except BaseException as error:
         run.end(f"submission failed: {error}", "launcher")
         living.kill(run)
