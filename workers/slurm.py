@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from workers.config import ConfigError
+from workers.rundir import RunFolder
 from workers.slurm_command import ENDED, SlurmError, run
 
 EARLY_S = 90.0
@@ -103,6 +104,14 @@ def cancel_waiting(arrays: list[str]) -> None:
     """Cancel the elements that have not started."""
     for array in arrays:
         run("scancel", "--state=PENDING", array, tolerate=ENDED)  # not --quiet: with it an array that has ended fails without a word
+
+
+def cancel_waiting_of(run: RunFolder) -> None:
+    """Cancel the run's elements that wait in the queue, so that none starts in the place of one that leaves; if SLURM is away, say so."""
+    try:
+        cancel_waiting(run.arrays("train") + run.arrays("inference"))
+    except SlurmError as error:
+        print(f"waiting elements could not be cancelled: {error}; each will see that the run has ended, and leave", flush=True)
 
 
 def states(arrays: list[str]) -> dict[str, str]:

@@ -21,7 +21,6 @@ from workers.coordinator.core import Coordinator
 from workers.files import write_atomic
 from workers.messages.types import Finish, HeartbeatReply, Role, Suspended
 from workers.rundir import RunFolder
-from workers.slurm_command import SlurmError
 
 if TYPE_CHECKING:
     from workers.coordinator.worker import CoordinatorWorker
@@ -31,13 +30,9 @@ CANCEL_S = 5.0
 
 
 def cancel_waiting(core: Coordinator, run: RunFolder) -> None:
-    """Cancel the elements that wait in SLURM's queue, so that none starts in the place of one that leaves."""
-    if not core.replaceable:
-        return
-    try:
-        slurm.cancel_waiting(run.arrays("inference") + run.arrays("train"))
-    except SlurmError as error:
-        print(f"waiting elements could not be cancelled: {error}; each will see that the run has ended, and leave", flush=True)
+    """Cancel the elements that wait in SLURM's queue; outside SLURM there are none."""
+    if core.replaceable:
+        slurm.cancel_waiting_of(run)
 
 
 class Farewell:

@@ -188,10 +188,7 @@ class TrainElement:
 
     def _cancel_waiting_if_over(self) -> None:
         if self.element is not None and self.run.ended() is not None:
-            try:
-                slurm.cancel_waiting(self.run.arrays("train") + self.run.arrays("inference"))
-            except SlurmError as error:
-                print(f"waiting elements could not be cancelled: {error}; each will see that the run has ended, and leave", flush=True)
+            slurm.cancel_waiting_of(self.run)
 
     def _follow_up(self, how: str, cause: str) -> str:
         if how == "preempted" and self.element is not None:
