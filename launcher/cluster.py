@@ -74,6 +74,7 @@ class ContainerConfig:
 class RoleConfig:
     """What one job of a role asks for. Any other option of sbatch stands in `sbatch` (an empty value: an option without one).
 
+    `devices_per_node`: GPUs of this partition's nodes (0: `allocation.devices_per_node`; for training, where that is 0 too, SLURM is asked).
     `pythonpath`: where Python looks besides; the launcher fills it in from the shell that starts the run, and keeps it for later jobs.
     """
 
@@ -91,6 +92,7 @@ class RoleConfig:
     cpus_per_task: int = 0
     gpus: GpuRequest = GpuRequest.gres
     gpu_type: str = ""
+    devices_per_node: int = 0
     exclusive: bool = False
     setup: list[str] = field(default_factory=list)
     container: ContainerConfig = field(default_factory=ContainerConfig)
@@ -115,7 +117,7 @@ class RoleConfig:
         for name in ("mem", "mem_per_gpu"):
             value = getattr(self, name)
             require(not value or _MEMORY.fullmatch(value) is not None, f"{key}.{name}", value, "must be a number and K, M, G or T", "For example 64G")
-        for name in ("cpus_per_gpu", "cpus_per_task"):
+        for name in ("cpus_per_gpu", "cpus_per_task", "devices_per_node"):
             require(getattr(self, name) >= 0, f"{key}.{name}", getattr(self, name), "must not be negative", "0 leaves it to SLURM")
         for one, other in (("mem", "mem_per_gpu"), ("cpus_per_gpu", "cpus_per_task")):
             require(not (getattr(self, one) and getattr(self, other)), f"{key}.{one}", getattr(self, one),

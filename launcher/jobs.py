@@ -57,13 +57,14 @@ class JobSpec:
 
 def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, JobSpec]:
     """The jobs of inference and of training. Raises `ConfigError` where nodes are too small or do not come out even."""
-    per_node = config.allocation.devices_per_node
-    if per_node and plan.replica_size > per_node and config.cluster.kind is ClusterKind.slurm:
-        raise ConfigError(f"allocation.replica_size={plan.replica_size}: a replica must fit on one node, and allocation.devices_per_node={per_node}. "
-                          f"Use allocation.replica_size={per_node} or less")
+    fits = config.devices_per_node("inference")
+    if fits and plan.replica_size > fits and config.cluster.kind is ClusterKind.slurm:
+        raise ConfigError(f"allocation.replica_size={plan.replica_size}: a replica must fit on one node, and inference nodes have {fits} devices. "
+                          f"Use allocation.replica_size={fits} or less")
+    per_node = config.devices_per_node("train")
     nodes = num_train_nodes(plan, per_node)
     if plan.num_train_devices % nodes:
-        near = " or ".join(map(str, even_sizes(config.allocation)))
+        near = " or ".join(map(str, even_sizes(config.allocation, per_node)))
         raise ConfigError(f"allocation.num_devices={plan.num_devices}: leaves {plan.num_train_devices} devices to training, which do not spread "
                           f"evenly over {nodes} nodes of {per_node}. Use {f'allocation.num_devices={near}, or ' if near else ''}"
                           "another allocation.inference_fraction")
@@ -85,14 +86,14 @@ def num_train_nodes(plan: Plan, per_node: int) -> int:
     return math.ceil(plan.num_train_devices / per_node) if per_node else 1
 
 
-def even_sizes(allocation: AllocationConfig) -> list[int]:
-    """The nearest numbers of devices, below and above, of which training's part spreads evenly over nodes."""
+def even_sizes(allocation: AllocationConfig, per_node: int) -> list[int]:
+    """The nearest numbers of devices, below and above, of which training's part spreads evenly over nodes of `per_node`."""
     def is_even(number: int) -> bool:
         try:
             plan = split(dataclasses.replace(allocation, num_devices=number))
         except ConfigError:
             return False
-        return plan.num_train_devices % num_train_nodes(plan, allocation.devices_per_node) == 0
+        return plan.num_train_devices % num_train_nodes(plan, per_node) == 0
 
     devices = allocation.num_devices
     found = [next(filter(is_even, numbers), None) for numbers in (range(devices - 1, 0, -1), range(devices + 1, 2 * devices + 1))]

@@ -64,6 +64,10 @@ class FullConfig(workers.Config):
         """The split of the devices. Raises `ConfigError`."""
         return split(self.allocation)
 
+    def devices_per_node(self, role: str) -> int:
+        """The devices of the nodes of a role's partition; 0: not known."""
+        return self.cluster.role(role).devices_per_node or self.allocation.devices_per_node
+
     def for_workers(self) -> workers.Config:
         """The part that the workers read."""
         parts = {part.name: getattr(self, part.name) for part in dataclasses.fields(workers.Config)}

@@ -78,19 +78,19 @@ def gpus_per_node(kinds: list[NodeKind], gpu_type: str, num_devices: int) -> int
 
 
 def settle_nodes(config: FullConfig, patience_s: float | None = None) -> str:
-    """Where allocation.devices_per_node is not given and training does not fit on a node, take what its partition's nodes have.
+    """Where devices_per_node is not given and training does not fit on a node, take what its partition's nodes have (for training only).
 
     Returns what to tell of it, '' where nothing was done. Raises `SlurmError` where the cluster cannot be asked, `ConfigError`.
     """
     part, num_devices = config.cluster.train, config.plan().num_train_devices
-    if config.allocation.devices_per_node or part.gpus is GpuRequest.none or num_devices == 1:
+    if config.devices_per_node("train") or part.gpus is GpuRequest.none or num_devices == 1:
         return ""
     name = part.partition or default_of(_partitions(patience_s))
     number = gpus_per_node(slurm.node_kinds(name, patience_s), part.gpu_type, num_devices) if name else 0
     if not number:
         return ""
-    config.allocation.devices_per_node = number
-    return f"allocation.devices_per_node={number}, as the nodes of partition {name} have: training takes {num_devices} devices"
+    part.devices_per_node = number
+    return f"cluster.train.devices_per_node={number}, as the nodes of partition {name} have: training takes {num_devices} devices"
 
 
 def _partitions(patience_s: float | None = None) -> dict[str, dict[str, str]]:

@@ -68,7 +68,7 @@ def test_the_remedies_for_what_does_not_spread_evenly_help(devices: int, per_nod
     try:
         specs(full)
     except ConfigError:
-        sizes = even_sizes(full.allocation)
+        sizes = even_sizes(full.allocation, full.allocation.devices_per_node)
         assert sizes
         for full.allocation.num_devices in sizes:
             specs(full)

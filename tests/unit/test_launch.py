@@ -118,7 +118,7 @@ def test_a_dry_run_without_a_cluster_says_what_it_could_not_ask(tmp_path: Path, 
     assert launch.launch(full) == 0
     said = capsys.readouterr().out
     assert "not found on PATH" in said and "give allocation.devices_per_node=N" in said and "#SBATCH --gres=gpu:16" in said
-    assert full.allocation.devices_per_node == 0
+    assert full.cluster.train.devices_per_node == 0
 
 
 def test_a_dry_run_asks_a_controller_that_is_away_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +147,7 @@ def test_what_the_launcher_fills_in_is_recorded(tmp_path: Path, monkeypatch: pyt
     full.model.path = "/m"
     folder.config.write_bytes(msgspec.json.encode(full.for_workers()))
     again = read_full(folder)
-    assert again.allocation.devices_per_node == 8 and "allocation.devices_per_node=8, as the nodes of partition gpu" in capsys.readouterr().out
+    assert again.cluster.train.devices_per_node == 8 and "cluster.train.devices_per_node=8, as the nodes of partition gpu" in capsys.readouterr().out
     assert again.cluster.train.pythonpath == again.cluster.inference.pythonpath == f"{ROOT}:/mine"
 
 
