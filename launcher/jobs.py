@@ -64,7 +64,7 @@ def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, 
     per_node = config.devices_per_node("train")
     nodes = num_train_nodes(plan, per_node)
     if plan.num_train_devices % nodes:
-        near = " or ".join(map(str, even_sizes(config.allocation, per_node)))
+        near = " or ".join(map(str, even_sizes(config.allocation, per_node, config.trainer.parallel.unit)))
         raise ConfigError(f"allocation.num_devices={plan.num_devices}: leaves {plan.num_train_devices} devices to training, which do not spread "
                           f"evenly over {nodes} nodes of {per_node}. Use {f'allocation.num_devices={near}, or ' if near else ''}"
                           "another allocation.inference_fraction")
@@ -86,11 +86,11 @@ def num_train_nodes(plan: Plan, per_node: int) -> int:
     return math.ceil(plan.num_train_devices / per_node) if per_node else 1
 
 
-def even_sizes(allocation: AllocationConfig, per_node: int) -> list[int]:
+def even_sizes(allocation: AllocationConfig, per_node: int, train_unit: int = 1) -> list[int]:
     """The nearest numbers of devices, below and above, of which training's part spreads evenly over nodes of `per_node`."""
     def is_even(number: int) -> bool:
         try:
-            plan = split(dataclasses.replace(allocation, num_devices=number))
+            plan = split(dataclasses.replace(allocation, num_devices=number), train_unit)
         except ConfigError:
             return False
         return plan.num_train_devices % num_train_nodes(plan, per_node) == 0

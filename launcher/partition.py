@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from workers.config import AllocationConfig, ConfigError
+from workers.config import AllocationConfig, ConfigError, ParallelConfig
 
 
 @dataclass(frozen=True)
@@ -60,3 +60,20 @@ def split(allocation: AllocationConfig, train_unit: int = 1) -> Plan:
                           f"Use allocation.min_replicas={replicas} or fewer")
     left = devices - replicas * size
     return Plan(devices, size, replicas, left // train_unit * train_unit)
+
+
+def plan(allocation: AllocationConfig, parallel: ParallelConfig) -> Plan:
+    """The split for copies of the model that are spread as `parallel` says. Raises `ConfigError` where that does not come out even."""
+    unit = parallel.unit
+    found = split(allocation, unit)
+    copies = found.num_train_devices // unit
+    if parallel.dp not in (0, copies):
+        shape = f"tp={parallel.tp}, pp={parallel.pp}, cp={parallel.cp}"
+        raise ConfigError(f"trainer.parallel.dp={parallel.dp}: the split leaves training {found.num_train_devices} devices, which hold {copies} "
+                          f"cop{'y' if copies == 1 else 'ies'} of {shape}. Use trainer.parallel.dp={copies} (or 0), or another "
+                          "allocation.inference_fraction")
+    same_layers = parallel.tp * parallel.cp * copies
+    if same_layers % parallel.ep:
+        raise ConfigError(f"trainer.parallel.ep={parallel.ep}: must divide the {same_layers} devices that hold the same layers (tp * cp * dp). "
+                          f"Use a divisor of {same_layers}")
+    return found

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.cluster import ClusterConfig
 from launcher.options import check_options
-from launcher.partition import Plan, split
+from launcher.partition import Plan, plan
 from workers import config as workers
 from workers.config import ClusterKind
 from workers.rundir import RunFolder
@@ -62,7 +62,7 @@ class FullConfig(workers.Config):
 
     def plan(self) -> Plan:
         """The split of the devices. Raises `ConfigError`."""
-        return split(self.allocation)
+        return plan(self.allocation, self.trainer.parallel)
 
     def devices_per_node(self, role: str) -> int:
         """The devices of the nodes of a role's partition; 0: not known."""

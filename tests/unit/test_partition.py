@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.partition import split
-from workers.config import AllocationConfig, ConfigError
+from launcher.partition import plan, split
+from workers.config import AllocationConfig, ConfigError, ParallelConfig
 
 
 @given(st.integers(2, 1024), st.floats(0.01, 0.99), st.sampled_from([1, 2, 4, 8]), st.integers(1, 16))
@@ -43,3 +43,18 @@ def test_decimal_fractions_are_not_missed_by_a_hair() -> None:
 def test_impossible_splits_name_the_nearest_possible(allocation: AllocationConfig, unit: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         split(allocation, unit)
+
+
+@pytest.mark.parametrize(("parallel", "words"), [
+    (ParallelConfig(tp=2, dp=2), r"dp=2: the split leaves training 8 devices, which hold 4 copies of tp=2.*Use trainer.parallel.dp=4"),
+    (ParallelConfig(tp=4, cp=2, dp=3), r"hold 1 copy of tp=4, pp=1, cp=2"), (ParallelConfig(pp=2, ep=8), "ep=8: must divide the 4 devices"),
+    (ParallelConfig(tp=32), "num_devices=33"),
+])
+def test_parallel_training_that_does_not_come_out_even_is_refused(parallel: ParallelConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan(AllocationConfig(32), parallel)
+
+
+def test_copies_of_the_model_that_fit_are_taken() -> None:
+    assert plan(AllocationConfig(32), ParallelConfig(tp=2, pp=2, cp=2, ep=2, dp=1)).num_train_devices == 8
+    assert plan(AllocationConfig(32), ParallelConfig(tp=2, ep=8)).num_train_devices == 8

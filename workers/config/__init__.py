@@ -21,6 +21,7 @@ from workers.config.choices import (
     Interrupt,
     ModelSource,
     OffPolicy,
+    Recompute,
     Schedule,
     Server,
 )
@@ -46,6 +47,7 @@ from workers.config.system import (
 )
 from workers.config.training import (
     AlgorithmConfig,
+    ParallelConfig,
     StalenessConfig,
     TrainerConfig,
     WeightsConfig,
@@ -70,6 +72,8 @@ __all__ = [
     "ModelConfig",
     "ModelSource",
     "OffPolicy",
+    "ParallelConfig",
+    "Recompute",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",

@@ -71,6 +71,14 @@ class OffPolicy(str, enum.Enum):
     clamp = "clamp"
 
 
+class Recompute(str, enum.Enum):
+    """Which activations the backward pass makes again instead of keeping them: none, those of attention, or all within a layer."""
+
+    none = "none"
+    selective = "selective"
+    full = "full"
+
+
 class Schedule(str, enum.Enum):
     """Learning rate after warm-up."""
 

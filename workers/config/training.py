@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from workers.config.choices import Advantage, Bound, Dtype, OffPolicy, Schedule
+from workers.config.choices import Advantage, Bound, Dtype, OffPolicy, Recompute, Schedule
 from workers.config.rules import require
 
 
@@ -39,8 +39,37 @@ class AlgorithmConfig:
 
 
 @dataclass
+class ParallelConfig:
+    """How training is spread over devices (Megatron-core's terms; docs/trainer.md).
+
+    One copy of the model takes tp * pp * cp devices: `tp` split every matrix, `pp` hold a part of the layers each, `cp` share the tokens
+    of a micro-batch; `sequence` also splits what lies between the matrices over the tp devices. `dp` copies share a batch, and the
+    optimizer's state (0: as many as training's devices hold). `ep` devices share the experts of a mixture.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    dp: int = 0
+    sequence: bool = True
+
+    @property
+    def unit(self) -> int:
+        """Devices of one copy of the model."""
+        return self.tp * self.pp * self.cp
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work whatever the model."""
+        for name in ("tp", "pp", "cp", "ep"):
+            require(getattr(self, name) >= 1, f"trainer.parallel.{name}", getattr(self, name), "must be at least 1", "1 does not split")
+        require(self.dp >= 0, "trainer.parallel.dp", self.dp, "must be 0 or more", "0 takes as many as training's devices hold")
+
+
+@dataclass
 class TrainerConfig:
-    """The optimiser and the batch. Batches are counted in prompt groups."""
+    """The optimiser and the batch. Batches are counted in prompt groups. `optimizer_offload`: the share of the optimizer's state that is
+    kept, and updated, in the host's memory."""
 
     batch_groups: int = 8
     num_minibatches: int = 2
@@ -56,6 +85,9 @@ class TrainerConfig:
     weight_decay: float = 0.05
     clip_grad: float = 1.0
     share_prompts: bool = True
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    recompute: Recompute = Recompute.none
+    optimizer_offload: float = 0.0
     export_final: bool = True
     num_threads: int = 1
 
@@ -75,6 +107,9 @@ class TrainerConfig:
         require(0 <= self.min_lr <= self.lr, "trainer.min_lr", self.min_lr, f"must be from 0 to trainer.lr={self.lr}", "Use 0 to decay to nothing")
         require(self.warmup_steps >= 0, "trainer.warmup_steps", self.warmup_steps, "must not be negative", "Use 0 for no warm-up")
         require(self.clip_grad > 0, "trainer.clip_grad", self.clip_grad, "must be positive", "The paper uses 1.0")
+        require(0 <= self.optimizer_offload <= 1, "trainer.optimizer_offload", self.optimizer_offload, "must be from 0 to 1",
+                "0 keeps all of it on the devices, 1 nothing")
+        self.parallel.check()
         require(self.num_threads >= 1, "trainer.num_threads", self.num_threads, "must be at least 1", "Give 1 or more")
 
 
