@@ -50,6 +50,8 @@ lint: $(READY)  ## ruff and mypy
 
 benchmarks: $(READY)  ## each prints its ratio as one JSON object on its last line
 	$(BIN)/python -m benchmarks.engine
+	$(BIN)/python -m benchmarks.packing
+	$(BIN)/python -m benchmarks.trainer
 	$(BIN)/python -m benchmarks.async_vs_sync
 	$(BIN)/python -m benchmarks.slurm
 

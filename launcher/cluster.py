@@ -75,6 +75,7 @@ class RoleConfig:
     """What one job of a role asks for. Any other option of sbatch stands in `sbatch` (an empty value: an option without one).
 
     `devices_per_node`: GPUs of this partition's nodes (0: `allocation.devices_per_node`; for training, where that is 0 too, SLURM is asked).
+    `gpu_memory_gb`: GiB of each of its GPUs, by which a training layout that cannot fit is refused (0: what their type says, docs/trainer.md).
     `pythonpath`: where Python looks besides; the launcher fills it in from the shell that starts the run, and keeps it for later jobs.
     """
 
@@ -92,6 +93,7 @@ class RoleConfig:
     cpus_per_task: int = 0
     gpus: GpuRequest = GpuRequest.gres
     gpu_type: str = ""
+    gpu_memory_gb: float = 0.0
     devices_per_node: int = 0
     exclusive: bool = False
     setup: list[str] = field(default_factory=list)
@@ -117,13 +119,13 @@ class RoleConfig:
         for name in ("mem", "mem_per_gpu"):
             value = getattr(self, name)
             require(not value or _MEMORY.fullmatch(value) is not None, f"{key}.{name}", value, "must be a number and K, M, G or T", "For example 64G")
-        for name in ("cpus_per_gpu", "cpus_per_task", "devices_per_node"):
+        for name in ("cpus_per_gpu", "cpus_per_task", "devices_per_node", "gpu_memory_gb"):
             require(getattr(self, name) >= 0, f"{key}.{name}", getattr(self, name), "must not be negative", "0 leaves it to SLURM")
         for one, other in (("mem", "mem_per_gpu"), ("cpus_per_gpu", "cpus_per_task")):
             require(not (getattr(self, one) and getattr(self, other)), f"{key}.{one}", getattr(self, one),
                     f"cannot be given beside {key}.{other}={getattr(self, other)!r}", "SLURM takes one of the two")
         if self.gpus is GpuRequest.none:
-            for name in ("mem_per_gpu", "cpus_per_gpu", "gpu_type"):
+            for name in ("mem_per_gpu", "cpus_per_gpu", "gpu_type", "gpu_memory_gb"):
                 require(not getattr(self, name), f"{key}.{name}", getattr(self, name), f"needs GPUs, and {key}.gpus=none asks for none",
                         f"Leave it out, or set {key}.gpus=gres")
         self.container.check(f"{key}.container")

@@ -73,7 +73,8 @@ def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, 
             "SLURM replaces patterns such as %j in the paths of its logs: choose another folder")
 
     def spec(role: str, worker: str, throttle: int, num_nodes: int, devices: int, threads: int) -> JobSpec:
-        return JobSpec(role, f"{config.run.name}-{role}", Element(worker, str(run.path)), throttle,
+        ranks = devices if role == "train" and not on_slurm else 1
+        return JobSpec(role, f"{config.run.name}-{role}", Element(worker, str(run.path), ranks), throttle,
                        num_chunks(config, role) if on_slurm else 1, num_nodes, devices if role == "train" and on_slurm else 1, devices,
                        config.cluster.role(role).time_limit_s if on_slurm else math.ceil(config.run.max_hours * 60) * 60, threads)
 

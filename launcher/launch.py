@@ -17,7 +17,7 @@ from secrets import token_hex
 import msgspec
 from rich.console import Console
 
-from launcher import preflight, slurm
+from launcher import fit, preflight, rooms, slurm
 from launcher.attached import start_here
 from launcher.interrupts import Interrupted, interruptible
 from launcher.jobs import JobSpec, job_specs
@@ -28,10 +28,11 @@ from launcher.site import settle_nodes
 from launcher.submit import describe, submit
 from launcher.sweep import Sweep
 from launcher.watch import keep_and_follow
-from workers.config import ClusterKind, ConfigError, require
+from workers.config import ClusterKind, ConfigError, ModelSource, require
 from workers.files import write_atomic
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
+from workers.weights.architecture import ModelError, read_architecture
 
 
 def new_run_path(config: FullConfig, sweep: Sweep | None = None) -> Path:
@@ -74,6 +75,20 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
             console.print(f"      {told}", soft_wrap=True)
 
 
+def tell_memory(config: FullConfig, run: RunFolder, console: Console) -> bool:
+    """Tell what each part takes, and whether that could be told: false while the model is not there. Raises `ConfigError` where it cannot fit."""
+    folder = run.model if config.model.source is ModelSource.tiny else Path(config.model.path).expanduser()
+    if not (folder / "config.json").is_file():
+        return False
+    try:
+        architecture = read_architecture(folder)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+    for line in fit.check(config, architecture, rooms.look(config)):
+        console.print(f"      {line}", soft_wrap=True)
+    return True
+
+
 def _settle_nodes(config: FullConfig) -> str:
     if not config.launch.dry_run:
         return settle_nodes(config)
@@ -92,6 +107,7 @@ def launch(config: FullConfig, sweep: Sweep | None = None) -> int:
     on_slurm = config.cluster.kind is ClusterKind.slurm
     with interruptible(), slurm.asked_once() if on_slurm and config.launch.dry_run else contextlib.nullcontext():
         settle(config, run, console)
+        told = tell_memory(config, run, console)
         specs: tuple[JobSpec, ...] = job_specs(config.plan(), config, run)
         if config.launch.dry_run:
             for spec in specs:
@@ -106,6 +122,8 @@ def launch(config: FullConfig, sweep: Sweep | None = None) -> int:
             # The runs of a sweep are alike: one probe is enough.
             with probing(specs, config, run) if on_slurm and (sweep is None or not sweep.runs()) else contextlib.nullcontext(list) as notes:
                 prepare(run, config)
+                if not told:  # a model that is made on the spot
+                    tell_memory(config, run, console)
                 for note in notes():
                     console.print(note, soft_wrap=True)
         except BaseException:

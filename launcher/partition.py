@@ -14,12 +14,13 @@ from workers.config import AllocationConfig, ConfigError, ParallelConfig
 
 @dataclass(frozen=True)
 class Plan:
-    """The split: inference has `num_replicas` of `replica_size` devices, training `num_train_devices`."""
+    """The split: inference has `num_replicas` of `replica_size` devices, training `num_train_devices`, `train_unit` for each copy of the model."""
 
     num_devices: int
     replica_size: int
     num_replicas: int
     num_train_devices: int
+    train_unit: int = 1
 
     @property
     def num_inference_devices(self) -> int:
@@ -36,7 +37,11 @@ class Plan:
         share = self.num_inference_devices / self.num_devices
         unused = f", {self.num_unused} unused" if self.num_unused else ""
         return (f"{self.num_devices} devices: {self.num_inference_devices} for inference ({self.num_replicas} x {self.replica_size}, "
-                f"{share:.0%}), {self.num_train_devices} for training{unused}")
+                f"{share:.0%}), {self.num_train_devices} for training{self._copies()}{unused}")
+
+    def _copies(self) -> str:
+        copies = self.num_train_devices // self.train_unit
+        return f" ({copies} cop{'y' if copies == 1 else 'ies'} x {self.train_unit})" if self.train_unit > 1 else ""
 
 
 def split(allocation: AllocationConfig, train_unit: int = 1) -> Plan:
@@ -59,7 +64,7 @@ def split(allocation: AllocationConfig, train_unit: int = 1) -> Plan:
         raise ConfigError(f"allocation.min_replicas={allocation.min_replicas}: the split gives {replicas} replicas. "
                           f"Use allocation.min_replicas={replicas} or fewer")
     left = devices - replicas * size
-    return Plan(devices, size, replicas, left // train_unit * train_unit)
+    return Plan(devices, size, replicas, left // train_unit * train_unit, train_unit)
 
 
 def plan(allocation: AllocationConfig, parallel: ParallelConfig) -> Plan:

@@ -112,7 +112,8 @@ def hours_line(hours: dict | None) -> str:
 def rows(status: dict | None, slurm: dict, now: float) -> list[tuple[str, str]]:
     """Names and values for the view's table."""
     saved = (status or {}).get("checkpoint") or slurm["checkpoint"]
-    lines = [("checkpoint", "none yet" if saved is None else f"step {saved['step']}, {duration(saved['age_s'])} old"),
+    best = f"; the best is step {saved['best_step']} ({saved['best_accuracy']:.3f})" if saved and "best_step" in saved else ""
+    lines = [("checkpoint", "none yet" if saved is None else f"step {saved['step']}, {duration(saved['age_s'])} old{best}"),
              ("inference", role_line(slurm["roles"]["inference"], now)),
              ("training", role_line(slurm["roles"]["train"], now)),
              ("used", hours_line(slurm["hours"]))]

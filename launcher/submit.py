@@ -27,6 +27,7 @@ from launcher.records import ArrayRecords
 from launcher.schema import FullConfig
 from launcher.script import local_command, mounted, python_command, sbatch_options, setup_lines, srun_arguments
 from workers.config import ClusterKind, ConfigError
+from workers.entry import GPUS
 from workers.files import write_atomic
 from workers.rundir import RunFolder
 from workers.slurm_command import AWAY, SlurmError
@@ -185,6 +186,7 @@ def _submit_processes(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFo
     record: list[dict] = []
     # Inherited by the jobs: Ctrl-C and a closing terminal reach the launcher only, which then ends the run in order.
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    os.environ[GPUS] = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
     try:
         with without_sigterm():  # a process that is started must stand in jobs.json, where it can be found
             for spec in specs:

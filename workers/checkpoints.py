@@ -4,6 +4,9 @@
 
 A checkpoint is named by the version it is of, EPOCH.STEP; the newest epoch and step is the newest state. Only the holder of the
 newest epoch may publish one. A broken one is passed over, loudly, for the one before.
+
+Kept are the newest ones, and the one whose step has the best held-out accuracy (evaluations.jsonl). The accuracy of a step becomes known
+later, so one whose evaluation is due or under way is kept until then.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from workers.files import read_lines
 from workers.messages.types import Version
 from workers.rundir import RunFolder
 from workers.weights.manifest import FileEntry, digest_file
@@ -57,6 +62,42 @@ class Checkpoint:
         return self.folder / COORDINATOR
 
 
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay: the newest `keep`, and with `best` the best evaluated one. `evaluated_every`: steps between evaluations (0:
+    none). `restored`: what this incarnation went on from; newer ones of earlier epochs are broken, and of a lineage that is lost."""
+
+    keep: int
+    best: bool = True
+    evaluated_every: int = 0
+    restored: Version | None = None
+
+    def choose(self, versions: Collection[Version], accuracies: Mapping[int, float]) -> set[Version]:
+        """Those of `versions`, of which the newest has just been published, that stay; `accuracies` by step, as far as they are known."""
+        epoch = max(versions).epoch
+        ours = sorted(version for version in versions if self.restored is None or version.epoch == epoch or version <= self.restored)
+        chosen = set(ours[-self.keep:])
+        if self.best:
+            best = best_of(ours, accuracies)
+            chosen |= {version for version in ours if version == best or self._awaited(version.step, accuracies)}
+        return chosen
+
+    def _awaited(self, step: int, accuracies: Mapping[int, float]) -> bool:
+        """Evaluations end in the order of their steps; one that is due while another goes on is left out."""
+        return bool(self.evaluated_every) and step % self.evaluated_every == 0 and step > max(accuracies, default=-1)
+
+
+def best_of(versions: Collection[Version], accuracies: Mapping[int, float]) -> Version | None:
+    """The version whose step has the best accuracy, the newest of equals; None where none has any."""
+    evaluated = [version for version in versions if version.step in accuracies]
+    return max(evaluated, key=lambda version: (accuracies[version.step], version), default=None)
+
+
+def accuracies(evaluations: Collection[Mapping]) -> dict[int, float]:
+    """Held-out accuracy by step; `evaluations`: the lines of evaluations.jsonl, which are of the run's present lineage."""
+    return {line["step"]: line["accuracy"] for line in evaluations if line["accuracy"] is not None}
+
+
 def begin(run: RunFolder, version: Version) -> Path:
     """A new private folder for the parts of the checkpoint of `version`, with an empty folder for the trainer's."""
     folder = run.checkpoints / f".{version}.tmp"
@@ -69,10 +110,15 @@ def begin(run: RunFolder, version: Version) -> Path:
     return folder
 
 
-def commit(run: RunFolder, folder: Path, version: Version, keep: int) -> Checkpoint:
-    """Publish what stands in `folder` as the checkpoint of `version`, and remove all but the newest `keep`. Raises `Fenced`."""
-    files = [FileEntry(str(path.relative_to(folder)), path.stat().st_size, digest_file(path))
-             for path in sorted(folder.rglob("*")) if path.is_file()]
+def commit(run: RunFolder, folder: Path, version: Version, retention: Retention, written: Mapping[str, tuple[int, str]] | None = None) -> Checkpoint:
+    """Publish what stands in `folder` as the checkpoint of `version`, and remove those that do not stay.
+
+    `written`: (bytes, BLAKE3 digest) by path of the files that were hashed when they were written. Raises `Fenced`; OSError where a file
+    cannot be read or is not as long as it was written.
+    """
+    known = written or {}
+    listed = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    files = [_entry(folder, name, known) for name in sorted(listed | known.keys())]  # a shared file system may not list new files of other nodes
     with (folder / MANIFEST).open("wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(CheckpointManifest(version, time.time(), files))))
         file.flush()
@@ -87,14 +133,38 @@ def commit(run: RunFolder, folder: Path, version: Version, keep: int) -> Checkpo
         final.rename(run.checkpoints / f".{version}.old")
     folder.rename(final)
     _sync_folder(run.checkpoints)
-    _remove_old(run, keep)
+    _remove_old(run, retention)
     return Checkpoint(final, version)
+
+
+def _entry(folder: Path, name: str, written: Mapping[str, tuple[int, str]]) -> FileEntry:
+    path = folder / name
+    found = path.stat().st_size
+    size, digest = written.get(name) or (found, digest_file(path))
+    if size != found:
+        raise OSError(f"{path}: has {found} bytes, {size} were written. Check the file system")
+    return FileEntry(name, size, digest)
 
 
 def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
     """What has been published, oldest first; not verified."""
     versions = sorted(Version.parse(path.name) for path in run.checkpoints.iterdir() if re.fullmatch(r"\d+\.\d+", path.name))
     return [Checkpoint(run.checkpoints / str(version), version) for version in versions]
+
+
+def describe(run: RunFolder, known: Mapping[int, float], now: float) -> dict[str, float] | None:
+    """What has been published, for people: 'step' and 'age_s' of the newest, 'best_step' and 'best_accuracy' where one has been evaluated;
+    None before the first. `known`: accuracies by step; `now`: seconds since 1970. Nothing is verified."""
+    published = all_checkpoints(run)
+    if not published:
+        return None
+    newest = published[-1]
+    try:
+        found = {"step": newest.version.step, "age_s": round(now - newest.folder.stat().st_mtime, 1)}
+    except FileNotFoundError:  # another one has just been published, and this one removed
+        return None
+    best = best_of([checkpoint.version for checkpoint in published], known)
+    return found if best is None else found | {"best_step": best.step, "best_accuracy": known[best.step]}
 
 
 def _displaced(run: RunFolder) -> list[Checkpoint]:
@@ -144,8 +214,11 @@ def _sync_folder(folder: Path) -> None:
     os.close(descriptor)
 
 
-def _remove_old(run: RunFolder, keep: int) -> None:
-    for checkpoint in all_checkpoints(run)[:-keep]:
-        shutil.rmtree(checkpoint.folder, ignore_errors=True)
+def _remove_old(run: RunFolder, retention: Retention) -> None:
+    published = all_checkpoints(run)
+    staying = retention.choose([checkpoint.version for checkpoint in published], accuracies(read_lines(run.evaluations)[0]))
+    for checkpoint in published:
+        if checkpoint.version not in staying:
+            shutil.rmtree(checkpoint.folder, ignore_errors=True)
     for leftover in run.checkpoints.glob(".*"):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -16,14 +16,17 @@ from workers.processes import end_with_parent, enlist
 from workers.rundir import RunFolder
 
 ROLES = ("rollout", "train")
+GPUS = "HEADWAY_GPUS"
+"""The launcher's CUDA_VISIBLE_DEVICES for jobs on its machine, or 'all': submitit's local executor hides all GPUs from them."""
 
 
 @dataclass(frozen=True)
 class Element:
-    """One array element: `role` is 'rollout' or 'train'."""
+    """One array element: `role` is 'rollout' or 'train'. `num_ranks`: processes that train, on one machine (on SLURM they are the job's tasks)."""
 
     role: str
     run_path: str
+    num_ranks: int = 1
 
     def __call__(self) -> str:
         """Do this element's part of the run; returns why the run ended ('' is complete). Raises what broke."""
@@ -44,10 +47,21 @@ class Element:
             from workers.rollout.element import run_rollout
 
             return run_rollout(run, config)
+        if config.cluster.kind is ClusterKind.local:
+            _take_gpus()
         _set_threads(config.trainer.num_threads)
         from workers.trainer.element import run_trainer
 
-        return run_trainer(run, config)
+        return run_trainer(run, config, self.num_ranks)
+
+
+def _take_gpus() -> None:
+    """See the GPUs that the launcher sees."""
+    visible = os.environ.get(GPUS, "all")
+    if visible == "all":
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
 
 
 def _set_threads(number: int) -> None:

@@ -23,6 +23,7 @@ from workers.files import write_atomic
 from workers.rundir import RunFolder, RunFolderError
 from workers.transport.keys import make_keys
 from workers.weights.architecture import Architecture, ModelError, check_tensors, read_architecture
+from workers.weights.splitting import check_parallel
 from workers.weights.starting import make_smollm2, make_tiny
 
 NUM_CHECKED = 512
@@ -40,11 +41,12 @@ def resolve_model(config: Config, run: RunFolder) -> Path:
 
 
 def check_model(folder: Path, config: Config) -> Architecture:
-    """Check architecture, tensors and context. Raises `ModelError`, `ConfigError`."""
+    """Check architecture, tensors, split over ranks and context. Raises `ModelError`, `ConfigError`."""
     architecture = read_architecture(folder)
     check_tensors(folder, architecture)
+    check_parallel(architecture, config.trainer.parallel)
     require(config.engine.context_length <= architecture.max_positions, "engine.context_length", config.engine.context_length,
-            f"must be at most the model's max_position_embeddings={architecture.max_positions}", "Shorten it")
+            f"must be at most the model's max_position_embeddings={architecture.max_positions} (its sliding_window where that is less)", "Shorten it")
     return architecture
 
 

@@ -11,13 +11,14 @@
       epochs/000001          claimed by one incarnation of the trainer each     trainer
       epochs/000001.end      how that incarnation ended                         trainer
       rendezvous/            where the coordinator of an epoch listens          coordinator
-      checkpoints/000120/    the state after step 120, complete or not there    trainer, coordinator
+      checkpoints/7.120/     the state after step 120, complete or not there    trainer, coordinator
       partials/              groups that workers could not hand over            rollout workers
       status.json            what every part is doing now                       coordinator
       metrics.jsonl          one line a training step; tensorboard/ the same    coordinator
       evaluations.jsonl      one line an evaluation                             coordinator
       consumed.jsonl         which prompts each training step has consumed      coordinator
       outcome.json           why the run ended; the first writer wins           anyone
+      exports/120/           the model after step 120, a Hugging Face folder    trainer
       final_model/           the trained model, a Hugging Face folder           trainer
       summary.json           the figures of the whole run                       coordinator
       weights/               published weights, with weights.dir=run            trainer
@@ -169,6 +170,11 @@ class RunFolder:
     def summary(self) -> Path:
         """The figures of the whole run."""
         return self.path / "summary.json"
+
+    @property
+    def exports(self) -> Path:
+        """The model at several steps, a Hugging Face folder each; not there before the first."""
+        return self.path / "exports"
 
     @property
     def final_model(self) -> Path:

@@ -17,8 +17,8 @@ EARLY_S = 90.0
 
 
 @dataclass(frozen=True)
-class SlurmElement:
-    """This process's place: `job` is SLURM's own id of the element, `name` what people write (array id, underscore, task id)."""
+class Place:
+    """A process's place among the ranks of its element: `job` and `restarts` are this element's alone, `name` is what people write."""
 
     job: str
     name: str
@@ -27,6 +27,12 @@ class SlurmElement:
     rank: int
     world_size: int
     local_rank: int
+
+
+@dataclass(frozen=True)
+class SlurmElement(Place):
+    """This process's place: `job` is SLURM's own id of the element, `name` the array's id, an underscore and the task's."""
+
     end_time: float
     """When the time limit is reached, seconds since 1970."""
 

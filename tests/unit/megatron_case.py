@@ -11,17 +11,24 @@ import transformers
 
 from workers.config import Config, TrainerConfig
 from workers.trainer.batch import TrainGroup
+from workers.trainer.megatron import process_group
+from workers.trainer.megatron.engine import MegatronEngine
 
-VOCAB = 96
+VOCAB = 97
 
 
 def hf_config(kind: str) -> Any:
-    """A model of two layers: "llama", "qwen2" or "qwen3", with "-tied" behind it or not."""
+    """A model of two layers: "llama", "mistral", "qwen2", "qwen3" or "qwen3moe", with "-tied" behind it or not."""
     tied = kind.endswith("-tied")
     common: dict[str, Any] = dict(  # noqa: C408
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=512, tie_word_embeddings=tied, rms_norm_eps=1e-6, attention_dropout=0.0, initializer_range=0.2)
     plain = {"rope_type": "default", "rope_theta": 10000.0}
+    if kind.startswith("qwen3moe"):
+        return transformers.Qwen3MoeConfig(head_dim=16, rope_parameters=plain, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
+                                           norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], **common)
+    if kind.startswith("mistral"):
+        return transformers.MistralConfig(head_dim=8, sliding_window=None, rope_parameters=plain, **common)
     if kind.startswith("qwen3"):
         return transformers.Qwen3Config(head_dim=16, rope_parameters=plain, **common)
     if kind.startswith("qwen2"):
@@ -73,3 +80,18 @@ def make_groups(num: int = 4, seed: int = 0) -> list[TrainGroup]:
 def rewards_of(groups: list[TrainGroup]) -> list[np.ndarray]:
     """Rewards as advantages."""
     return [group.rewards for group in groups]
+
+
+def train(engine: MegatronEngine, groups: list[TrainGroup], proximal: Any = None, advantages: list[np.ndarray] | None = None,
+          **arguments: Any) -> dict[str, float]:
+    """A training step with rewards as advantages, in `num_minibatches` parts; each copy of the model takes its part of every minibatch."""
+    if advantages is None and not engine._config.algorithm.critic:
+        advantages = rewards_of(groups)
+    own: list[int] = []
+    minibatches: list[list[int]] = []
+    for part in np.array_split(np.arange(len(groups)), engine._config.trainer.num_minibatches):
+        mine = part[process_group.copy_index()::process_group.num_copies()].tolist()
+        minibatches.append(list(range(len(own), len(own) + len(mine))))
+        own += mine
+    proximal, advantages = (None if values is None else [values[index] for index in own] for values in (proximal, advantages))
+    return engine.train_step([groups[index] for index in own], minibatches, proximal, advantages, **arguments)

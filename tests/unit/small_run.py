@@ -74,11 +74,11 @@ class Prompts:
         return [Prompt(f"h{index}", "question", "numeric", "1") for index in range(NUM_HELDOUT)]
 
 
-def make_config(eta: int, batch: int, bound: Bound, num_steps: int, every: int = 0, concurrency: int = 16) -> Config:
+def make_config(eta: int, batch: int, bound: Bound, num_steps: int, every: int = 0, concurrency: int = 16, prefetch: bool = True) -> Config:
     config = Config()
     config.cluster.kind, config.cluster.max_consecutive_crashes = ClusterKind.slurm, 1_000_000
     config.staleness.eta, config.staleness.bound = eta, bound
-    config.trainer.batch_groups, config.trainer.num_minibatches = batch, 1
+    config.trainer.batch_groups, config.trainer.num_minibatches, config.trainer.prefetch = batch, 1, prefetch
     config.run.num_steps, config.run.stall_minutes = num_steps, 1e9
     config.workflow.group_size, config.rollout.concurrency, config.rollout.max_attempts = SAMPLES, concurrency, 3
     config.evaluation.every_steps = every
@@ -293,45 +293,82 @@ class Rollout:
 
 
 @dataclass
+class Whole:
+    """A batch of which all shares have arrived."""
+
+    step: int
+    groups: list[Group]
+
+
+@dataclass
 class Trainer:
-    """The training loop of one incarnation; its coordinator is on the same node, so nothing is lost between them."""
+    """The training loop of one incarnation, with a leader for each share of a batch; its coordinator is on the same node, so nothing is
+    lost between them. `batch`: what is being computed."""
 
     world: World
     step: int
     published: bool = False
-    asking: bool = False
-    batch: Batch | None = None
+    batch: Whole | None = None
     told_to_drain: bool = False
+    shares: dict[tuple[int, int], Batch] = field(default_factory=dict)
+    asked: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def peers(self) -> list[bytes]:
+        """Rank 0 and the leaders of the other shares."""
+        return [TRAINER, *(f"leader {share}".encode() for share in range(1, self.world.num_shares))]
 
     def publish(self, step: int) -> None:
         self.step, self.published = step, True
         announcement = Announcement(Version(self.world.epoch, step), f"/weights/{self.world.epoch}.{step}", "digest")
-        self.world.hand(TRAINER, StepFinished(announcement, {"loss": 0.5}, 1))
+        self.world.hand(TRAINER, StepFinished(announcement, {"loss": 0.5}))
 
     def go_on(self) -> None:
         """The next thing that it does."""
         if not self.published:
-            self.world.hand(TRAINER, Register(Role.trainer, "node", 2))
+            for peer in self.peers:
+                self.world.hand(peer, Register(Role.trainer if peer == TRAINER else Role.trainer_shard, "node", 2))
+            self.ask(self.step, leaders_only=True)  # they do not wait for the weights
             self.publish(self.step)
         elif self.batch is not None:
             self.finish_step()
-        elif not self.asking:
-            self.asking = True
-            self.world.hand(TRAINER, BatchRequest(self.step))
+        elif (batch := self.whole(self.step)) is not None:
+            self.batch = batch
+            self.ask(self.step + 1, leaders_only=not self.world.config.trainer.prefetch)
+        else:
+            self.ask(self.step)
+
+    def ask(self, step: int, leaders_only: bool = False) -> None:
+        """Each leader asks for its share, once."""
+        for share, peer in enumerate(self.peers):
+            if self.asked.get(share, -1) < step and (share > 0 or not leaders_only):
+                self.asked[share] = step
+                self.world.hand(peer, BatchRequest(step, share, self.world.num_shares))
+
+    def whole(self, step: int) -> Whole | None:
+        """The batch of `step`, if all shares are there."""
+        shares = [self.shares[key] for key in sorted(self.shares) if key[0] == step]
+        return Whole(step, [group for share in shares for group in share.groups]) if len(shares) == self.world.num_shares else None
 
     def finish_step(self) -> None:
         assert self.batch is not None
         self.world.consumes(self.batch)
         self.batch = None
+        if self.whole(self.step + 1) is not None:
+            self.ask(self.step + 2, leaders_only=True)  # their connections may be faster than rank 0's
         self.publish(self.step + 1)
 
-    def receive(self, message: Message) -> None:
+    def receive(self, peer: bytes, message: Message) -> None:
         match message:
             case Batch():
-                assert message.step == self.step
-                self.world.check_batch(message)
-                self.batch, self.asking = message, False
+                assert self.peers[message.share] == peer and message.num_shares == self.world.num_shares
+                assert message.step in (self.step, self.step + 1) and (self.batch is None or message.step > self.batch.step)
+                assert sorted(index for part in message.minibatches for index in part) == list(range(len(message.groups)))
+                self.shares[message.step, message.share] = message
+                if (batch := self.whole(message.step)) is not None:
+                    self.world.check_batch(batch)
             case Drain():
+                assert peer == TRAINER
                 self.told_to_drain = True
             case Refused():
                 raise AssertionError(message.reason)
@@ -340,7 +377,7 @@ class Trainer:
 
     @property
     def between_steps(self) -> bool:
-        return self.published and not self.asking and self.batch is None
+        return self.published and self.batch is None
 
 
 @dataclass
@@ -358,9 +395,9 @@ class Saved:
 class World:
     """The run, and everyone in it."""
 
-    def __init__(self, config: Config, capacity: int = 3, num_workers: int = 2) -> None:
-        """`capacity`: how many groups a rollout worker takes at once."""
-        self.config, self.capacity, self.now, self.epoch = config, capacity, 0.0, 0
+    def __init__(self, config: Config, capacity: int = 3, num_workers: int = 2, num_shares: int = 1) -> None:
+        """`capacity`: how many groups a rollout worker takes at once. `num_shares`: leaders of the trainer."""
+        self.config, self.capacity, self.now, self.epoch, self.num_shares = config, capacity, 0.0, 0, num_shares
         self.eta, self.batch, self.bound = config.staleness.eta, config.trainer.batch_groups, config.staleness.bound
         self.core: Coordinator | None = None
         self.trainer: Trainer | None = None
@@ -432,7 +469,10 @@ class World:
 
     def suspend(self, reason: str) -> None:
         """The incarnation leaves in order: the trainer says goodbye, the coordinator tells everyone."""
-        assert self.core is not None
+        assert self.core is not None and self.trainer is not None
+        for leader in self.trainer.peers[1:]:
+            self.hand(leader, Goodbye(reason))
+            assert self.core.left is None and self.core.ended is None
         self.hand(TRAINER, Goodbye(reason))
         assert reason in (self.core.left or "") and self.core.ended is None
         for rollout in self.rollouts:
@@ -512,8 +552,8 @@ class World:
             for rollout in self.rollouts:
                 if rollout.connected:
                     rollout.receiving.append(message)
-        elif peer == TRAINER:
-            self.trainer.receive(message)
+        elif peer in self.trainer.peers:
+            self.trainer.receive(peer, message)
         else:
             receivers = [rollout for rollout in self.rollouts if rollout.peer == peer and rollout.connected]
             for rollout in receivers:
@@ -537,7 +577,7 @@ class World:
             epoch, step = self.parents[epoch]
         return min(step, limits[epoch])
 
-    def check_batch(self, batch: Batch) -> None:
+    def check_batch(self, batch: Whole) -> None:
         assert len({group.group_id for group in batch.groups}) == len(batch.groups) == self.batch
         for group in batch.groups:
             assert index_of(group.group_id) not in self.consumed, f"{group.group_id} is consumed twice"
@@ -551,7 +591,7 @@ class World:
                 assert self.bound is not Bound.hard or age <= self.eta, f"{group.group_id} is {age} steps old"
                 assert self.eta or age == 0, f"{group.group_id} is {age} steps old with eta=0"
 
-    def consumes(self, batch: Batch) -> None:
+    def consumes(self, batch: Whole) -> None:
         for group in batch.groups:
             assert index_of(group.group_id) not in self.consumed
             self.consumed[index_of(group.group_id)] = batch.step
@@ -561,12 +601,14 @@ class World:
         if self.core is None:
             return
         ledger, training = self.core.ledger, self.core.training
-        in_training = [] if training.in_training is None else [index_of(entry.group.group_id) for entry in training.in_training.entries]
-        places = [*self.consumed, *in_training, *ledger.retry, *ledger.set_aside,
-                  *(index_of(group_id) for part in (ledger.running, ledger.parked, ledger.finished) for group_id in part)]
+        places = [*self.consumed, *ledger.retry, *ledger.set_aside,
+                  *(index_of(group_id) for part in (ledger.running, ledger.parked, ledger.finished, ledger.in_training) for group_id in part)]
         assert sorted(places) == list(range(ledger.next_index)), "every prompt is in exactly one place"
-        assert ledger.num_consumed == len(self.consumed) + len(in_training)
-        assert ledger.admitted - ledger.num_consumed <= (self.eta + 1) * self.batch
+        assert sorted(ledger.in_training) == sorted(group_id for batch in training.in_training for group_id in batch.group_ids)
+        assert [batch.step for batch in training.in_training] == [training.step, training.step + 1][: len(training.in_training)]
+        assert self.eta or len(training.in_training) < 2, "what is sampled by the next version cannot be there yet"
+        assert ledger.num_consumed == len(self.consumed)
+        assert ledger.admitted - ledger.num_taken <= (self.eta + 1) * self.batch
         assert ledger.admitted <= (max(training.step, training.restored_at) + self.eta + 1) * self.batch
         assert all(lease.worker for lease in ledger.running.values()), "a lease that nobody holds"
 
@@ -574,13 +616,11 @@ class World:
         """The tokens of training groups that have not been consumed and that the run can still use."""
         assert self.core is not None
         ledger, found = self.core.ledger, set[int]()
-        pieces: list[Group | Partial] = [entry.group for entry in ledger.finished.values()]
+        pieces: list[Group | Partial] = [entry.group for part in (ledger.finished, ledger.in_training) for entry in part.values()]
         pieces += [parked.partial for parked in ledger.parked.values()]
         failed = {key for rollout in self.living for key, (_, message) in rollout.results.items() if isinstance(message, GroupFailed)}
         pieces += [lease.partial for group_id, lease in ledger.running.items()
                    if lease.partial is not None and (group_id, lease.attempt) not in failed]
-        if self.core.training.in_training is not None:
-            pieces += [entry.group for entry in self.core.training.in_training.entries]
         for key, content in self.files.items():
             if key[0] in ledger.running and ledger.running[key[0]].attempt == key[1]:
                 pieces.append(piece_of(self._decoder.unpack(content)))
@@ -603,8 +643,9 @@ class World:
             rollout.send_results()
         for rollout in self.rollouts:
             self.deliver(rollout)
-        if self.core is not None:
-            self.hand(TRAINER, Heartbeat())
+        if self.core is not None and self.trainer is not None:
+            for peer in self.trainer.peers:
+                self.hand(peer, Heartbeat())
         for rollout in self.living:
             self.receive(rollout)
             self.deliver(rollout)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from workers.algorithms.losses import decoupled_ppo_loss, merge_stats, summarize
+from workers.algorithms.losses import decoupled_ppo_loss, merge_stats, reference_kl, summarize
 
 
 def make(seed: int, num: int = 24, spread: float = 0.4) -> dict[str, Any]:
@@ -130,3 +130,33 @@ def test_metrics() -> None:
     assert metrics["clip_share"] == pytest.approx(1 / 3)
     assert metrics["gap_current_proximal"] == pytest.approx(1 / 3)
     assert metrics["kl_proximal"] == pytest.approx(0.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000))
+def test_reference_kl_against_a_loop(seed: int) -> None:
+    case = make(seed)
+    expected = 0.0
+    for current, reference_, valid in zip(*(case[name].tolist() for name in ("current_logprobs", "proximal_logprobs", "mask")), strict=True):
+        expected += math.exp(reference_ - current) - (reference_ - current) - 1 if valid else 0.0
+    value, stats = reference_kl(case["current_logprobs"], case["proximal_logprobs"], case["mask"], normalizer=5.0)
+    assert float(value) == pytest.approx(expected / 5.0, rel=1e-9, abs=1e-12) and value >= 0
+    assert summarize(merge_stats([decoupled_ppo_loss(**case, normalizer=1.0)[1] | stats]))["kl_reference"] == pytest.approx(
+        expected / max(1, int(case["mask"].sum())), rel=1e-9, abs=1e-12)
+
+
+def test_reference_kl_is_without_bias_and_its_gradient_is_right() -> None:
+    """Over all tokens of a distribution, weighted by it, the estimate is the divergence."""
+    generator = torch.Generator().manual_seed(0)
+    own, other = (torch.log_softmax(torch.randn(50, generator=generator, dtype=torch.float64), 0) for _ in range(2))
+    estimates = torch.stack([reference_kl(own[i:i + 1], other[i:i + 1], torch.ones(1, dtype=torch.bool), normalizer=1.0)[0] for i in range(50)])
+    assert float((own.exp() * estimates).sum()) == pytest.approx(float((own.exp() * (own - other)).sum()), rel=1e-9)
+    mask = torch.rand(50, generator=generator) > 0.3
+    assert torch.autograd.gradcheck(lambda x: reference_kl(x, other, mask, normalizer=3.0)[0], (own.clone().requires_grad_(),))
+
+
+def test_reference_kl_is_not_carried_away() -> None:
+    current = torch.tensor([-100.0, -1.0, float("nan")], requires_grad=True)
+    value, _ = reference_kl(current, torch.tensor([0.0, -1.0, float("inf")]), torch.tensor([True, True, False]), normalizer=1.0)
+    value.backward()
+    assert torch.isfinite(value) and current.grad is not None and current.grad.tolist() == [0.0, 0.0, 0.0]

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from workers.weights.architecture import (
     MAX_HEADER_BYTES,
     Architecture,
+    MixtureOfExperts,
     ModelError,
     check_tensors,
     read_architecture,
@@ -29,7 +30,10 @@ CONFIG: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "hidden_act": "silu", "eos_token_id": 1}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
-FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+FAMILIES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+            "qwen3_moe": "Qwen3MoeForCausalLM"}
+MIXTURE: dict[str, Any] = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6,
+                           "norm_topk_prob": True}
 
 
 def write_config(folder: Path, *without: str, **changes: Any) -> Path:
@@ -58,7 +62,30 @@ def test_defaults_of_older_configs(tmp_path: Path) -> None:
         tmp_path, "num_key_value_heads", "rope_parameters", "hidden_act", "eos_token_id", "tie_word_embeddings", head_dim=None))
     assert (architecture.num_kv_heads, architecture.head_dim, architecture.rope_theta) == (4, 4, 10000.0)
     assert (architecture.tied, architecture.eos_token_ids, architecture.rope_scaling) == (False, (), None)
-    assert read_architecture(write_config(tmp_path, head_dim=7)).head_dim == 7
+    assert read_architecture(write_config(tmp_path, head_dim=10)).head_dim == 10
+
+
+def test_what_is_read_of_a_mixture(tmp_path: Path) -> None:
+    found = read_architecture(write_config(tmp_path, **MIXTURE))
+    assert (found.family, found.qk_norm, found.qkv_bias) == ("qwen3_moe", True, False)
+    assert found.mixture == MixtureOfExperts(num_experts=4, experts_per_token=2, intermediate_size=6, normalized=True)
+    newer = {**MIXTURE, "num_local_experts": 4, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    assert read_architecture(write_config(tmp_path, "num_experts", **newer)) == found
+    unnormalized = read_architecture(write_config(tmp_path, "norm_topk_prob", **MIXTURE)).mixture
+    assert unnormalized is not None and not unnormalized.normalized, "as transformers reads it"
+
+
+@pytest.mark.parametrize(("window", "longest"), [(None, 64), (64, 64), (65, 64), (63, 63), (8, 8), ("absent", 64)])
+def test_a_sliding_window_bounds_the_positions_of_mistral(tmp_path: Path, window: Any, longest: int) -> None:
+    values = {} if window == "absent" else {"sliding_window": window}
+    assert read_architecture(write_config(tmp_path, architectures=["MistralForCausalLM"], **values)).max_positions == longest
+    assert read_architecture(write_config(tmp_path, **values)).max_positions == 64, "others do not slide unless use_sliding_window says so"
+
+
+def test_a_window_that_is_not_written_is_the_one_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    found = read_architecture(write_config(tmp_path, architectures=["MistralForCausalLM"], max_position_embeddings=32768))
+    assert found.max_positions == transformers.MistralConfig().sliding_window
 
 
 @pytest.mark.parametrize(("eos", "expected"), [(1, (1,)), ([1], (1,)), ([3, 1, 2], (3, 1, 2)), ([], ()), (None, ()), (0, (0,))])
@@ -131,7 +158,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(("names", "shown"), [(["GPT2LMHeadModel"], "GPT2LMHeadModel"), (["LlamaModel", "LlamaForCausalLM"], "LlamaModel"),
                                               ([], "none"), (None, "none")])
 def test_another_architecture_is_refused(tmp_path: Path, names: Any, shown: str) -> None:
-    text = f"architecture '{shown}' is not supported. Supported are LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+    text = f"architecture '{shown}' is not supported. Supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
     with pytest.raises(ModelError, match=text) as caught:
         read_architecture(write_config(tmp_path, architectures=names))
     assert str(tmp_path) in str(caught.value)
@@ -156,14 +183,39 @@ def test_a_size_that_is_none_is_refused(tmp_path: Path, key: str, value: int) ->
         read_architecture(write_config(tmp_path, "head_dim", **{key: value}))
 
 
+@pytest.mark.parametrize("key", ["num_experts", "num_experts_per_tok", "moe_intermediate_size"])
+@pytest.mark.parametrize("change", ["missing", "null", "words", "zero"])
+def test_a_mixture_without_its_sizes_is_refused(tmp_path: Path, key: str, change: str) -> None:
+    changes = MIXTURE if change == "missing" else {**MIXTURE, key: {"null": None, "words": "many", "zero": 0}[change]}
+    with pytest.raises(ModelError, match=f"(config.json: value .*|{key}=0 must be at least 1. )Take the config"):
+        read_architecture(write_config(tmp_path, *([key] if change == "missing" else []), **changes))
+
+
+@pytest.mark.parametrize(("number", "normalized", "accepted"), [
+    (1, False, True), (1, True, False), (2, True, True), (4, True, True), (5, False, False)])
+def test_how_many_experts_a_token_may_have(tmp_path: Path, number: int, normalized: bool, accepted: bool) -> None:
+    folder = write_config(tmp_path, **{**MIXTURE, "num_experts_per_tok": number, "norm_topk_prob": normalized})
+    if accepted:
+        read_architecture(folder)
+    else:
+        with pytest.raises(ModelError, match=f"num_experts_per_tok={number} must be from 1 .* to num_experts=4. Take another model"):
+            read_architecture(folder)
+
+
+def test_a_head_that_is_no_pairs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="head_dim=7 must be even"):
+        read_architecture(write_config(tmp_path, head_dim=7))
+
+
 @pytest.mark.parametrize(("key", "value"), [("hidden_act", "gelu"), ("attention_bias", True), ("mlp_bias", True), ("use_sliding_window", True),
-                                            ("quantization_config", {"bits": 4})])
+                                            ("quantization_config", {"bits": 4}), ("decoder_sparse_step", 2), ("mlp_only_layers", [0]),
+                                            ("layer_types", ["full_attention", "sliding_attention"])])
 def test_what_is_not_built_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     with pytest.raises(ModelError, match=f"{key}=.* is not supported. Use a model without it") as caught:
         read_architecture(write_config(tmp_path, **{key: value}))
     assert str(tmp_path) in str(caught.value)
     for off in (False, None):
-        if key != "hidden_act":
+        if key != "hidden_act" and not (key == "decoder_sparse_step" and off is False):
             read_architecture(write_config(tmp_path, **{key: off}))
 
 
@@ -178,8 +230,10 @@ def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_the_tensors_are_those_of_transformers(tmp_path: Path, family: str, tied: bool) -> None:
     transformers = pytest.importorskip("transformers")
-    kinds = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config}
-    values = {key: value for key, value in CONFIG.items() if key != "architectures"} | {"tie_word_embeddings": tied}
+    kinds = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig, "qwen2": transformers.Qwen2Config,
+             "qwen3": transformers.Qwen3Config, "qwen3_moe": transformers.Qwen3MoeConfig}
+    values = {**CONFIG, **(MIXTURE if family == "qwen3_moe" else {}), "tie_word_embeddings": tied}
+    del values["architectures"]
     model = transformers.AutoModelForCausalLM.from_config(kinds[family](**values, head_dim=6))
     model.save_pretrained(tmp_path)
     architecture = read_architecture(tmp_path)
@@ -203,10 +257,10 @@ def test_several_files_are_one_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_every_missing_tensor_is_noticed(tmp_path: Path, family: str) -> None:
-    architecture = write_model(tmp_path, architectures=[FAMILIES[family]])
+    architecture = write_model(tmp_path, **MIXTURE | {"architectures": [FAMILIES[family]]})
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    assert len(tensors) == 3 + 2 * {"llama": 9, "qwen2": 12, "qwen3": 11}[family]
+    assert len(tensors) == 3 + 2 * {"llama": 9, "mistral": 9, "qwen2": 12, "qwen3": 11, "qwen3_moe": 9 + 4 * 3}[family]
     for name in tensors:
         save_file({other: tensor for other, tensor in tensors.items() if other != name}, file)
         with pytest.raises(ModelError, match=f"tensor {name} is missing. Copy the model again"):
@@ -215,7 +269,7 @@ def test_every_missing_tensor_is_noticed(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_every_wrong_shape_is_noticed(tmp_path: Path, family: str) -> None:
-    architecture = write_model(tmp_path, architectures=[FAMILIES[family]])
+    architecture = write_model(tmp_path, **MIXTURE | {"architectures": [FAMILIES[family]]})
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     for name, tensor in tensors.items():

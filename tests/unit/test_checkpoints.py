@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workers import incarnations
-from workers.checkpoints import COORDINATOR, MANIFEST, TRAINER, Checkpoint, Fenced, all_checkpoints, begin, commit, find_problem, newest
+from workers.checkpoints import (
+    COORDINATOR,
+    MANIFEST,
+    TRAINER,
+    Checkpoint,
+    Fenced,
+    Retention,
+    all_checkpoints,
+    begin,
+    best_of,
+    commit,
+    describe,
+    find_problem,
+    newest,
+)
 from workers.files import read_lines
 from workers.messages.types import Version
 from workers.metrics.recorder import Recorder
@@ -39,11 +56,11 @@ def fill(folder: Path, text: str = "") -> None:
     (folder / COORDINATOR).write_text("ledger " + text)
 
 
-def save(run: RunFolder, epoch: int, step: int, keep: int = 2, text: str = "") -> Checkpoint:
+def save(run: RunFolder, epoch: int, step: int, keep: int = 2, text: str = "", **retention: Any) -> Checkpoint:
     version = Version(epoch, step)
     folder = begin(run, version)
     fill(folder, text)
-    return commit(run, folder, version, keep)
+    return commit(run, folder, version, Retention(keep, **retention))
 
 
 def names(run: RunFolder) -> list[str]:
@@ -59,7 +76,7 @@ def test_a_checkpoint_is_not_there_until_it_is_whole(run: RunFolder) -> None:
     assert folder.stat().st_mode & 0o077 == 0 and (folder / TRAINER).is_dir()
     fill(folder)
     assert newest(run) is None and all_checkpoints(run) == []
-    done = commit(run, folder, Version(1, 3), 2)
+    done = commit(run, folder, Version(1, 3), Retention(2))
     assert newest(run) == done == Checkpoint(run.checkpoints / "1.3", Version(1, 3)) and names(run) == ["1.3"]
     assert done.trainer.is_dir() and done.coordinator.read_text() == "ledger " and find_problem(done) == ""
 
@@ -127,6 +144,70 @@ def test_whoever_dies_while_saving_again_leaves_a_whole_checkpoint(run: RunFolde
     assert names(run) == ["1.2" if died_after == 1 else "1.3", "2.4"][2 - keep:]
 
 
+# -- which ones stay -----------------------------------------------------------------------------------------------------
+
+def evaluated(run: RunFolder, step: int, accuracy: float) -> None:
+    with run.evaluations.open("a") as file:
+        file.write(json.dumps({"step": step, "accuracy": accuracy}) + "\n")
+
+
+def test_the_best_evaluated_one_stays(run: RunFolder) -> None:
+    """Also while its accuracy is not known yet: the evaluation takes until after the next checkpoint."""
+    for step in (10, 15, 20):
+        save(run, 1, step, 1, evaluated_every=10)
+    assert names(run) == ["1.10", "1.20"], "of 15 nothing will ever be known"
+    evaluated(run, 10, 0.5)
+    save(run, 1, 25, 1, evaluated_every=10)
+    assert names(run) == ["1.10", "1.20", "1.25"]
+    evaluated(run, 20, 0.25)
+    save(run, 1, 30, 1, evaluated_every=10)
+    assert names(run) == ["1.10", "1.30"]
+    evaluated(run, 30, 0.5)
+    save(run, 1, 33, 1, evaluated_every=10)
+    assert names(run) == ["1.30", "1.33"], "of equals the newest"
+    assert describe(run, {30: 0.5, 20: 0.9}, time.time()) == {"step": 33, "age_s": pytest.approx(0, abs=60), "best_step": 30, "best_accuracy": 0.5}
+    save(run, 1, 36, 1, evaluated_every=10, best=False)
+    assert names(run) == ["1.36"]
+    assert set(describe(run, {}, time.time()) or ()) == {"step", "age_s"}
+
+
+def test_nothing_is_described_before_the_first(run: RunFolder) -> None:
+    assert describe(run, {}, 0.0) is None
+
+
+def test_what_was_passed_over_goes_when_its_lineage_is_lost(run: RunFolder) -> None:
+    """It would count as one of the newest, and, with the accuracy of another lineage's step, as the best."""
+    for step in (10, 20):
+        save(run, 1, step)
+    flip(run.checkpoints / "1.20" / COORDINATOR, 0)
+    found = newest(run)
+    assert found is not None and found.version == Version(1, 10) and claim(run) == 2
+    evaluated(run, 20, 0.9)
+    save(run, 2, 15, restored=found.version)
+    assert names(run) == ["1.10", "2.15"]
+
+
+versions = st.sets(st.builds(Version, st.integers(1, 3), st.integers(0, 40)), min_size=1, max_size=12)
+
+
+@given(versions=versions, accuracies=st.dictionaries(st.integers(0, 40), st.floats(0, 1), max_size=8), keep=st.integers(1, 4),
+       every=st.integers(0, 5), best=st.booleans())
+def test_what_stays(versions: set[Version], accuracies: dict[int, float], keep: int, every: int, best: bool) -> None:
+    kept = Retention(keep, best, every).choose(versions, accuracies)
+    last = set(sorted(versions)[-keep:])
+    assert last <= kept <= versions
+    known = {version: accuracies[version.step] for version in versions if version.step in accuracies}
+    if not best:
+        assert kept == last
+    elif known:
+        found = best_of(versions, accuracies)
+        assert found in kept and accuracies[found.step] == max(known.values())
+    else:
+        assert best_of(versions, accuracies) is None
+    for version in kept - last:
+        assert known.get(version) == max(known.values(), default=None) or version.step > max(accuracies, default=-1)
+
+
 # -- broken ones ---------------------------------------------------------------------------------------------------------
 
 def flip(path: Path, place: int) -> None:
@@ -187,7 +268,7 @@ def test_whoever_is_fenced_off_publishes_nothing_and_leaves_nothing(run: RunFold
     assert claim(run) == 2
     before = files(run.checkpoints / "1.4")
     with pytest.raises(Fenced, match=r"checkpoint 1\.5: epoch 2 has begun"):
-        commit(run, folder, Version(1, 5), 1)
+        commit(run, folder, Version(1, 5), Retention(1))
     assert names(run) == ["1.4"] and files(run.checkpoints / "1.4") == before
 
 
@@ -197,7 +278,7 @@ def test_whoever_is_fenced_off_does_not_replace_what_it_had_published(run: RunFo
     fill(folder, "second")
     claim(run)
     with pytest.raises(Fenced):
-        commit(run, folder, Version(1, 4), 2)
+        commit(run, folder, Version(1, 4), Retention(2))
     found = newest(run)
     assert found is not None and found.coordinator.read_text() == "ledger first" and names(run) == ["1.4"]
 
@@ -215,6 +296,22 @@ def test_a_manifest_names_every_file(run: RunFolder) -> None:
     manifest = msgspec.json.decode((done.folder / MANIFEST).read_bytes())
     assert manifest["version"] == {"epoch": 1, "step": 3}
     assert sorted(entry["name"] for entry in manifest["files"]) == [COORDINATOR, "trainer/empty", "trainer/rank/weights"]
+
+
+def test_what_was_hashed_when_it_was_written_is_not_read_again(run: RunFolder) -> None:
+    folder = begin(run, Version(1, 3))
+    fill(folder)
+    content = (folder / TRAINER / "rank" / "weights").read_bytes()
+    written = {f"{TRAINER}/rank/weights": (len(content), blake3(content).hexdigest())}
+    assert find_problem(commit(run, folder, Version(1, 3), Retention(2), written)) == ""
+    for wrong, problem in (((len(content), "0" * 64), "trainer/rank/weights is not what was written"), ((1, "0" * 64), None)):
+        folder = begin(run, Version(1, 4))
+        fill(folder)
+        if problem is None:
+            with pytest.raises(OSError, match="has 800 bytes, 1 were written"):
+                commit(run, folder, Version(1, 4), Retention(2), {f"{TRAINER}/rank/weights": wrong})
+        else:
+            assert problem in find_problem(commit(run, folder, Version(1, 4), Retention(2), {f"{TRAINER}/rank/weights": wrong}))
 
 
 # -- the metrics that belong to a checkpoint -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from workers.messages.codec import MessageError, encode, from_coordinator, from_
 from workers.messages.groups import check_group, check_partial, head_step, samples, token_steps
 from workers.messages.types import (
     Batch,
+    BatchRequest,
     CheckpointPart,
     CheckpointRequest,
     Draining,
@@ -28,6 +29,7 @@ from workers.messages.types import (
     Role,
     Suspended,
     Version,
+    VersionsNeeded,
 )
 
 LIMIT = 1 << 20
@@ -79,8 +81,9 @@ def test_a_group_comes_back_as_it_was(group: Group) -> None:
 @given(st.lists(groups(), max_size=3))
 @settings(max_examples=50, deadline=None)
 def test_a_batch_of_groups_comes_back(batch: list[Group]) -> None:
-    back = from_coordinator(LIMIT).decode(frames_of(Batch(3, batch, Version(1, 2))))
-    assert back.step == 3 and back.needed == Version(1, 2)
+    back = from_coordinator(LIMIT).decode(frames_of(Batch(3, 1, 4, batch, [[0], [], [2, 1]], Float32.of([0.5, -1]), [1, 0, 1], 7.25)))
+    assert (back.step, back.share, back.num_shares, back.formed_at) == (3, 1, 4, 7.25)
+    assert (back.minibatches, back.rewards.tolist(), back.first_rewards) == ([[0], [], [2, 1]], [0.5, -1], [1, 0, 1])
     assert [group.tokens.tolist() for group in back.groups] == [group.tokens.tolist() for group in batch]
 
 
@@ -153,7 +156,7 @@ def test_directions_are_separate() -> None:
     with pytest.raises(MessageError):
         from_coordinator(LIMIT).decode(frames_of(Register(Role.rollout, "host", 1)))
     with pytest.raises(MessageError):
-        from_workers(LIMIT).decode(frames_of(Batch(0, [], Version(1, 0))))
+        from_workers(LIMIT).decode(frames_of(VersionsNeeded(Version(1, 0))))
 
 
 HELD = HeldLease("g1", 3, Purpose.training, Version(1, 2))
@@ -161,12 +164,14 @@ HELD = HeldLease("g1", 3, Purpose.training, Version(1, 2))
 
 @pytest.mark.parametrize("message", [
     Register(Role.trainer, "host", 7), Register(Role.rollout, "host", 7, leases=[HELD], job="12_3"), Heartbeat(Version(1, 2), None),
-    Heartbeat(capacity=3, leases=[HELD, HELD]), Draining("time limit"), CheckpointRequest(4, "/checkpoint", True)])
+    Heartbeat(capacity=3, leases=[HELD, HELD]), Draining("time limit"), CheckpointRequest(4, "/checkpoint", True),
+    BatchRequest(4), BatchRequest(4, 1, 2)])
 def test_small_messages_come_back(message) -> None:
     assert from_workers(LIMIT).decode(frames_of(message)) == message
 
 
-@pytest.mark.parametrize("message", [CheckpointPart(4, "coordinator.msgpack", "digest"), Suspended("time limit")])
+@pytest.mark.parametrize("message", [
+    CheckpointPart(4, "coordinator.msgpack", "digest"), Suspended("time limit"), VersionsNeeded(Version(2, 7))])
 def test_small_messages_of_the_coordinator_come_back(message) -> None:
     assert from_coordinator(LIMIT).decode(frames_of(message)) == message
 

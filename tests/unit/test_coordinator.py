@@ -44,11 +44,12 @@ from workers.messages.types import (
     StepFinished,
     Version,
     VersionAnnounced,
+    VersionsNeeded,
     Welcome,
     WorkerFailed,
 )
 
-ROLLOUT, TRAINER = b"rollout", b"trainer"
+ROLLOUT, TRAINER, LEADER = b"rollout", b"trainer", b"leader"
 
 
 class Prompts:
@@ -81,7 +82,7 @@ class Play:
         return sent
 
     def publish(self, step: int) -> list:
-        return self.tell(TRAINER, StepFinished(Announcement(Version(self.core.epoch, step), "/weights", "digest"), {"loss": 0.5}, 4))
+        return self.tell(TRAINER, StepFinished(Announcement(Version(self.core.epoch, step), "/weights", "digest"), {"loss": 0.5}))
 
     def beat(self, step: int = 0, *, peer: bytes = ROLLOUT, capacity: int = 100, held: list | None = None) -> list:
         """A heartbeat with the weights of `step`; of all the leases that the worker is thought to have, or of `held`."""
@@ -143,6 +144,8 @@ def test_a_whole_run() -> None:
     assert play.core.ended == ""
     steps = only(play.core.training.records, StepRecord)
     assert [record.step for record in steps] == [1, 2] and steps[1].ages.head_ages == [1, 1]
+    assert [record.consumed for record in steps] == [[0, 1], [2, 3]]
+    assert play.core.totals.tokens_trained == sum(int(group.loss_mask.sum()) for group in [*batch[0].groups, *second.groups])
     assert play.core.totals.max_staleness == 1 and play.core.totals.share_stale == 0.5
     result = summary(play.core, [{"step": 0, "accuracy": 0.1}, {"step": 2, "accuracy": 0.9}], 12.0)
     assert (result["heldout_before"], result["heldout_after"], result["num_steps"], result["state"]) == (0.1, 0.9, 2, "finished")
@@ -302,7 +305,7 @@ def test_versions_must_come_in_order_and_from_the_trainer() -> None:
     play = Play()
     play.begin()
     assert only(play.publish(2), Refused) and play.core.training.step == 0
-    assert only(play.tell(ROLLOUT, StepFinished(Announcement(Version(7, 1), "/w", "d"), {}, 0)), Refused)
+    assert only(play.tell(ROLLOUT, StepFinished(Announcement(Version(7, 1), "/w", "d"), {})), Refused)
     assert only(play.tell(TRAINER, BatchRequest(5)), Refused)
     assert only(play.tell(TRAINER, Finish("")), Refused) or play.core.ended is None
 
@@ -326,15 +329,12 @@ def test_the_target_accuracy_ends_the_run_early() -> None:
 
 def test_old_versions_are_needed_while_someone_fetches_them() -> None:
     play = Play()
-    granted = play.begin()
+    play.begin()
     play.tell(b"late", Register(Role.rollout, "node", 3))
     play.tell(b"late", Heartbeat(held=None, fetching=Version(7, 0)))
-    for lease in granted:
-        play.finish(lease)
-    play.tell(TRAINER, BatchRequest(0))
-    play.publish(1)
-    [batch] = only(play.tell(TRAINER, BatchRequest(1)), Batch)
-    assert batch.needed == Version(7, 0)
+    assert only(play.publish(1), VersionsNeeded) == [VersionsNeeded(Version(7, 0))]
+    play.tell(b"late", Heartbeat(held=Version(7, 0)))
+    assert only(play.publish(2), VersionsNeeded) == [VersionsNeeded(Version(7, 2))]
 
 
 def test_status_names_what_each_part_waits_for() -> None:
@@ -386,6 +386,180 @@ def test_a_batch_is_in_the_order_of_its_prompts_whoever_finished_first() -> None
         play.finish(lease)
     [batch] = only(play.tell(TRAINER, BatchRequest(0)), Batch)
     assert [group.group_id for group in batch.groups] == ["g0", "g1"]
+
+
+# -- the next batch, and shares of batches ---------------------------------------------------------------------------------
+
+def all_finished(**changes) -> Play:
+    """A run at step 0 whose workers have finished all that they may begin: the groups of two batches."""
+    play = Play(**changes)
+    for lease in play.begin():
+        play.finish(lease)
+    return play
+
+
+def ids(batch: Batch) -> list[str]:
+    return [group.group_id for group in batch.groups]
+
+
+def test_the_next_batch_comes_while_this_one_is_computed() -> None:
+    play = all_finished(run__num_steps=9)
+    assert only(play.tell(TRAINER, BatchRequest(1)), Refused), "one after the other"
+    [batch] = only(play.tell(TRAINER, BatchRequest(0)), Batch)
+    assert waiting(play.core)["trainer"] == ""
+    [following] = only(play.tell(TRAINER, BatchRequest(1)), Batch)
+    assert (batch.step, ids(batch), following.step, ids(following)) == (0, ["g0", "g1"], 1, ["g2", "g3"])
+    assert only(play.tell(TRAINER, BatchRequest(1)), Batch) == [following] and only(play.tell(TRAINER, BatchRequest(0)), Batch) == [batch]
+    assert only(play.tell(TRAINER, BatchRequest(2)), Refused) and play.core.ledger.num_consumed == 0
+    granted = leases(play.publish(1))
+    assert [lease.group_id for lease in granted] == ["g4", "g5"] and play.core.totals.head_ages == {0: 2}
+    assert only(play.tell(TRAINER, BatchRequest(2)), Batch) == [] and waiting(play.core)["trainer"] == "", "it computes step 1"
+    play.publish(2)
+    assert waiting(play.core)["trainer"] == "a batch: 0 of 2 groups finished"
+    play.finish(granted[0], 1)
+    [third] = only(play.finish(granted[1], 1), Batch)
+    assert ids(third) == ["g4", "g5"] and third.step == 2
+    assert [record.ages.head_ages for record in only(play.core.training.records, StepRecord)] == [[0, 0], [1, 1]]
+
+
+def test_with_eta_zero_there_is_no_next_batch_before_its_version() -> None:
+    play = all_finished(staleness__eta=0, run__num_steps=9)
+    assert only(play.tell(TRAINER, BatchRequest(0)), Batch)
+    assert only(play.tell(TRAINER, BatchRequest(1)), Batch) == []
+    granted = leases(play.publish(1))
+    assert len(granted) == 2 and play.finish(granted[0], 1)
+    [batch] = only(play.finish(granted[1], 1), Batch)
+    assert batch.step == 1
+
+
+@pytest.mark.parametrize("bound", Bound)
+def test_the_next_batch_waits_for_stragglers_by_the_step_that_consumes_it(bound: Bound) -> None:
+    """g4 and g5, of step 0, must be in batch 2 with eta=2: while batch 1 is computed, it may not be made up of the later g6 and g7."""
+    play = Play(staleness__eta=2, staleness__bound=bound, run__num_steps=9)
+    granted = play.begin()
+    for lease in granted[:7]:
+        play.finish(lease)
+    play.tell(TRAINER, BatchRequest(0))
+    later = leases(play.publish(1))
+    assert ids(only(play.tell(TRAINER, BatchRequest(1)), Batch)[0]) == ["g2", "g3"]
+    play.tell(TRAINER, BatchRequest(2))
+    sent = [message for lease in later for message in only(play.finish(lease, 1), Batch)]
+    if bound is Bound.admission:
+        assert [ids(batch) for batch in sent] == [["g6", "g7"]]
+        return
+    assert sent == []
+    sent = [message for lease in granted[7:] for message in only(play.finish(lease), Batch)]
+    assert [ids(batch) for batch in sent] == [["g4", "g5"]]
+
+
+def test_a_checkpoint_holds_the_batch_that_the_trainer_has_already_as_not_trained_on() -> None:
+    play = all_finished(run__num_steps=9)
+    play.tell(TRAINER, BatchRequest(0))
+    [following] = only(play.tell(TRAINER, BatchRequest(1)), Batch)
+    play.publish(1)
+    snapshot = play.save()
+    assert [entry.group.group_id for entry in snapshot.ledger.finished] == ["g2", "g3"]
+    assert (snapshot.ledger.num_consumed, snapshot.totals.num_steps, snapshot.totals.head_ages) == (2, 1, {0: 2})
+    play.publish(2)
+    assert play.core.ledger.num_consumed == 4, "and training goes on with it"
+    after = Play(epoch=8, snapshot=snapshot, run__num_steps=9)
+    after.tell(TRAINER, Register(Role.trainer, "node", 2))
+    after.publish(1)
+    register(after, [])
+    after.beat(1)
+    [again] = only(after.tell(TRAINER, BatchRequest(1)), Batch)
+    assert ids(again) == ids(following) and again.minibatches == following.minibatches
+
+
+def test_no_batch_is_formed_for_a_step_after_the_last() -> None:
+    play = all_finished(run__num_steps=1)
+    assert only(play.tell(TRAINER, BatchRequest(0)), Batch) and only(play.tell(TRAINER, BatchRequest(1)), Batch) == []
+    assert len(play.core.ledger.finished) == 2
+    for lease in leases(play.publish(1)):
+        play.finish(lease, 1)
+    assert play.core.ended == ""
+
+
+def test_what_the_trainer_has_already_is_trained_on_when_the_target_is_reached() -> None:
+    play = all_finished(run__num_steps=9, evaluation__every_steps=1)
+    play.tell(TRAINER, BatchRequest(0))
+    play.core.config.run.target_accuracy = 0.5
+    evaluated = [lease for lease in leases(play.publish(1)) if lease.purpose is Purpose.evaluation]
+    play.tell(TRAINER, BatchRequest(1))
+    play.tell(TRAINER, BatchRequest(2))
+    for lease in evaluated:
+        play.finish(lease, 1)
+    assert "target_accuracy" in play.core.training.early_reason and play.core.ended is None
+    sent = play.publish(2)
+    assert only(sent, Batch) == [] and len(leases(sent)) == 3 and play.core.evaluation.step == 2
+    for lease in leases(sent):
+        play.finish(lease, 2)
+    assert play.core.ended == "" and play.core.totals.num_steps == 2
+
+
+def test_every_leader_gets_its_share() -> None:
+    play = all_finished(trainer__batch_groups=4, staleness__eta=0, trainer__num_minibatches=2)
+    play.tell(LEADER, Register(Role.trainer_shard, "node", 3))
+    assert only(play.tell(LEADER, BatchRequest(0, 1, 2)), Batch) == [], "only the trainer's asking has a batch formed"
+    play.core.handle(TRAINER, BatchRequest(0, 0, 2), play.now)
+    sent = {peer: message for peer, message in play.core.outbox if isinstance(message, Batch)}
+    play.core.outbox.clear()
+    assert list(sent) == [LEADER, TRAINER] and [sent[TRAINER].share, sent[LEADER].share] == [0, 1]
+    assert sorted(ids(sent[TRAINER]) + ids(sent[LEADER])) == ["g0", "g1", "g2", "g3"]
+    for share in sent.values():
+        assert sorted(index for part in share.minibatches for index in part) == list(range(len(share.groups)))
+        for group, first in zip(share.groups, share.first_rewards, strict=True):
+            assert share.rewards[first : first + group.rewards.size].tolist() == group.rewards.tolist()
+    assert [sum(len(share.minibatches[number]) for share in sent.values()) for number in (0, 1)] == [2, 2]
+    assert only(play.tell(LEADER, BatchRequest(0, 1, 2)), Batch) == [sent[LEADER]], "asked twice, it gets the same"
+    assert only(play.tell(LEADER, BatchRequest(2, 1, 2)), Batch) == [], "its word may overtake the trainer's"
+
+
+@pytest.mark.parametrize(("peer", "request_"), [
+    (ROLLOUT, BatchRequest(0, 0, 2)), (ROLLOUT, BatchRequest(0, 1, 2)), (LEADER, BatchRequest(0, 0, 2)), (TRAINER, BatchRequest(0, 1, 2)),
+    (LEADER, BatchRequest(0, 2, 2)), (LEADER, BatchRequest(0, 1, 3)), (LEADER, BatchRequest(3, 1, 2))])
+def test_nobody_gets_a_share_that_is_not_theirs(peer: bytes, request_: BatchRequest) -> None:
+    play = all_finished()
+    play.tell(LEADER, Register(Role.trainer_shard, "node", 3))
+    play.tell(TRAINER, BatchRequest(0, 0, 2))
+    sent = play.tell(peer, request_)
+    assert only(sent, Refused) and not only(sent, Batch)
+
+
+def test_a_leader_may_only_ask_for_shares() -> None:
+    play = Play()
+    granted = play.begin()
+    play.tell(LEADER, Register(Role.trainer_shard, "node", 3))
+    for message in (GroupFinished(make_group(granted[-1].group_id, granted[-1].attempt, [0])), CheckpointRequest(0, "/folder"), Draining("enough"),
+                    StepFinished(Announcement(Version(7, 1), "/w", "d"), {}), GroupFailed(granted[-1].group_id, granted[-1].attempt, "broken")):
+        assert only(play.tell(LEADER, message), Refused)
+    assert leases(play.tell(LEADER, Heartbeat(held=Version(7, 0), capacity=100))) == []
+    assert play.core.training.step == 0 and granted[-1].group_id in play.core.ledger.running
+
+
+@pytest.mark.parametrize("message", [WorkerFailed("no memory is left"), Goodbye(), None])
+@pytest.mark.parametrize("kind", ClusterKind)
+def test_without_one_of_its_leaders_training_cannot_go_on(message, kind: ClusterKind) -> None:
+    play = Play(cluster__kind=kind)
+    play.begin()
+    play.tell(LEADER, Register(Role.trainer_shard, "node", 3))
+    if message is None:
+        play.core.registry.unreachable(LEADER, play.now)
+        play.core.tick(play.now + 10)
+    else:
+        play.tell(LEADER, message)
+    assert "trainer_shard 0" in (play.core.left if kind is ClusterKind.slurm else play.core.ended or "")
+    assert (play.core.ended is None) is (kind is ClusterKind.slurm)
+
+
+def test_a_leader_that_was_told_to_go_takes_nothing_with_it() -> None:
+    play = Play()
+    play.begin()
+    play.tell(LEADER, Register(Role.trainer_shard, "node", 3))
+    play.tell(LEADER, Goodbye("time limit"))
+    assert play.core.left is None and play.core.ended is None and not play.core.registry.of(Role.trainer_shard)
+    play.tell(TRAINER, Goodbye("time limit"))
+    assert play.core.left is not None and play.core.left_in_order
 
 
 # -- leases that are lost on their way -----------------------------------------------------------------------------------
@@ -556,6 +730,20 @@ def test_a_lease_that_would_come_too_late_for_the_hard_bound_is_not_taken_over(b
     assert only(register(play, [late], b"late"), Acknowledged) == ([] if wanted else [Acknowledged("g30", 7000, False)])
 
 
+@pytest.mark.parametrize(("bound", "wanted"), [(Bound.hard, False), (Bound.admission, True)])
+def test_batches_that_the_trainer_has_already_are_no_place_for_what_comes_back(bound: Bound, wanted: bool) -> None:
+    """It counts as begun at step 0, and must be in batch 2 with eta=2; that is formed, though training is at step 1."""
+    play = all_finished(epoch=8, staleness__eta=2, staleness__bound=bound, run__num_steps=9)
+    play.core.config.rollout.concurrency = 0
+    play.tell(TRAINER, BatchRequest(0))
+    play.publish(1)
+    for step in (1, 2):
+        assert only(play.tell(TRAINER, BatchRequest(step)), Batch)
+    assert play.core.ledger.admitted == 6, "there are places"
+    late = hold("g30", 7000, Version(7, 9))
+    assert only(register(play, [late], b"late"), Acknowledged) == ([] if wanted else [Acknowledged("g30", 7000, False)])
+
+
 def test_a_worker_that_was_thought_lost_keeps_its_version() -> None:
     """It comes back within the same incarnation: what it has sampled is as old as it is, and no older."""
     play = Play(staleness__eta=1, staleness__bound=Bound.hard, run__num_steps=9, cluster__kind=ClusterKind.slurm)
@@ -626,16 +814,19 @@ def test_a_batch_whose_step_is_given_up_goes_back_to_the_buffer() -> None:
     for lease in play.begin():
         play.finish(lease)
     [batch] = only(play.tell(TRAINER, BatchRequest(0)), Batch)
-    assert play.core.totals.head_ages == {0: 2}
+    [following] = only(play.tell(TRAINER, BatchRequest(1)), Batch)
     snapshot = play.save(final=True)
-    assert play.core.totals.head_ages == {} and snapshot.ledger.num_consumed == 0
+    assert play.core.totals.head_ages == {} and snapshot.totals.head_ages == {} and snapshot.ledger.num_consumed == 0
+    assert play.core.training.in_training == [] and len(play.core.ledger.finished) == 4
     after = Play(epoch=8, snapshot=snapshot)
     after.tell(TRAINER, Register(Role.trainer, "node", 2))
     after.publish(0)
     register(after, [])
     after.beat()
-    [again] = only(after.tell(TRAINER, BatchRequest(0)), Batch)
-    assert [group.group_id for group in again.groups] == [group.group_id for group in batch.groups]
+    for step, given_up in enumerate([batch, following]):
+        [again] = only(after.tell(TRAINER, BatchRequest(step)), Batch)
+        assert [group.group_id for group in again.groups] == [group.group_id for group in given_up.groups]
+        assert again.minibatches == given_up.minibatches
 
 
 def test_results_that_come_after_the_last_checkpoint_are_left_to_the_next_incarnation() -> None:

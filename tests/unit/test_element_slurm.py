@@ -370,7 +370,7 @@ def test_a_run_that_has_ended_is_not_begun(trainer: TrainElement, command: Comma
 def save(run: RunFolder, version: Version) -> None:
     folder = checkpoints.begin(run, version)
     (folder / checkpoints.COORDINATOR).write_text("state")
-    checkpoints.commit(run, folder, version, 2)
+    checkpoints.commit(run, folder, version, checkpoints.Retention(2))
 
 
 def test_a_crash_is_put_on_record_and_the_last_one_ends_the_run_at_once(trainer: TrainElement, command: Command) -> None:

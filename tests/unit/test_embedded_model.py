@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from tests.unit.model_folders import write_hf_model
 from workers.rollout.servers.embedded import packed
 from workers.rollout.servers.embedded.model import Model
 from workers.rollout.servers.embedded.requests import Copy, Segment
@@ -62,6 +63,26 @@ def test_chunks_and_weight_layout_do_not_matter(
     logprobs = last_logprobs(model, SEQUENCES, chunk)
     for row, ids in enumerate(SEQUENCES):
         assert (logprobs[row] - reference(module, ids)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("family", "changes"), [
+    ("llama", {}), ("mistral", {}), ("mistral", {"sliding_window": 64}), ("qwen2", {}), ("qwen3", {}), ("qwen3_moe", {}),
+    ("qwen3_moe", {"norm_topk_prob": False, "num_experts": 7, "num_experts_per_tok": 1}),
+    ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 5, "num_attention_heads": 6, "num_key_value_heads": 1})])
+def test_logprobs_are_those_of_hugging_face(tmp_path: Path, family: str, changes: dict[str, Any], tied: bool) -> None:
+    module = write_hf_model(tmp_path, family, vocab_size=97, tie_word_embeddings=tied, **changes)
+    architecture = read_architecture(tmp_path)
+    logprobs = last_logprobs(Model(tmp_path, architecture, torch.float32, 4, architecture.max_positions), SEQUENCES, 16)
+    for row, ids in enumerate(SEQUENCES):
+        assert (logprobs[row] - reference(module, ids)).abs().max() < 1e-4
+
+
+def test_a_mixture_in_bfloat16_follows_float32(tmp_path: Path) -> None:
+    module = write_hf_model(tmp_path, "qwen3_moe", vocab_size=97)
+    logprobs = last_logprobs(Model(tmp_path, read_architecture(tmp_path), torch.bfloat16, 4, 256), SEQUENCES, 16)
+    errors = torch.cat([logprobs[row] - reference(module, ids) for row, ids in enumerate(SEQUENCES)])
+    assert errors.square().mean().sqrt() < 0.1
 
 
 def test_bfloat16_is_as_near_to_the_exact_result_as_the_usual_code(saved: tuple[Path, Any]) -> None:

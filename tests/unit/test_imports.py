@@ -84,8 +84,9 @@ def test_every_kind_of_import_is_seen(source: str, names: list[str]) -> None:
     assert [name for node in ast.walk(ast.parse(source)) for name in names_of(node)] == names
 
 
-def test_the_launcher_knows_six_light_modules_of_the_workers() -> None:
-    light = ("workers.entry", "workers.config", "workers.rundir", "workers.files", "workers.incarnations", "workers.slurm_command")
+def test_the_launcher_knows_eight_light_modules_of_the_workers() -> None:
+    light = ("workers.entry", "workers.config", "workers.rundir", "workers.files", "workers.incarnations", "workers.slurm_command",
+             "workers.weights.architecture", "workers.weights.splitting")
     assert_none(only("launcher", *light))
 
 

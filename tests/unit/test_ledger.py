@@ -155,15 +155,19 @@ def test_what_is_done_is_not_wanted_any_more() -> None:
     ledger = Ledger(max_attempts=1)
     for _ in range(4):
         ledger.lease(ONE, 0)
+    ledger.lease(ONE, 0)
     ledger.finish(make_group("g0", 0))
+    ledger.take(["g0"])
     ledger.consume(["g0"])
     ledger.finish(make_group("g1", 0))
     ledger.fail("g2", 0, "broken")
     ledger.park(make_partial("g3", 0))
+    ledger.finish(make_group("g4", 0))
+    ledger.take(["g4"])
     before = states(ledger)
-    assert not any(adopt(ledger, f"g{index}", 0) for index in range(4))
-    assert not any(adopt(ledger, f"g{index}", 5) for index in range(3)), "consumed, finished, set aside"
-    assert states(ledger) == before and ledger.admitted == 3
+    assert not any(adopt(ledger, f"g{index}", 0) for index in range(5))
+    assert not any(adopt(ledger, f"g{index}", 5) for index in (0, 1, 2, 4)), "consumed, finished, set aside, in training"
+    assert states(ledger) == before and ledger.admitted == 4
 
 
 def test_an_older_attempt_is_not_wanted_so_that_no_number_is_used_twice() -> None:
@@ -241,11 +245,18 @@ def test_a_batch_that_is_given_up_is_as_if_it_had_never_been_taken() -> None:
     for index in (2, 0, 1):
         ledger.finish(make_group(f"g{index}", 0))
     before = ledger.waiting_to_be_consumed()
-    entries = ledger.consume(["g0", "g2"])
-    assert ledger.num_consumed == 2 and ledger.admitted == 3
+    ledger.take(["g1"])
+    assert [group.group_id for group in ledger.take(["g0", "g2"])] == ["g0", "g2"]
+    assert (ledger.num_consumed, ledger.num_taken, ledger.admitted) == (0, 3, 3)
+    with pytest.raises(KeyError):
+        ledger.take(["g0"])
+    ledger.return_to_buffer()
+    assert sorted(ledger.waiting_to_be_consumed()) == sorted(before) and (ledger.num_consumed, ledger.num_taken, ledger.admitted) == (0, 0, 3)
+    assert not adopt(ledger, "g0", 5) and not ledger.finish(make_group("g0", 0))
     with pytest.raises(KeyError):
         ledger.consume(["g0"])
-    ledger.return_to_buffer(entries)
-    assert sorted(ledger.waiting_to_be_consumed()) == sorted(before) and (ledger.num_consumed, ledger.admitted) == (0, 3)
-    assert not adopt(ledger, "g0", 5) and not ledger.finish(make_group("g0", 0))
-    assert [entry.group.group_id for entry in ledger.consume(["g0", "g2"])] == ["g0", "g2"]
+    assert [group.group_id for group in ledger.take(["g0", "g2"])] == ["g0", "g2"]
+    ledger.consume(["g0", "g2"])
+    assert (ledger.num_consumed, ledger.num_taken, ledger.admitted) == (2, 2, 3)
+    ledger.return_to_buffer()
+    assert [group.group_id for group in ledger.waiting_to_be_consumed()] == ["g1"], "what is consumed stays so"

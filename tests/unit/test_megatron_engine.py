@@ -16,17 +16,18 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
-from tests.unit.megatron_case import VOCAB, config, make_groups, rewards_of, write_model  # noqa: E402
-from workers.config import Config, Dtype, OffPolicy, RunConfig, Schedule, TrainerConfig  # noqa: E402
+from tests.unit.hf_reference import adamw, load_reference, reference_logprobs, reference_loss, saved_tensors  # noqa: E402
+from tests.unit.megatron_case import VOCAB, config, make_groups, rewards_of, train, write_model  # noqa: E402
+from workers.config import Dtype, OffPolicy, RunConfig, Schedule, TrainerConfig  # noqa: E402
 from workers.trainer.batch import TrainGroup  # noqa: E402
 from workers.trainer.megatron import cpu_backend, process_group  # noqa: E402
 from workers.trainer.megatron.engine import MegatronEngine  # noqa: E402
 from workers.trainer.megatron.gang import Gang  # noqa: E402
-from workers.trainer.megatron.objective import microbatch_loss  # noqa: E402
+from workers.trainer.megatron.objective import PolicyTargets, microbatch_loss, per_token  # noqa: E402
 from workers.trainer.megatron.optimizer import build_scheduler  # noqa: E402
 from workers.trainer.megatron.stop import StopGate  # noqa: E402
 
-MODELS = ["llama", "llama-tied", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied"]
+MODELS = ["llama", "llama-tied", "mistral", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied", "qwen3moe"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,43 +43,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: write_model(kind, root / kind) for kind in MODELS}
 
 
-def load_reference(folder: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
-
-
-def reference_logprobs(model: Any, group: TrainGroup, temperature: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Every response on its own, unpacked and unpadded: log-probs and entropies."""
-    logprobs, entropies = [], []
-    for response in group.responses:
-        tokens = torch.from_numpy(np.concatenate([group.prompt, response]).astype(np.int64))
-        logits = model(tokens[None]).logits[0, len(group.prompt) - 1:-1].float() / temperature
-        table = torch.log_softmax(logits, dim=-1)
-        logprobs.append(table.gather(1, tokens[len(group.prompt):, None])[:, 0])
-        entropies.append(-(table.exp() * table).sum(-1))
-    return logprobs, entropies
-
-
-def reference_loss(model: Any, groups: list[TrainGroup], proximal: list[list[np.ndarray]], setup: Config) -> torch.Tensor:
-    """Eq. 5 for the whole batch with rewards as advantages, straight from the definition."""
-    algorithm, total = setup.algorithm, torch.zeros(())
-    for index, group in enumerate(groups):
-        current, _ = reference_logprobs(model, group, setup.workflow.temperature)
-        for sample, logprobs in enumerate(current):
-            weight = np.exp(proximal[index][sample] - group.behavior_logprobs[sample])
-            capped = np.minimum(weight, algorithm.behavior_cap)
-            weight = capped if algorithm.off_policy is OffPolicy.clamp else np.where(weight > algorithm.behavior_cap, 0, weight)
-            ratio = (logprobs - torch.from_numpy(proximal[index][sample])).exp()
-            clipped = ratio.clamp(1 - algorithm.clip_epsilon, 1 + algorithm.clip_epsilon)
-            advantage = float(group.rewards[sample])
-            gain = torch.minimum(ratio * advantage, clipped * advantage) * torch.from_numpy(weight)
-            total = total - gain[torch.from_numpy(group.loss_mask[sample])].sum()
-    return total / sum(group.num_valid_tokens for group in groups)
-
-
 def gradients(engine: MegatronEngine, groups: list[TrainGroup], proximal: Any) -> dict[str, torch.Tensor]:
     """Gradients of one minibatch under Megatron's names, before clipping."""
-    engine._minibatch(groups, list(range(len(groups))), proximal, rewards_of(groups), StopGate(lambda: False))
-    return {name: parameter.main_grad.clone() for name, parameter in engine._model.named_parameters()}
+    engine._policy.accumulate(groups, list(range(len(groups))), PolicyTargets(per_token(rewards_of(groups), groups), proximal=proximal),
+                              float(sum(group.num_valid_tokens for group in groups)), StopGate(lambda: False))
+    return {name: parameter.main_grad.clone() for name, parameter in engine._policy.trained.model.named_parameters()}
 
 
 def off_policy(groups: list[TrainGroup], engine: MegatronEngine, seed: int = 5) -> list[list[np.ndarray]]:
@@ -147,19 +116,15 @@ def test_an_optimizer_step_is_that_of_torch_adamw_with_clipping(folders: dict[st
     engine = MegatronEngine(setup, folders[kind])
     proximal = off_policy(groups, engine)
     model = load_reference(folders[kind])
-    decay = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    rest = [parameter for parameter in model.parameters() if parameter.dim() == 1]
     trainer = setup.trainer
-    optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
-        lr=trainer.lr, betas=(trainer.adam_beta1, trainer.adam_beta2), eps=trainer.adam_eps)
+    optimizer = adamw(model, trainer)
     for _ in range(2):
         loss = reference_loss(model, groups, proximal, setup)
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), trainer.clip_grad)
         optimizer.step()
-        metrics = engine.train_step(groups, proximal, rewards_of(groups))
+        metrics = train(engine, groups, proximal)
         assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
         assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
     expected = model.state_dict()
@@ -175,10 +140,10 @@ def test_export_gives_back_what_was_loaded(folders: dict[str, Path], tmp_path: P
     model = load_reference(folders[kind]).to(dtype)
     model.save_pretrained(tmp_path)
     engine = MegatronEngine(config(dtype=Dtype(str(dtype).removeprefix("torch."))), tmp_path)
-    exported = dict(engine.iter_hf_tensors())
+    exported, expected = dict(engine.iter_hf_tensors()), saved_tensors(model)
     assert sorted(exported) == sorted(engine.architecture.tensor_shapes())
     for name, tensor in exported.items():
-        assert tensor.dtype == dtype and torch.equal(tensor, model.state_dict()[name]), name
+        assert tensor.dtype == dtype and torch.equal(tensor, expected[name]), name
 
 
 def test_bfloat16_follows_float32(folders: dict[str, Path]) -> None:
@@ -188,7 +153,7 @@ def test_bfloat16_follows_float32(folders: dict[str, Path]) -> None:
         engine = MegatronEngine(config(dtype=dtype, lr=1e-3), folders["qwen3"])
         for group, rows in zip(groups, engine.logprobs(groups), strict=True):
             group.behavior_logprobs = rows
-        results.append([engine.train_step(groups, None, rewards_of(groups)) for _ in range(2)])
+        results.append([train(engine, groups) for _ in range(2)])
     assert results[1][0]["grad_norm"] == pytest.approx(results[0][0]["grad_norm"], rel=0.1)
     assert results[1][1]["loss"] == pytest.approx(results[0][1]["loss"], abs=0.05)
 
@@ -197,8 +162,8 @@ def test_own_proximal_logprobs_are_those_of_the_caller(folders: dict[str, Path])
     groups = make_groups(6)
     given, own = (MegatronEngine(config(num_minibatches=3), folders["qwen2"]) for _ in range(2))
     for _ in range(2):
-        expected = given.train_step(groups, given.logprobs(groups), rewards_of(groups))
-        found = own.train_step(groups, None, rewards_of(groups))
+        expected = train(given, groups, given.logprobs(groups))
+        found = train(own, groups)
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
@@ -208,7 +173,7 @@ def test_groups_without_advantage_count_but_have_no_gradient(folders: dict[str, 
     engine = MegatronEngine(config(), folders["llama"])
     proximal = off_policy(groups, engine)
     setup = config()
-    metrics = engine.train_step(groups, proximal, rewards_of(groups))
+    metrics = train(engine, groups, proximal)
     model = load_reference(folders["llama"])
     reference_loss(model, groups, proximal, setup).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
@@ -229,7 +194,7 @@ def test_training_raises_the_probability_of_rewarded_responses(folders: dict[str
     for _ in range(5):
         for group, rows in zip(groups, engine.logprobs(groups), strict=True):
             group.behavior_logprobs = rows
-        metrics = engine.train_step(groups, None, rewards_of(groups))
+        metrics = train(engine, groups)
     after = engine.logprobs(groups)
     assert all(new[0].sum() > old[0].sum() and new[1].sum() < old[1].sum() for new, old in zip(after, before, strict=True))
     assert 0.99 < metrics["behavior_ess"] <= 1.0 and metrics["num_microbatches"] >= 2
@@ -265,7 +230,7 @@ def test_non_finite_values_do_not_touch_the_weights(folders: dict[str, Path], mo
     engine = MegatronEngine(config(), folders["qwen2"])
     groups = make_groups()
     before = {name: tensor.clone() for name, tensor in engine.iter_hf_tensors()}
-    used = "workers.trainer.megatron.engine.microbatch_loss"
+    used = "workers.trainer.megatron.policy.microbatch_loss"
 
     def poisoned_gradient(*args: Any, **kwargs: Any) -> Any:
         loss, stats = microbatch_loss(*args, **kwargs)
@@ -273,26 +238,26 @@ def test_non_finite_values_do_not_touch_the_weights(folders: dict[str, Path], mo
 
     monkeypatch.setattr(used, poisoned_gradient)
     with pytest.raises(FloatingPointError, match=r"training step 1: the gradient norm is nan.*trainer\.lr"):
-        engine.train_step(groups, None, rewards_of(groups))
+        train(engine, groups)
     monkeypatch.setattr(used, lambda *args, **kwargs: (microbatch_loss(*args, **kwargs)[0], {"loss": torch.tensor(float("inf"))}))
     with pytest.raises(FloatingPointError, match="the loss is inf"):
-        engine.train_step(groups, None, rewards_of(groups))
+        train(engine, groups)
     assert all(torch.equal(tensor, before[name]) for name, tensor in engine.iter_hf_tensors())
     assert engine.num_steps == 0
     monkeypatch.setattr(used, microbatch_loss)
-    assert np.isfinite(engine.train_step(groups, None, rewards_of(groups))["grad_norm"])
+    assert np.isfinite(train(engine, groups)["grad_norm"])
 
 
 def test_bad_input_is_refused(folders: dict[str, Path]) -> None:
     engine = MegatronEngine(config(num_minibatches=2), folders["llama"])
     groups = make_groups(3)
-    with pytest.raises(ValueError, match="3 groups cannot be split"):
-        engine.train_step(groups, None, rewards_of(groups))
+    with pytest.raises(ValueError, match="must hold each of the 3 groups once"):
+        engine.train_step(groups, [[0], [1]], None, rewards_of(groups))
     groups = make_groups(2)
     with pytest.raises(ValueError, match="advantages are for 1 groups"):
-        engine.train_step(groups, None, rewards_of(groups)[:1])
+        engine.train_step(groups, [[0], [1]], None, rewards_of(groups)[:1])
     with pytest.raises(ValueError, match="not aligned"):
-        engine.train_step(groups, [[np.zeros(1, np.float32)] * 5] * 2, rewards_of(groups))
+        train(engine, groups, [[np.zeros(1, np.float32)] * 5] * 2)
     groups[1].responses[0] = np.array([VOCAB], np.int32)
     with pytest.raises(ValueError, match=f"token {VOCAB} is outside the vocabulary"):
         engine.logprobs(groups)
@@ -308,9 +273,11 @@ def test_a_process_keeps_its_rank(folders: dict[str, Path]) -> None:
 EXPECTED_HITS = {
     ("distributed/param_and_grad_buffer.py:__init__", "current_device()"),
     ("optimizer/clip_grads.py:get_grad_norm_fp32", "device='cuda'"),
-    ("optimizer/optimizer.py:__init__", ".type()"),
+    ("optimizer/distrib_optimizer.py:__init__", ".type()"),
+    ("optimizer/distrib_optimizer.py:_build_model_and_main_param_groups", ".type()"),
     ("optimizer/optimizer.py:__init__", "device='cuda'"),
     ("pipeline_parallel/schedules.py:forward_backward_no_pipelining", "device='cuda'"),
+    ("tensor_parallel/random.py:add", "RNG state"),
     ("utils.py:local_multi_tensor_l2_norm", "device='cuda'"),
 }
 
@@ -321,7 +288,7 @@ def test_places_that_need_the_cpu_backend(folders: dict[str, Path], tmp_path: Pa
     cpu_backend.HITS.clear()
     for dtype in Dtype:
         engine = MegatronEngine(config(dtype=dtype, clip_grad=1e-3), folders["llama"])
-        engine.train_step(make_groups(), None, rewards_of(make_groups()))
+        train(engine, make_groups())
         (tmp_path / dtype.value).mkdir()
         engine.save_state(tmp_path / dtype.value)
         engine.load_state(tmp_path / dtype.value)

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
-from tests.unit.megatron_case import config, make_groups, rewards_of, write_model
+from tests.unit.megatron_case import config, make_groups, train, write_model
 from workers.config import Dtype, Schedule
 from workers.trainer.megatron import process_group
 from workers.trainer.megatron.engine import MegatronEngine
@@ -43,7 +43,7 @@ class Asked:
 
 def everything(engine: MegatronEngine) -> list[torch.Tensor]:
     weights = [tensor.clone() for _, tensor in engine.iter_hf_tensors()]
-    inner = engine._optimizer.optimizer
+    inner = engine._policy.trained.optimizer.optimizer
     rates = torch.tensor([[group["lr"], group["weight_decay"], group.get("step", 0)] for group in inner.param_groups])
     return [*weights, rates, *(value.clone() for state in inner.state.values() for value in state.values())]
 
@@ -56,20 +56,20 @@ def test_abandoned_at_any_time_and_taken_again(folder: Path, dtype: Dtype) -> No
     first, second = make_groups(4, seed=1), make_groups(4, seed=2)
     plain, engine = build(), build()
     never = Asked(10**9)
-    plain.train_step(first, None, rewards_of(first))
-    expected = plain.train_step(second, None, rewards_of(second), stop_requested=never)
-    engine.train_step(first, None, rewards_of(first))
+    train(plain, first)
+    expected = train(plain, second, stop_requested=never)
+    train(engine, first)
     before = everything(engine)
     assert never.times > 6, "at the beginning, before every micro-batch, at the boundaries"
     for at in range(1, never.times + 1):
         asked = Asked(at)
         with pytest.raises(StepAbandoned, match="training step 2 was abandoned"):
-            engine.train_step(second, None, rewards_of(second), stop_requested=asked)
+            train(engine, second, stop_requested=asked)
         assert asked.times == at, "whoever has said yes is not asked again"
         assert engine.num_steps == 1
         assert all(torch.equal(now, then) for now, then in zip(everything(engine), before, strict=True))
     last = Asked(never.times + 1)
-    assert engine.train_step(second, None, rewards_of(second), stop_requested=last) == expected
+    assert train(engine, second, stop_requested=last) == expected
     assert last.times == never.times, "nobody is asked after the first update"
     assert all(torch.equal(now, then) for now, then in zip(everything(engine), everything(plain), strict=True))
 
@@ -77,7 +77,7 @@ def test_abandoned_at_any_time_and_taken_again(folder: Path, dtype: Dtype) -> No
 def test_how_often_it_is_asked(folder: Path) -> None:
     engine = MegatronEngine(config(microbatch_tokens=4096), folder)
     groups, asked = make_groups(), Asked(10**9)
-    metrics = engine.train_step(groups, engine.logprobs(groups), rewards_of(groups), stop_requested=asked)
+    metrics = train(engine, groups, engine.logprobs(groups), stop_requested=asked)
     assert metrics["num_microbatches"] == 1
     assert asked.times == 3, "at the beginning, before the micro-batch, before the update"
 
@@ -91,6 +91,6 @@ def test_a_request_that_raises_leaves_the_engine_usable(folder: Path) -> None:
         raise KeyError("stop")
 
     with pytest.raises(KeyError):
-        engine.train_step(groups, None, rewards_of(groups), stop_requested=broken)
+        train(engine, groups, stop_requested=broken)
     assert all(torch.equal(now, then) for now, then in zip(everything(engine), before, strict=True))
-    engine.train_step(groups, None, rewards_of(groups))
+    train(engine, groups)

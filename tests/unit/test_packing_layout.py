@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.trainer.batch import TrainGroup
-from workers.trainer.layout import PackedBatch, build_batch, pack_groups, split_group
+from workers.trainer.layout import PackedBatch, build_batch, pack_chunks, split_group, split_groups
 
 
 def make_group(prompt: list[int], responses: list[list[int]]) -> TrainGroup:
@@ -18,6 +18,10 @@ def make_group(prompt: list[int], responses: list[list[int]]) -> TrainGroup:
         behavior_logprobs=[np.zeros(len(array), np.float32) for array in arrays],
         loss_mask=[np.ones(len(array), bool) for array in arrays], rewards=np.zeros(len(arrays), np.float32),
         versions=[np.zeros(len(array), np.int32) for array in arrays], head_version=0)
+
+
+def pack_groups(groups: list[TrainGroup], indices: list[int], capacity: int, share: bool) -> list[PackedBatch]:
+    return pack_chunks(groups, split_groups(groups, indices, capacity, share), capacity)
 
 
 def context(batch: PackedBatch, position: int) -> list[int]:

@@ -214,9 +214,8 @@ class Play:
             world.check()
         if world.core is None or world.ended is not None:
             return
-        finished = world.consumed.keys() | {index_of(group_id) for group_id in world.core.ledger.finished}
-        if world.trainer is not None and world.trainer.batch is not None:
-            finished |= {index_of(group.group_id) for group in world.trainer.batch.groups}
+        ledger = world.core.ledger
+        finished = world.consumed.keys() | {index_of(group_id) for part in (ledger.finished, ledger.in_training) for group_id in part}
         lost = [number for number in wanted - world.tokens() if index_of(world.born[number][0]) not in finished]
         assert not lost, f"tokens were lost on the way: of {sorted({world.born[number][0] for number in lost})}"
 
@@ -231,11 +230,11 @@ EVENTS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 63)), min_siz
 
 
 @given(eta=st.integers(0, 3), batch=st.integers(1, 3), bound=st.sampled_from(Bound), num_steps=st.integers(1, 5), every=st.integers(0, 2),
-       concurrency=st.sampled_from([2, 16]), capacity=st.sampled_from([1, 3]), events=EVENTS)
+       concurrency=st.sampled_from([2, 16]), capacity=st.sampled_from([1, 3]), prefetch=st.booleans(), num_shares=st.integers(1, 3), events=EVENTS)
 @settings(max_examples=1500, deadline=None)
 def test_whatever_happens_nothing_is_lost_or_used_twice(eta: int, batch: int, bound: Bound, num_steps: int, every: int, concurrency: int,
-                                                        capacity: int, events: list[tuple[str, int]]) -> None:
-    play = Play(World(make_config(eta, batch, bound, num_steps, every, concurrency), capacity))
+                                                        capacity: int, prefetch: bool, num_shares: int, events: list[tuple[str, int]]) -> None:
+    play = Play(World(make_config(eta, batch, bound, num_steps, every, concurrency, prefetch), capacity, num_shares=num_shares))
     for name, number in events:
         play.happen(name, number)
     if play.world.ended is None:

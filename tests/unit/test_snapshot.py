@@ -108,6 +108,16 @@ def test_a_restored_ledger_is_the_same(ledger: Ledger) -> None:
         assert list(getattr(restored, part)) == list(getattr(ledger, part))
 
 
+@given(ledgers(), st.integers(0, 12))
+@settings(max_examples=100, deadline=None)
+def test_what_is_in_training_is_saved_as_finished(ledger: Ledger, number: int) -> None:
+    """Its step is not completed: whoever goes on from there trains on it."""
+    expected = plain(save_ledger(ledger))
+    taken = list(ledger.finished)[:number]
+    ledger.take(taken)
+    assert plain(save_ledger(ledger)) == expected and list(ledger.in_training) == taken
+
+
 @given(ledgers())
 @settings(max_examples=50, deadline=None)
 def test_a_snapshot_does_not_change_with_what_it_was_taken_of(ledger: Ledger) -> None:

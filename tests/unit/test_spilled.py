@@ -13,7 +13,7 @@ from workers.config import Bound
 from workers.coordinator.core import Coordinator
 from workers.coordinator.spilled import Spilled
 from workers.messages.codec import pack
-from workers.messages.types import Draining, GroupFinished, GroupParked, Message
+from workers.messages.types import Draining, GroupFinished, GroupParked, Message, Version
 from workers.rundir import RunFolder
 
 
@@ -41,14 +41,28 @@ def test_files_stay_until_a_checkpoint_with_what_they_hold_is_complete(run: RunF
     core, spilled = make_spilled(run)
     spilled.absorb()
     assert list(core.ledger.finished) == ["g0"] and list(core.ledger.parked) == ["g1"]
-    spilled.in_checkpoint()
+    spilled.in_checkpoint(Version(1, 1))
     later = leave(run, "g2.7", GroupParked(make_partial("g2", 7)))
     spilled.absorb()
     assert all(path.exists() for path in paths), "that checkpoint may never be complete"
-    spilled.in_checkpoint()
+    (run.checkpoints / "1.1").mkdir()
+    spilled.in_checkpoint(Version(1, 2))
     assert not any(path.exists() for path in paths) and later.exists()
-    spilled.in_checkpoint()
+    (run.checkpoints / "1.2").mkdir()
+    spilled.in_checkpoint(Version(1, 3))
     assert not later.exists()
+
+
+def test_files_outlast_a_checkpoint_that_could_not_be_written(run: RunFolder) -> None:
+    path = leave(run, "g0.7", GroupParked(make_partial("g0", 7)))
+    _, spilled = make_spilled(run)
+    spilled.absorb()
+    spilled.in_checkpoint(Version(1, 1))  # the disk was full
+    spilled.in_checkpoint(Version(1, 2))
+    assert path.exists()
+    (run.checkpoints / "1.2").mkdir()
+    spilled.in_checkpoint(Version(1, 3))
+    assert not path.exists()
 
 
 def test_an_incarnation_that_dies_before_its_checkpoint_leaves_the_files_to_the_next(run: RunFolder) -> None:
@@ -99,6 +113,7 @@ def test_what_cannot_be_read_is_named_and_left(run: RunFolder, content: bytes, c
     said = capsys.readouterr().out
     assert said.count(str(path)) == 1 and "left as it is" in said
     assert list(core.ledger.parked) == ["g1"] and path.exists()
-    spilled.in_checkpoint()
-    spilled.in_checkpoint()
+    spilled.in_checkpoint(Version(1, 1))
+    (run.checkpoints / "1.1").mkdir()
+    spilled.in_checkpoint(Version(1, 2))
     assert path.exists() and not good.exists()

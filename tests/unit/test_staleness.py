@@ -12,7 +12,7 @@ from workers.coordinator.ledger import Ledger
 from workers.coordinator.staleness import FinishedGroup, StalenessPolicy
 from workers.messages.types import HeldLease, Purpose, Version
 
-NAMES = ["nothing", "admit", "admit", "admit", "finish", "finish", "fail", "park", "lose", "come_back", "appear", "train"]
+NAMES = ["nothing", "admit", "admit", "admit", "finish", "finish", "fail", "park", "lose", "come_back", "appear", "form", "train"]
 # The length is bounded from below, or most histories would be of five events; shrunk ones have `nothing` instead.
 EVENTS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 1000)), min_size=30, max_size=150)
 WORKER = b"worker"
@@ -22,9 +22,11 @@ class Simulation:
     """A ledger and a policy driven by arbitrary events, checking every invariant after each.
 
     `begun`: the version of a group's oldest token. Leases that were given up for lost may still be worked on somewhere, and come back.
+    `formed`: the batches of this step and the next ones that are not trained on yet; the trainer asks for `ahead` of them in advance.
     """
 
-    def __init__(self, eta: int, batch: int, bound: Bound) -> None:
+    def __init__(self, eta: int, batch: int, bound: Bound, ahead: int = 0) -> None:
+        self.ahead, self.formed = ahead, list[list[str]]()
         self.policy, self.ledger, self.version = StalenessPolicy(eta, batch, bound), Ledger(max_attempts=2), 0
         self.begun: dict[tuple[str, int], int] = {}
         self.lost: list[tuple[str, int]] = []
@@ -80,19 +82,28 @@ class Simulation:
 
     def _adopt(self, key: tuple[str, int]) -> None:
         held = HeldLease(*key, Purpose.training, Version(1, self.begun[key]))
-        next_batch = self.ledger.num_consumed // self.policy.batch_groups
+        next_batch = self.ledger.num_taken // self.policy.batch_groups
         may = self.policy.may_return(self.ledger.admitted, self.version, self.begun[key], self.ledger.unconsumed_versions(), next_batch)
         self.ledger.adopt(WORKER, held, self.begun[key], may)
 
-    def train(self, _: int = 0) -> bool:
-        chosen = self.policy.choose(self.version, self.ledger.waiting_to_be_consumed(), self.ledger.running_versions())
-        if chosen is None:
+    def form(self, _: int = 0) -> bool:
+        step = self.version + len(self.formed)
+        chosen = self.policy.choose(step, self.ledger.waiting_to_be_consumed(), self.ledger.running_versions())
+        if chosen is None or len(self.formed) > self.ahead:
             return False
         assert len(set(chosen)) == self.policy.batch_groups
-        ages = [self.version - self.begun[group_id, self.ledger.finished[group_id].group.attempt] for group_id in chosen]
+        ages = [step - self.begun[group_id, self.ledger.finished[group_id].group.attempt] for group_id in chosen]
         assert min(ages) >= 0
         if self.policy.bound is Bound.hard or self.policy.eta == 0:
             assert max(ages) <= self.policy.eta
+        self.ledger.take(chosen)
+        self.formed.append(chosen)
+        return True
+
+    def train(self, _: int = 0) -> bool:
+        if not self.formed and not self.form():
+            return False
+        chosen = self.formed.pop(0)
         self.ledger.consume(chosen)
         self.consumed += chosen
         self.version += 1
@@ -102,13 +113,15 @@ class Simulation:
         limit = (self.version + self.policy.eta + 1) * self.policy.batch_groups
         assert self.ledger.admitted <= limit
         assert len(self.consumed) == len(set(self.consumed)), "consumed twice"
+        assert self.policy.eta or len(self.formed) < 2, "a batch of the next version, before that is there"
 
 
 @pytest.mark.parametrize("bound", list(Bound))
-@given(eta=st.integers(0, 5), batch=st.integers(1, 5), events=EVENTS)
+@given(eta=st.integers(0, 5), batch=st.integers(1, 5), ahead=st.integers(0, 2), events=EVENTS)
 @settings(max_examples=300, deadline=None)
-def test_invariants_hold_for_any_interleaving(bound: Bound, eta: int, batch: int, events: list[tuple[str, int]]) -> None:
-    simulation = Simulation(eta, batch, bound)
+def test_invariants_hold_for_any_interleaving(bound: Bound, eta: int, batch: int, ahead: int, events: list[tuple[str, int]]) -> None:
+    """However far ahead of its step a batch is formed."""
+    simulation = Simulation(eta, batch, bound, ahead)
     for name, number in events:
         getattr(simulation, name)(number)
         simulation.check()
@@ -122,11 +135,11 @@ def test_invariants_hold_for_any_interleaving(bound: Bound, eta: int, batch: int
         simulation.check()
 
 
-@given(eta=st.integers(0, 5), batch=st.integers(1, 5), events=EVENTS)
+@given(eta=st.integers(0, 5), batch=st.integers(1, 5), ahead=st.integers(0, 1), events=EVENTS)
 @settings(max_examples=200, deadline=None)
-def test_hard_bound_forms_a_batch_once_running_groups_end(eta: int, batch: int, events: list[tuple[str, int]]) -> None:
+def test_hard_bound_forms_a_batch_once_running_groups_end(eta: int, batch: int, ahead: int, events: list[tuple[str, int]]) -> None:
     """Without any new admission: if at least B groups are unconsumed, ending the running ones is enough."""
-    simulation = Simulation(eta, batch, Bound.hard)
+    simulation = Simulation(eta, batch, Bound.hard, ahead)
     for name, number in events:
         getattr(simulation, name)(number)
     while simulation.ledger.parked:

@@ -189,6 +189,8 @@ def test_a_run_on_slurm() -> None:
                  "used 12.35 GPU-hours used (9.35 inference, 3.00 training), 0.50 wasted", "rollout 0 node7 job 11_0", "(draining)",
                  "epoch 1 (12_0 on trn0): started at step 0"):
         assert part in text, part
+    best = {"step": 3, "age_s": 61.0, "best_step": 2, "best_accuracy": 0.8125}
+    assert "step 3, 1m01s old; the best is step 2 (0.812)" in shown_on_slurm(status(checkpoint=best), slurm())
     assert "suspended saving" in shown_on_slurm(status(suspended="saving"), slurm())
     drained = shown_on_slurm(status(), slurm(train=role(done=1)), {"state": "drained", "cause": "by headway stop --drain"})
     assert "drained: by headway stop --drain" in drained

@@ -17,6 +17,7 @@ import torch
 
 pytest.importorskip("megatron.core")
 
+from tests.unit.megatron_case import train
 from tests.wire.test_engine_api import FAMILIES, prompt_of, write_model
 from workers.config import Config, EngineConfig, Interrupt, TrainerConfig
 from workers.messages.types import Version
@@ -115,7 +116,7 @@ async def test_engine_and_trainer_agree_before_and_after_training(tmp_path: Path
         before = megatron.logprobs(groups)
         assert largest_difference(groups, before) <= TOLERANCE
 
-        metrics = megatron.train_step(groups, None, [group.rewards for group in groups])
+        metrics = train(megatron, groups)
         assert np.isfinite(metrics["grad_norm"]) and metrics["grad_norm"] > 0 and metrics["num_microbatches"] > 1
         assert metrics["behavior_weight_mean"] == pytest.approx(1, abs=1e-3)  # sampled by the very weights that are trained
         assert largest_difference(groups, megatron.logprobs(groups)) > 10 * TOLERANCE  # so the engine's old weights would be noticed

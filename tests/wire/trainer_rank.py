@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.megatron_case import config, make_groups, rewards_of
+from tests.unit.megatron_case import config, make_groups
+from tests.unit.megatron_case import train as train_on
 from workers.trainer.megatron import process_group
 from workers.trainer.megatron.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
@@ -31,11 +32,12 @@ def build(folder: Path, gang: Gang, **trainer: Any) -> MegatronEngine:
 def step(engine: MegatronEngine, number: int, num_groups: int = 4, **arguments: Any) -> dict[str, float]:
     groups = make_groups(num_groups, seed=number)
     groups[0].rewards = np.zeros(5, np.float32)  # passed forward only
-    return engine.train_step(groups, None, rewards_of(groups), **arguments)
+    return train_on(engine, groups, **arguments)
 
 
 def weights(engine: MegatronEngine, prefix: str = "") -> Found:
-    return {f"{prefix}weight:{name}": tensor.float().numpy().copy() for name, tensor in engine.iter_hf_tensors()}
+    """The whole model, which every rank of these gangs holds."""
+    return {f"{prefix}weight:{name}": tensor.detach().float().numpy().copy() for name, tensor in engine._policy.trained.model.named_parameters()}
 
 
 def measured(metrics: dict[str, float], prefix: str = "") -> Found:

@@ -65,9 +65,22 @@ def decoupled_ppo_loss(
     return loss, stats
 
 
+def reference_kl(current_logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, *, normalizer: float) -> tuple[Tensor, Stats]:
+    """The estimate exp(r) - r - 1, r = log pi_ref - log pi, of KL(pi, pi_ref): its sum over the tokens where `mask` is set over `normalizer`.
+
+    `current_logprobs` (with gradient) and `reference_logprobs` are floating point [N], `mask` is bool [N]. It is never negative, and without
+    bias for tokens of the current policy. Returns the scalar and sums for `merge_stats`. Source: k3 of Schulman, "Approximating KL
+    divergence" (2020), as in GRPO (arXiv 2402.03300), Eq. 4. A token with r above `MAX_LOG_RATIO` has no gradient.
+    """
+    log_ratio = torch.where(mask, reference_logprobs - current_logprobs, 0.0).clamp(max=MAX_LOG_RATIO)
+    total = (log_ratio.expm1() - log_ratio).sum()
+    return total / normalizer, {"kl_reference": total.detach()}
+
+
 def _weight_sums(weight: Tensor, mask: Tensor) -> Stats:
     weight = weight * mask
-    return {"tokens": mask.sum(), "weight": weight.sum(), "weight_squared": weight.square().sum(), "max_weight": weight.max()}
+    return {"tokens": mask.sum(), "weight": weight.sum(), "weight_squared": weight.square().sum(),
+            "max_weight": torch.cat([weight, weight.new_zeros(1)]).max()}
 
 
 def _gap_sums(current: Tensor, proximal: Tensor, behavior: Tensor) -> Stats:
@@ -84,19 +97,19 @@ def _gap_sums(current: Tensor, proximal: Tensor, behavior: Tensor) -> Stats:
 def merge_stats(parts: list[Stats]) -> dict[str, float]:
     """Add the statistics of micro-batches (of one or several minibatches); what starts with `max_` takes the maximum."""
     merged: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
-            if name.startswith("max_"):
-                merged[name] = max(merged.get(name, float("-inf")), float(value))
-            else:
-                merged[name] = merged.get(name, 0.0) + float(value)
+    names = [name for part in parts for name in part]
+    # One transfer for all of them: a float() each would wait for the device each time.
+    values = torch.stack([torch.as_tensor(value).double() for part in parts for value in part.values()]).tolist() if names else []
+    for name, value in zip(names, values, strict=True):
+        merged[name] = max(merged.get(name, float("-inf")), value) if name.startswith("max_") else merged.get(name, 0.0) + value
     return merged
 
 
 def summarize(stats: dict[str, float]) -> dict[str, float]:
     """Metrics of merged statistics: means over valid tokens, shares in [0, 1], effective sample size in (0, 1].
 
-    `behavior_ess` is (sum w)^2 / (n sum w^2). `kl_*` are the k1 estimates, mean of log pi_old - log pi on sampled tokens.
+    `behavior_ess` is (sum w)^2 / (n sum w^2). `kl_proximal` and `kl_behavior` are the k1 estimates, mean of log pi_old - log pi on sampled
+    tokens; `kl_reference`, where there is one, is the mean of `reference_kl`.
     """
     tokens = max(stats["tokens"], 1.0)
     squares = stats["weight_squared"]
@@ -107,6 +120,7 @@ def summarize(stats: dict[str, float]) -> dict[str, float]:
         "behavior_masked_share": stats["capped"] / tokens,
         "clip_share": stats["clipped"] / tokens,
     }
-    for name in ("gap_proximal_behavior", "gap_current_proximal", "gap_current_behavior", "kl_proximal", "kl_behavior"):
-        metrics[name] = stats[name] / tokens
+    for name in ("gap_proximal_behavior", "gap_current_proximal", "gap_current_behavior", "kl_proximal", "kl_behavior", "kl_reference"):
+        if name in stats:
+            metrics[name] = stats[name] / tokens
     return metrics

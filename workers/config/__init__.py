@@ -21,6 +21,7 @@ from workers.config.choices import (
     Interrupt,
     ModelSource,
     OffPolicy,
+    Proximal,
     Recompute,
     Schedule,
     Server,
@@ -73,6 +74,7 @@ __all__ = [
     "ModelSource",
     "OffPolicy",
     "ParallelConfig",
+    "Proximal",
     "Recompute",
     "RewardConfig",
     "RolloutConfig",
@@ -121,6 +123,8 @@ class Config:
                 f"must be at least engine.context_length={self.engine.context_length}", "The longest sample must fit into a micro-batch")
         require(self.trainer.warmup_steps <= self.run.num_steps, "trainer.warmup_steps", self.trainer.warmup_steps,
                 f"must be at most run.num_steps={self.run.num_steps}", "Shorten the warm-up")
+        require(self.algorithm.critic_warmup_steps <= self.run.num_steps, "algorithm.critic_warmup_steps", self.algorithm.critic_warmup_steps,
+                f"must be at most run.num_steps={self.run.num_steps}", "The policy is not trained before")
         require(self.algorithm.advantage is not Advantage.group_norm or self.workflow.group_size >= 2, "workflow.group_size",
                 self.workflow.group_size, "must be 2 or more with algorithm.advantage=group_norm",
                 "A group of one has no spread; use algorithm.advantage=batch_norm")

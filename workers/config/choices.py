@@ -62,6 +62,15 @@ class Advantage(str, enum.Enum):
 
     group_norm = "group_norm"
     batch_norm = "batch_norm"
+    gae = "gae"
+
+
+class Proximal(str, enum.Enum):
+    """Where the proximal policy's log-probs come from; see `AlgorithmConfig`."""
+
+    recompute = "recompute"
+    loglinear = "loglinear"
+    reuse = "reuse"
 
 
 class OffPolicy(str, enum.Enum):

@@ -78,11 +78,17 @@ class ClusterConfig:
 
 @dataclass
 class CheckpointConfig:
-    """When the state of a run is saved, besides at every drain: after so many steps or minutes (0: not), whichever comes first."""
+    """When the state of a run is saved, besides at every drain: after so many steps or minutes (0: not), whichever comes first.
+
+    `background`: training goes on while a copy of the state, in the host's memory, is written. `keep_best`: it is saved at every evaluated
+    step too, and the checkpoint with the best held-out accuracy stays besides the newest `keep`.
+    """
 
     every_steps: int = 0
     every_minutes: float = 15.0
     keep: int = 2
+    keep_best: bool = True
+    background: bool = True
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.config.choices import Advantage, Bound, Dtype, OffPolicy, Recompute, Schedule
+from workers.config.choices import Advantage, Bound, Dtype, OffPolicy, Proximal, Recompute, Schedule
 from workers.config.rules import require
 
 
@@ -23,19 +23,52 @@ class StalenessConfig:
 
 @dataclass
 class AlgorithmConfig:
-    """The objective: decoupled PPO (AReaL, arXiv 2505.24298, Eq. 5), or plain PPO with `decoupled=false`."""
+    """The objective: decoupled PPO (AReaL, arXiv 2505.24298, Eq. 5), or plain PPO with `decoupled=false`.
+
+    `proximal` says where the proximal policy's log-probs come from for all minibatches of a step but the first, whose own pass has them
+    exactly: `recompute` makes a forward pass before the step; `loglinear` goes from the behaviour policy's towards the current ones, by
+    a token's age (A-3PO, arXiv 2512.06547); `reuse` takes the current ones, so that nothing is clipped. The last two need no extra pass.
+
+    `kl_weight` times the divergence from the starting model (GRPO, arXiv 2402.03300, Eq. 4) is added to the loss; 0 holds no such model.
+
+    `advantage=gae` trains a critic beside the policy: GAE (arXiv 1506.02438) by `gamma` and `gae_lambda` over a response's tokens. It
+    begins as the starting model, learns with `critic_lr` on the trainer's schedule, alone for the first `critic_warmup_steps` steps (which
+    count for the policy's schedule too). Its loss is clipped (PPO, arXiv 1707.06347, as in OpenAI's baselines): in one step a value is not
+    moved further than `value_clip`, in units of the reward (baselines: 0.2, where returns are about 1); 0 does not clip.
+    """
 
     decoupled: bool = True
+    proximal: Proximal = Proximal.recompute
     advantage: Advantage = Advantage.group_norm
     clip_epsilon: float = 0.2
     behavior_cap: float = 5.0
     off_policy: OffPolicy = OffPolicy.mask
+    kl_weight: float = 0.0
+    gamma: float = 1.0
+    gae_lambda: float = 1.0
+    critic_lr: float = 1e-5
+    critic_warmup_steps: int = 0
+    value_clip: float = 1.0
+
+    @property
+    def critic(self) -> bool:
+        """Whether a critic is trained."""
+        return self.advantage is Advantage.gae
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
         require(0 < self.clip_epsilon < 1, "algorithm.clip_epsilon", self.clip_epsilon, "must be in (0, 1)", "The paper uses 0.2")
         require(self.behavior_cap >= 1, "algorithm.behavior_cap", self.behavior_cap, "must be 1 or more",
                 "Tokens whose proximal/behaviour ratio is above it are masked or clamped")
+        require(self.kl_weight >= 0, "algorithm.kl_weight", self.kl_weight, "must not be negative", "GRPO uses 0.04; 0 needs no reference model")
+        for key in ("gamma", "gae_lambda"):
+            require(0 <= getattr(self, key) <= 1, f"algorithm.{key}", getattr(self, key), "must be from 0 to 1", "The paper uses 1")
+        require(0 <= self.critic_lr < 1, "algorithm.critic_lr", self.critic_lr, "must be from 0 to less than 1", "Try 1e-5")
+        require(self.critic_warmup_steps >= 0, "algorithm.critic_warmup_steps", self.critic_warmup_steps, "must not be negative",
+                "0 trains the policy from the first step")
+        require(self.critic or not self.critic_warmup_steps, "algorithm.critic_warmup_steps", self.critic_warmup_steps,
+                f"must be 0 with algorithm.advantage={self.advantage.value}", "There is a critic with algorithm.advantage=gae only")
+        require(self.value_clip >= 0, "algorithm.value_clip", self.value_clip, "must not be negative", "0 does not limit the values' changes")
 
 
 @dataclass
@@ -68,8 +101,8 @@ class ParallelConfig:
 
 @dataclass
 class TrainerConfig:
-    """The optimiser and the batch. Batches are counted in prompt groups. `optimizer_offload`: the share of the optimizer's state that is
-    kept, and updated, in the host's memory."""
+    """The optimiser and the batch. Batches are counted in prompt groups. `prefetch`: the next batch is fetched while a step is computed.
+    `optimizer_offload`: the share of the optimizer's state that is kept, and updated, in the host's memory."""
 
     batch_groups: int = 8
     num_minibatches: int = 2
@@ -85,10 +118,13 @@ class TrainerConfig:
     weight_decay: float = 0.05
     clip_grad: float = 1.0
     share_prompts: bool = True
+    prefetch: bool = True
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     recompute: Recompute = Recompute.none
     optimizer_offload: float = 0.0
     export_final: bool = True
+    export_every_steps: int = 0
+    export_keep: int = 2
     num_threads: int = 1
 
     def check(self) -> None:
@@ -109,6 +145,9 @@ class TrainerConfig:
         require(self.clip_grad > 0, "trainer.clip_grad", self.clip_grad, "must be positive", "The paper uses 1.0")
         require(0 <= self.optimizer_offload <= 1, "trainer.optimizer_offload", self.optimizer_offload, "must be from 0 to 1",
                 "0 keeps all of it on the devices, 1 nothing")
+        require(self.export_every_steps >= 0, "trainer.export_every_steps", self.export_every_steps, "must not be negative",
+                "0 exports at the end only")
+        require(self.export_keep >= 1, "trainer.export_keep", self.export_keep, "must be at least 1", "Each takes the room of a model")
         self.parallel.check()
         require(self.num_threads >= 1, "trainer.num_threads", self.num_threads, "must be at least 1", "Give 1 or more")
 

@@ -13,7 +13,7 @@ from workers.messages.types import Group
 
 @dataclass(frozen=True)
 class BatchAges:
-    """How old the groups of one batch are, in training steps, when they are consumed at `step`."""
+    """How old the groups of one batch are, in training steps, when they are consumed at `step`; `tokens_trained`: those that the loss counts."""
 
     step: int
     head_ages: list[int]
@@ -24,6 +24,7 @@ class BatchAges:
     mean_score: float
     mean_length: float
     num_samples: int
+    tokens_trained: int
     share_no_spread: float
 
 
@@ -42,6 +43,7 @@ def measure(step: int, groups: list[Group]) -> BatchAges:
         mean_score=float(np.concatenate([np.asarray(group.scores) for group in groups]).mean()),
         mean_length=float(np.concatenate([np.asarray(group.lengths) for group in groups]).mean()),
         num_samples=sum(group.rewards.size for group in groups),
+        tokens_trained=sum(int(group.loss_mask.sum()) for group in groups),
         share_no_spread=float(np.mean([np.ptp(reward) == 0 for reward in rewards])),
     )
 
@@ -60,13 +62,10 @@ class Totals:
     num_retries: int = 0
 
     def consumed(self, ages: BatchAges) -> None:
-        """Count a batch."""
+        """Count a batch whose step is finished."""
         self.head_ages.update(ages.head_ages)
-
-    def forget(self, ages: BatchAges) -> None:
-        """Undo `consumed` for a batch whose training step was given up."""
-        self.head_ages.subtract(ages.head_ages)
-        self.head_ages += Counter()  # drops what is zero now
+        self.num_steps += 1
+        self.tokens_trained += ages.tokens_trained
 
     @property
     def max_staleness(self) -> int:

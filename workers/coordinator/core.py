@@ -8,9 +8,10 @@
         -> left:        None while this incarnation goes on; then why it goes away, while the run waits for the next one
 
     rollout: Heartbeat (capacity) -> Leases -> GroupFinished -> ledger -> (staleness) -> Batch -> trainer: StepFinished -> version + 1
+                                                                                          a share for each copy of the model
 
 Who waits for whom: a rollout worker waits only where the staleness or the concurrency limit forbids a new group; the
-trainer waits only until a batch can be formed; both reasons are put into words by waiting.py.
+trainer waits only until a batch can be formed, and asks for the next one while it computes; both reasons are put into words by waiting.py.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from workers.messages.types import (
     Role,
     StepFinished,
     VersionAnnounced,
+    VersionsNeeded,
     Welcome,
     WorkerFailed,
 )
@@ -138,17 +140,18 @@ class Coordinator:
                 worker.held, worker.fetching, worker.status, worker.capacity = message.held, message.fetching, message.status, message.capacity
                 self.outbox += [(peer, unwanted) for unwanted in self.returning.reconcile(peer, message.leases, now)]
                 self.outbox.append((peer, HeartbeatReply(self.training.announcement, known=True)))
-            case Draining():
+            case Draining() if worker.role is Role.rollout:
                 worker.draining, worker.capacity = message.reason, 0
-            case GroupFinished() | GroupFailed() | GroupParked():
+            case GroupFinished() | GroupFailed() | GroupParked() if worker.role is Role.rollout:
                 if not self.suspending:  # the state has been saved: the worker keeps it for the next coordinator
                     self._result(peer, message, now)
-            case BatchRequest():
-                self.outbox += self.training.asked(peer, message.step)
+            case BatchRequest() if worker.role is (Role.trainer if message.share == 0 else Role.trainer_shard):
+                self.outbox += self.training.asked(peer, message)
             case StepFinished() if worker.role is Role.trainer:
                 self.training.step_finished(message)
                 self.last_progress = now
                 self.outbox.append((None, VersionAnnounced(message.announcement)))
+                self.outbox.append((peer, VersionsNeeded(self.registry.needed(message.announcement.version))))
             case CheckpointRequest() if worker.role is Role.trainer:
                 self._checkpoint(peer, message, now)
             case WorkerFailed():
@@ -172,7 +175,7 @@ class Coordinator:
         if message.step != self.training.step:
             raise Refusal(f"checkpoint of step {message.step}: this is step {self.training.step}")
         if message.final:
-            self.training.give_up_batch()
+            self.training.give_up_batches()
             self.suspending = True
         self.last_progress = now
         self.checkpoint = (peer, message)
@@ -237,7 +240,7 @@ class Coordinator:
         self.last_progress = now
         self.outbox.append((peer, Welcome(worker.slot, self.epoch, self.training.announcement)))
         self.outbox += [(peer, unwanted) for unwanted in self.returning.adopt(peer, message.leases, now)]
-        if self.drain_reason and (message.role is Role.rollout or self._trainer_told):
+        if self.drain_reason and (message.role is Role.rollout or (message.role is Role.trainer and self._trainer_told)):
             self.outbox.append((peer, Drain(self.drain_reason)))
 
     def _refuse(self, peer: bytes, reason: str) -> None:
@@ -254,8 +257,10 @@ class Coordinator:
             self.ended = cause  # complete, but the trained model could not be exported
         if self.ended is not None or self.left is not None:
             return
+        if worker.role is Role.trainer_shard and in_order:
+            return  # the trainer has told it to, and goes itself when it is done
         cause = cause or f"{worker.name} left before the run was over"
-        if worker.role is Role.trainer:
+        if worker.role is not Role.rollout:  # training needs all its ranks
             self._trainer_gone(cause, in_order)
         elif self.drain_reason:
             if not self.registry.of(Role.rollout):
@@ -290,4 +295,4 @@ class Coordinator:
             self.end(cause)
             return
         self.outbox.extend(self.office.assign(training.announcement.version, training=not training.is_over))
-        self.outbox.extend(training.form_batch())
+        self.outbox.extend(training.form_batch(now))

@@ -1,14 +1,16 @@
 """Who works on which group, and what became of it. A pure state machine: no sockets, no clock.
 
-    waiting --lease--> running --finish--> finished --consume--> consumed
-       ^  ^               |  ^
+    waiting --lease--> running --finish--> finished --take--> in training --consume--> consumed
+       ^  ^               |  ^                ^                   |
+       |  |               |  |                +-return_to_buffer--+   (its step was given up)
        |  |               +--+---park--> parked (what was generated so far is kept) --lease--> running
        |  +--fail---------+
        +-----release------+          max_attempts failures ---> set aside, with its last error
 
 Invariants, kept here: a group is in exactly one state; only the newest attempt of a running group can finish or park it, so
-nothing is counted or consumed twice; `admitted` (running + parked + finished + consumed) is what staleness is reckoned by, so a
-failed or lost group gives its place back, while a parked one keeps it, with the version it was admitted at.
+nothing is counted or consumed twice; `admitted` (running + parked + finished + in training + consumed) is what staleness is
+reckoned by, so a failed or lost group gives its place back, while a parked one keeps it, with the version it was admitted at.
+What is in training counts as consumed only when its step is finished: a checkpoint before that holds it as finished.
 
 Attempts are numbered through all incarnations of a run (`first_attempt`), so a result always names one lease only.
 """
@@ -50,7 +52,7 @@ class Parked:
 
 @dataclass
 class Finished:
-    """A finished group waiting to be consumed."""
+    """A finished group waiting to be consumed, or in training."""
 
     group: Group
     admitted_at: int
@@ -87,6 +89,7 @@ class Ledger:
     running: dict[str, Running] = field(default_factory=dict)
     parked: dict[str, Parked] = field(default_factory=dict)
     finished: dict[str, Finished] = field(default_factory=dict)
+    in_training: dict[str, Finished] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
     set_aside: dict[int, str] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
@@ -94,8 +97,13 @@ class Ledger:
 
     @property
     def admitted(self) -> int:
-        """Groups running, parked, finished or consumed."""
-        return len(self.running) + len(self.parked) + len(self.finished) + self.num_consumed
+        """Groups running, parked, finished, in training or consumed."""
+        return len(self.running) + len(self.parked) + len(self.finished) + self.num_taken
+
+    @property
+    def num_taken(self) -> int:
+        """Groups that have their batch: in training or consumed."""
+        return len(self.in_training) + self.num_consumed
 
     def lease(self, worker: bytes, version: int) -> Leased:
         """Lease the next group to `worker` at `version`: parked ones first, then failed ones, then new ones."""
@@ -212,7 +220,7 @@ class Ledger:
         elif index in self.retry:
             self.retry.remove(index)
         else:
-            return False  # consumed
+            return False  # in training or consumed
         self.attempts[index] = held.attempt
         self.running[held.group_id] = Running(index, held.attempt, worker, admitted_at)
         return True
@@ -222,26 +230,30 @@ class Ledger:
         return [FinishedGroup(group_id, entry.admitted_at, entry.order) for group_id, entry in self.finished.items()]
 
     def unconsumed_versions(self) -> list[int]:
-        """The version that each running, parked or finished group was admitted at."""
+        """The version that each group was admitted at that has no batch yet (running, parked or finished)."""
         return [entry.admitted_at for entry in self.finished.values()] + self.running_versions()
 
     def running_versions(self) -> list[int]:
         """The version that each running or parked group was admitted at."""
         return [lease.admitted_at for lease in self.running.values()] + [parked.admitted_at for parked in self.parked.values()]
 
-    def consume(self, group_ids: Iterable[str]) -> list[Finished]:
-        """Take finished groups out; each is returned once and never again, unless `return_to_buffer` brings it back. Raises KeyError."""
-        taken = [self.finished.pop(group_id) for group_id in group_ids]
-        self.num_consumed += len(taken)
-        for entry in taken:
-            self._forget(index_of(entry.group.group_id))
-        return taken
+    def take(self, group_ids: Iterable[str]) -> list[Group]:
+        """Take finished groups for a batch; none is taken again, unless `return_to_buffer` brings it back. Raises KeyError."""
+        taken = {group_id: self.finished.pop(group_id) for group_id in group_ids}
+        self.in_training |= taken
+        return [entry.group for entry in taken.values()]
 
-    def return_to_buffer(self, entries: Iterable[Finished]) -> None:
-        """Undo `consume` for a batch whose training step was given up."""
-        for entry in entries:
-            self.finished[entry.group.group_id] = entry
-            self.num_consumed -= 1
+    def consume(self, group_ids: Iterable[str]) -> None:
+        """Note that the step of these groups in training is finished. Raises KeyError."""
+        for group_id in group_ids:
+            del self.in_training[group_id]
+            self.num_consumed += 1
+            self._forget(index_of(group_id))
+
+    def return_to_buffer(self) -> None:
+        """Undo `take`: the steps of all that is in training are given up."""
+        self.finished |= self.in_training
+        self.in_training = {}
 
     def _end(self, group_id: str, attempt: int) -> Running | None:
         lease = self.running.get(group_id)

@@ -85,6 +85,6 @@ class Returning:
 
     def _take_over(self, peer: bytes, held: HeldLease, admitted_at: int) -> bool:
         ledger, step = self.ledger, max(self.training.restored_at, self.training.step)
-        next_batch = ledger.num_consumed // self.policy.batch_groups
+        next_batch = ledger.num_taken // self.policy.batch_groups
         may_admit = self.policy.may_return(ledger.admitted, step, admitted_at, ledger.unconsumed_versions(), next_batch)
         return ledger.adopt(peer, held, admitted_at, may_admit)

@@ -1,7 +1,7 @@
 """The coordinator's part of a checkpoint: ledger, buffer, partial generations, evaluation, totals, positions. Pure: state <-> bytes.
 
-Everything is of one instant, "step v completed", with no batch in training. Leases stay with their workers, who outlive the
-training job and present them to the next coordinator.
+Everything is of one instant, "step v completed": a batch that the trainer has already for a later step counts as not trained on, its
+groups as finished. Leases stay with their workers, who outlive the training job and present them to the next coordinator.
 """
 
 from __future__ import annotations
@@ -115,12 +115,13 @@ def decode(content: bytes) -> Snapshot:
 
 
 def save_ledger(ledger: Ledger) -> LedgerState:
-    """The ledger's state."""
+    """The ledger's state; what is in training is saved as finished."""
+    finished = sorted([*ledger.finished.values(), *ledger.in_training.values()], key=lambda entry: entry.order)
     return LedgerState(
         ledger.next_index, ledger.num_consumed, ledger.num_finished,
         [RunningEntry(lease.index, lease.attempt, lease.worker, lease.admitted_at, lease.partial) for lease in ledger.running.values()],
         [ParkedEntry(parked.index, parked.admitted_at, parked.partial) for parked in ledger.parked.values()],
-        [FinishedEntry(entry.group, entry.admitted_at, entry.order) for entry in ledger.finished.values()],
+        [FinishedEntry(entry.group, entry.admitted_at, entry.order) for entry in finished],
         list(ledger.retry), dict(ledger.failures), dict(ledger.set_aside))
 
 

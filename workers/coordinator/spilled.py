@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workers.coordinator.core import Coordinator
 from workers.messages.codec import MessageError, from_workers
-from workers.messages.types import GroupFinished, GroupParked
+from workers.messages.types import GroupFinished, GroupParked, Version
 from workers.rundir import RunFolder
 
 
@@ -21,6 +21,7 @@ class Spilled:
         self._decoder = from_workers(max_message_mb << 20)
         self._absorbed: list[Path] = []
         self._in_checkpoint: list[Path] = []
+        self._checkpoint: Version | None = None
         self._seen: set[Path] = set()
 
     def absorb(self) -> None:
@@ -42,8 +43,10 @@ class Spilled:
             elif self._run.newest_epoch() == self._core.epoch:  # the state that this incarnation goes on from is past it
                 path.unlink(missing_ok=True)
 
-    def in_checkpoint(self) -> None:
-        """Note that a checkpoint is being written; what an earlier, by now complete one holds is not needed any more."""
-        for path in self._in_checkpoint:
-            path.unlink(missing_ok=True)
-        self._in_checkpoint, self._absorbed = self._absorbed, []
+    def in_checkpoint(self, version: Version) -> None:
+        """Note that the checkpoint of `version` is being written; what the one before holds is not needed any more if that is complete."""
+        if self._checkpoint is not None and (self._run.checkpoints / str(self._checkpoint)).is_dir():
+            for path in self._in_checkpoint:
+                path.unlink(missing_ok=True)
+            self._in_checkpoint = []
+        self._in_checkpoint, self._absorbed, self._checkpoint = self._in_checkpoint + self._absorbed, [], version

@@ -16,8 +16,9 @@ only if afterwards, for every j >= i, the unconsumed groups (running ones too) w
 
     Proof. U_i(j): unconsumed groups with deadline <= j before batch i. Invariant: U_i(j) <= (j - i + 1) * B for
     all j >= i. Batch i must take max_j (U_i(j) - (j - i) * B) <= B groups, so it can keep the invariant for i + 1.
-    Groups admitted at version i have deadline i + eta, and by the admission rule all unconsumed groups together number
-    at most (i + eta + 1) * B - i * B, so admitting keeps it too. At j = i it says: whatever must go into batch i fits.
+    Groups admitted at version v <= i have deadline v + eta, and by the admission rule all unconsumed groups together
+    number at most (v + eta + 1) * B - i * B, so admitting keeps it too; v < i where batches are formed before their version
+    is there, and count as consumed for that. At j = i it says: whatever must go into batch i fits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """Training steps, batches and evaluations as the coordinator sees them. Pure; core.py asks it and sends what it returns.
 
-    StepFinished(v) -> version v announced -> evaluation due? -> BatchRequest(v) -> Batch -> StepFinished(v + 1)
+    StepFinished(v) -> version v announced -> evaluation due? -> BatchRequest(v) -> Batch (a share for each copy) -> StepFinished(v + 1)
+                                                  BatchRequest(v + 1), while v is computed -> Batch, as soon as it can be formed
+
+A batch is formed for the step that consumes it: its ages are reckoned by that step, and so is what is left for later batches. It may be
+formed while the version before is still the newest; the proof in staleness.py covers what is admitted then. Until its step is finished a
+checkpoint holds its groups as not trained on (ledger.py).
 
 The first step of an incarnation is the one that was restored (0 for a new run): its weights are published and announced like any
 other's, as a version of the new epoch.
@@ -9,14 +14,19 @@ other's, as a version of the new epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from workers.config import Config
 from workers.coordinator.accounting import BatchAges, Totals, measure
 from workers.coordinator.evaluation import Evaluation, Result
-from workers.coordinator.ledger import Finished, Ledger, index_of
+from workers.coordinator.ledger import Ledger, index_of
 from workers.coordinator.registry import Registry
+from workers.coordinator.shares import make_shares
 from workers.coordinator.staleness import StalenessPolicy
-from workers.messages.types import Announcement, Batch, Message, StepFinished, Version
+from workers.messages.types import Announcement, Batch, BatchRequest, Message, StepFinished, Version
+
+Sending = list[tuple[bytes | None, Message]]
+"""Messages and whom they are for."""
 
 
 class Refusal(ValueError):
@@ -30,21 +40,29 @@ class StepRecord:
     step: int
     ages: BatchAges
     metrics: dict[str, float]
-    tokens_trained: int
     consumed: list[int]
 
 
 @dataclass(frozen=True)
 class InTraining:
-    """The batch that the trainer works on."""
+    """A batch that the trainer works on, or has for its next step; `shares`: what each copy of the model gets."""
 
-    entries: list[Finished]
+    step: int
+    group_ids: list[str]
     ages: BatchAges
-    message: Batch
+    shares: list[Batch]
+
+
+class Asked(NamedTuple):
+    """A request for a share of a batch that is not there yet."""
+
+    peer: bytes
+    step: int
 
 
 class Training:
-    """Where training is. `restored_at`: the step that this incarnation begins with."""
+    """Where training is. `restored_at`: the step that this incarnation begins with. `in_training`: the batch of the present step, then that
+    of the next one, as far as they are formed."""
 
     def __init__(self, config: Config, epoch: int, ledger: Ledger, evaluation: Evaluation, registry: Registry, policy: StalenessPolicy,
                  totals: Totals) -> None:
@@ -52,12 +70,13 @@ class Training:
         self.registry, self.policy, self.totals = registry, policy, totals
         self.restored_at = 0
         self.announcement: Announcement | None = None
-        self.asking: bytes | None = None
-        self.in_training: InTraining | None = None
+        self.in_training: list[InTraining] = []
         self.records: list[StepRecord | Result] = []
         self.early_reason = ""
         self.final_evaluation_due = False
         self.enough_replicas = False
+        self._asked: dict[int, Asked] = {}
+        self._num_shares = 0
 
     @property
     def step(self) -> int:
@@ -74,14 +93,28 @@ class Training:
         """Whether the evaluation of the starting weights is going on, which the first batch waits for."""
         return self.evaluation.active and self.evaluation.step == 0 and self.step == 0
 
-    def asked(self, peer: bytes, step: int) -> list[tuple[bytes | None, Message]]:
-        """The trainer asks for the batch of `step`; asked twice, it gets the same again. Raises `Refusal`."""
-        if step != self.step:
-            raise Refusal(f"batch of step {step}: this is step {self.step}")
-        if self.in_training is not None:
-            return [(peer, self.in_training.message)]
-        self.asking = peer
+    @property
+    def trainer_waits(self) -> bool:
+        """Whether the trainer can do nothing without the batch of the present step."""
+        return 0 in self._asked and self._asked[0].step == self.step
+
+    def asked(self, peer: bytes, request: BatchRequest) -> Sending:
+        """A leader asks for its share of a batch; asked twice, it gets the same again. Raises `Refusal`."""
+        self._check(request)
+        self._num_shares = request.num_shares
+        for batch in self.in_training:
+            if batch.step == request.step:
+                return [(peer, batch.shares[request.share])]
+        self._asked[request.share] = Asked(peer, request.step)
         return []
+
+    def _check(self, request: BatchRequest) -> None:
+        if request.share >= request.num_shares or self._num_shares not in (0, request.num_shares):
+            raise Refusal(f"share {request.share} of {request.num_shares}: batches are divided into {self._num_shares or request.num_shares} shares")
+        # The trainer asks for one batch after the other. Another leader's word may overtake the trainer's that the step before is finished.
+        ahead = min(1, len(self.in_training)) if request.share == 0 else 2
+        if not self.step <= request.step <= self.step + ahead:
+            raise Refusal(f"batch of step {request.step}: this is step {self.step}")
 
     def step_finished(self, message: StepFinished) -> None:
         """Take note of newly published weights. Raises `Refusal` where they are not the next ones."""
@@ -90,24 +123,22 @@ class Training:
             raise Refusal(f"version {version}: the next one is {self.epoch}.{self.step + 1}")
         first = self.announcement is None
         self.announcement = message.announcement
-        if self.in_training is not None:
-            self.totals.num_steps += 1
-            self.totals.tokens_trained += message.tokens_trained
-            consumed = sorted(index_of(entry.group.group_id) for entry in self.in_training.entries)
-            self.records.append(StepRecord(version.step, self.in_training.ages, message.metrics, message.tokens_trained, consumed))
-            self.in_training = None
+        if self.in_training:
+            batch = self.in_training.pop(0)
+            self.ledger.consume(batch.group_ids)
+            self.totals.consumed(batch.ages)
+            self.records.append(StepRecord(version.step, batch.ages, message.metrics, [index_of(group_id) for group_id in batch.group_ids]))
         every = self.config.evaluation.every_steps
         due = version.step == 0 or (every and version.step % every == 0 and not first and not self.is_over)
         if due and not self.evaluation.active and not (first and self.totals.num_evaluations):
             self.evaluation.start(version.step)
         self.final_evaluation_due = self.final_evaluation_due or self.is_over
 
-    def give_up_batch(self) -> None:
-        """The batch in training goes back to the buffer: its step was given up."""
-        if self.in_training is not None:
-            self.ledger.return_to_buffer(self.in_training.entries)
-            self.totals.forget(self.in_training.ages)
-        self.in_training = self.asking = None
+    def give_up_batches(self) -> None:
+        """What is in training goes back to the buffer: no further step will be finished."""
+        self.ledger.return_to_buffer()
+        self.in_training.clear()
+        self._asked.clear()
 
     def evaluate(self) -> str | None:
         """Take the evaluation's result if it is there, and start the last one where it is due; returns the cause if that ends the run."""
@@ -121,10 +152,10 @@ class Training:
                 return ""
             if self._reached(result.accuracy):
                 self.early_reason = f"held-out accuracy {result.accuracy:.3f} reached run.target_accuracy={self.config.run.target_accuracy}"
-                if result.step == self.step and self.in_training is None:
+                if result.step == self.step and not self.in_training:
                     return ""
                 self.final_evaluation_due = True
-        if self.final_evaluation_due and not self.evaluation.active and self.in_training is None:
+        if self.final_evaluation_due and not self.evaluation.active and not self.in_training:
             self.final_evaluation_due = False
             self.evaluation.start(self.step)
         return None
@@ -133,19 +164,21 @@ class Training:
         target = self.config.run.target_accuracy
         return target is not None and accuracy >= target and not self.is_over
 
-    def form_batch(self) -> list[tuple[bytes | None, Message]]:
-        """The next batch, to whoever asked for it, if it can be formed."""
+    def form_batch(self, now: float) -> Sending:
+        """The next batch, if the trainer has asked for it and it can be formed: to each leader who has asked, its share."""
         self.enough_replicas = self.enough_replicas or len(self.registry.ready()) >= self.config.allocation.min_replicas
-        if self.asking is None or self.announcement is None or self.is_over or self.first_evaluation_runs or not self.enough_replicas:
+        step = self.step + len(self.in_training)
+        wanted = 0 in self._asked and self._asked[0].step == step and step < self.config.run.num_steps and not self.early_reason
+        if not wanted or self.announcement is None or self.first_evaluation_runs or not self.enough_replicas:
             return []
-        chosen = self.policy.choose(self.step, self.ledger.waiting_to_be_consumed(), self.ledger.running_versions())
+        chosen = self.policy.choose(step, self.ledger.waiting_to_be_consumed(), self.ledger.running_versions())
         if chosen is None:
             return []
         # In the order of the prompts, so that minibatches do not depend on who finished first: at eta=0 runs repeat.
-        entries = self.ledger.consume(sorted(chosen, key=index_of))
-        groups = [entry.group for entry in entries]
-        message = Batch(self.step, groups, self.registry.needed(self.announcement.version))
-        self.in_training = InTraining(entries, measure(self.step, groups), message)
-        self.totals.consumed(self.in_training.ages)
-        peer, self.asking = self.asking, None
-        return [(peer, message)]
+        group_ids = sorted(chosen, key=index_of)
+        groups = self.ledger.take(group_ids)
+        shares = make_shares(self.config, step, groups, self._num_shares, now)
+        self.in_training.append(InTraining(step, group_ids, measure(step, groups), shares))
+        waiting = {share: asked.peer for share, asked in self._asked.items() if asked.step == step}
+        self._asked = {share: asked for share, asked in self._asked.items() if share not in waiting}
+        return [(peer, shares[share]) for share, peer in waiting.items()]

@@ -26,7 +26,7 @@ def _trainer(state: Coordinator) -> str:
     finished, needed = len(state.ledger.finished), state.policy.batch_groups
     if state.training.is_over:
         return "the last evaluation"
-    if state.training.asking is None:
+    if not state.training.trainer_waits:
         return ""
     if state.training.first_evaluation_runs:
         return "the first evaluation"

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from workers import checkpoints
 from workers.checkpoints import COORDINATOR
 from workers.config import ClusterKind, ConfigError, load
 from workers.coordinator import reporting
@@ -33,7 +34,7 @@ from workers.coordinator.training import StepRecord
 from workers.data.prompts import open_prompts
 from workers.files import read_lines, write_atomic
 from workers.messages.codec import MessageError
-from workers.messages.types import CheckpointPart, Refused
+from workers.messages.types import CheckpointPart, Refused, Version
 from workers.metrics.recorder import Recorder
 from workers.processes import PARENT_DIED, end_with_parent, enlist
 from workers.rundir import RunFolder, RunFolderError
@@ -61,7 +62,6 @@ class CoordinatorWorker:
         self.evaluations, _ = read_lines(run.evaluations)
         self._started = time.monotonic() - (snapshot.seconds if snapshot else 0.0)
         self._fleet_watch = FleetWatch(run, self.core)
-        self._saved: tuple[int, float] | None = (snapshot.step, time.monotonic()) if snapshot else None
         self._next_status = self._next_tick = 0.0
         self._cancelling: asyncio.Task[None] | None = None
 
@@ -123,8 +123,7 @@ class CoordinatorWorker:
         except OSError as error:  # the trainer waits in vain, and says so
             print(f"the coordinator's part of the checkpoint of step {request.step} cannot be written: {error}", flush=True)
             return
-        self._saved = (request.step, time.monotonic())
-        self.spilled.in_checkpoint()
+        self.spilled.in_checkpoint(Version(self.epoch, request.step))
         self.core.outbox.append((peer, CheckpointPart(request.step, COORDINATOR, blake3(content).hexdigest())))
 
     def _look_around(self) -> None:
@@ -159,7 +158,7 @@ class CoordinatorWorker:
         """Write status.json."""
         now = time.monotonic()
         status = reporting.status(self.core, now, self.seconds, time.time(), self.sockets.num_refused, self.sockets.num_malformed)
-        status["checkpoint"] = {"step": self._saved[0], "age_s": round(now - self._saved[1], 1)} if self._saved else None
+        status["checkpoint"] = checkpoints.describe(self.run, checkpoints.accuracies(self.evaluations), time.time())
         write_atomic(self.run.status, json.dumps(status).encode())
 
     def record(self) -> None:

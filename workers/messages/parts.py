@@ -20,10 +20,11 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Role(str, enum.Enum):
-    """What a peer does."""
+    """What a peer does. `trainer`: rank 0 of training. `trainer_shard`: leads another copy of the model, and may only fetch its shares of batches."""
 
     rollout = "rollout"
     trainer = "trainer"
+    trainer_shard = "trainer_shard"
 
 
 class Purpose(str, enum.Enum):

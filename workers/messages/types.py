@@ -2,7 +2,7 @@
 
 Worker -> coordinator    Register  Heartbeat  Draining  GroupFinished  GroupFailed  GroupParked
                          BatchRequest  StepFinished  CheckpointRequest  WorkerFailed  Goodbye
-Coordinator -> worker    Welcome  Refused  HeartbeatReply  Leases  Acknowledged  Batch  CheckpointPart  Drain  Suspended  Finish
+Coordinator -> worker    Welcome  Refused  HeartbeatReply  Leases  Acknowledged  Batch  VersionsNeeded  CheckpointPart  Drain  Suspended  Finish
 Coordinator -> all       VersionAnnounced (published; repeated in every HeartbeatReply)
 
 A struct with an unknown field, a missing field, or a field of the wrong type is refused by the codec.
@@ -14,6 +14,7 @@ from typing import Annotated
 
 import msgspec
 
+from workers.messages.arrays import Float32
 from workers.messages.parts import (
     Announcement,
     Count,
@@ -33,7 +34,7 @@ from workers.messages.parts import (
 
 __all__ = ["Announcement", "Group", "HeldLease", "Lease", "Partial", "Purpose", "Role", "Version", "WorkerStatus"]
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Message(Struct, frozen=True, tag=True):
@@ -92,9 +93,12 @@ class GroupParked(Message, frozen=True):
 
 
 class BatchRequest(Message, frozen=True):
-    """The trainer asks for the batch of `step`."""
+    """A leader of training asks for its share of the batch of `step`: copy number `share` of `num_shares` of the model. Share 0 is the
+    trainer's own, and the batch is formed once that is asked for: for the present step, or for the next one while this one is computed."""
 
     step: Count
+    share: Count = 0
+    num_shares: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class StepFinished(Message, frozen=True):
@@ -102,7 +106,6 @@ class StepFinished(Message, frozen=True):
 
     announcement: Announcement
     metrics: dict[str, float]
-    tokens_trained: Count
 
 
 class CheckpointRequest(Message, frozen=True):
@@ -163,11 +166,27 @@ class Acknowledged(Message, frozen=True):
 
 
 class Batch(Message, frozen=True):
-    """The groups of one training step. `needed`: published versions older than this may be removed."""
+    """One copy's share of the batch of one training step.
+
+    `groups` in the order of their prompts; `minibatches[m]` holds the indices into them that belong to PPO minibatch m (of this copy's
+    groups: perhaps none). The rewards of all shares are in `rewards`, because some advantages need all of them: those of group k begin
+    at `first_rewards[k]`. `formed_at`: monotonic clock of the coordinator's node, seconds.
+    """
 
     step: Count
+    share: Count
+    num_shares: Annotated[int, msgspec.Meta(ge=1)]
     groups: list[Group]
-    needed: Version
+    minibatches: list[list[Count]]
+    rewards: Float32
+    first_rewards: list[Count]
+    formed_at: float
+
+
+class VersionsNeeded(Message, frozen=True):
+    """Published versions older than `oldest` are fetched by nobody: the trainer may remove them. Answer to StepFinished."""
+
+    oldest: Version
 
 
 class CheckpointPart(Message, frozen=True):
@@ -204,5 +223,5 @@ class VersionAnnounced(Message, frozen=True):
 
 FromWorker = (Register | Heartbeat | Draining | GroupFinished | GroupFailed | GroupParked | BatchRequest | StepFinished | CheckpointRequest
               | WorkerFailed | Goodbye)
-FromCoordinator = (Welcome | Refused | HeartbeatReply | Leases | Acknowledged | Batch | CheckpointPart | Drain | Suspended | Finish
-                   | VersionAnnounced)
+FromCoordinator = (Welcome | Refused | HeartbeatReply | Leases | Acknowledged | Batch | VersionsNeeded | CheckpointPart | Drain | Suspended
+                   | Finish | VersionAnnounced)

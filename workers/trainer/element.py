@@ -5,7 +5,7 @@
                             preempted -> requeue      SIGTERM, crash -> exit 1, SLURM or the next element follows
     rank r   meets rank 0 and does what it says (ranks.py)
 
-On one machine there is one element, and nothing follows it.
+On one machine there is one element, and nothing follows it; rank 0 starts the other ranks itself (local_gang.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from workers.slurm import SlurmElement
 from workers.slurm_command import SlurmError
 from workers.submission import SubmissionWatch
 from workers.trainer.link import CoordinatorLink
+from workers.trainer.local_gang import LocalGang
 
 if TYPE_CHECKING:
     from workers.trainer.worker import TrainerWorker
@@ -34,16 +35,19 @@ if TYPE_CHECKING:
 MAX_BACKOFF_S = 300.0
 PREDECESSOR_S = 40.0
 """A little more than SLURM's usual KillWait."""
+FAILURE_S = 3.0
+"""Within this time after a connection to another rank broke, that rank's own end is noticed."""
 
 
 class TrainElement:
-    """Rank 0's life. `element` is None on one machine."""
+    """Rank 0's life. `element` is None on one machine, where it has `num_ranks`."""
 
-    def __init__(self, run: RunFolder, config: Config, element: SlurmElement | None, signals: Signals) -> None:
-        self.run, self.config, self.element, self.signals = run, config, element, signals
+    def __init__(self, run: RunFolder, config: Config, element: SlurmElement | None, signals: Signals, num_ranks: int = 1) -> None:
+        self.run, self.config, self.element, self.signals, self.num_ranks = run, config, element, signals, num_ranks
         self.restored: Checkpoint | None = None
         self.epoch = 0
         self._trainer: TrainerWorker | None = None
+        self._gang: LocalGang | None = None
 
     @property
     def step(self) -> int:
@@ -66,7 +70,7 @@ class TrainElement:
             how, cause = self._train(link, self.restored)
         except BaseException as error:
             traceback.print_exc()
-            link.fail(f"the trainer failed: {type(error).__name__}: {error}")
+            link.fail((self._gang.first_failure(FAILURE_S) if self._gang else "") or f"the trainer failed: {type(error).__name__}: {error}")
             link.close()
             self._cancel_waiting_if_over()
             raise
@@ -91,12 +95,17 @@ class TrainElement:
         print(f"epoch {self.epoch} begins with step {self.step}", flush=True)
 
     def _train(self, link: CoordinatorLink, restored: Checkpoint | None) -> tuple[str, str]:
+        if self.element is None and self.num_ranks > 1:
+            self._gang = LocalGang(self.run, self.num_ranks, self.epoch, link.fail)
         from workers.trainer import ranks
         from workers.trainer.worker import TrainerWorker
 
-        gang = ranks.gather(self.run, self.config, self.element, self.epoch, restored.folder if restored else None) if self.element else ranks.Ranks()
+        place = self._gang.place if self._gang else self.element
+        gang = ranks.gather(self.run, self.config, place, self.epoch, restored.folder if restored else None) if place else ranks.Ranks()
         self._trainer = TrainerWorker(self.run, self.config, link, self.epoch, restored, gang)
         ending = self._trainer.train()
+        if self._gang is not None:
+            self._gang.join()
         return ("stopped" if ending.how == "ended" else ending.how), ending.cause
 
     # -- before ----------------------------------------------------------------------------------------------------------
@@ -198,12 +207,13 @@ class TrainElement:
         return "" if how in incarnations.IN_ORDER else cause
 
 
-def run_trainer(run: RunFolder, config: Config) -> str:
-    """The training element's life, whatever its rank; returns why the run ended ('' where it is complete, or goes on)."""
+def run_trainer(run: RunFolder, config: Config, num_ranks: int) -> str:
+    """The training element's life, whatever its rank; returns why the run ended ('' where it is complete, or goes on). `num_ranks`: on one
+    machine."""
     signals = Signals()
     element = slurm.current() if config.cluster.kind is ClusterKind.slurm else None
     if element is not None and element.rank > 0:
         from workers.trainer import ranks
 
         return ranks.follow(run, config, element, signals)
-    return TrainElement(run, config, element, signals).live()
+    return TrainElement(run, config, element, signals, num_ranks).live()

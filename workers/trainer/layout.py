@@ -15,7 +15,8 @@ once) and in the branches. A response's last token predicts nothing, so it is no
 lexicographic order, in which the longest beginning shared with any earlier one is that shared with the one just before.
 Nothing of this changes the loss or its gradient: a hidden state depends only on the tokens attended to.
 
-A chunk with a single distinct response is one plain causal trunk, which is also the layout without sharing.
+A chunk with a single distinct response is one plain causal trunk, which is also the layout without sharing. Where several ranks
+divide the tokens of a micro-batch evenly, a few tokens that nothing depends on fill it up, as a trunk of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.trainer.batch import TrainGroup
-from workers.trainer.packing import check_lengths, divide, pack
+from workers.trainer.packing import pack
 
 # A branch needs an attention mask of its length squared, a plain causal trunk needs none; and beside a long response the
 # prompt is a small part of the work. Longer ones therefore get a copy of the prompt of their own.
@@ -60,7 +61,8 @@ class PackedBatch:
 
     `tokens` and `position_ids` int64 [T]; `trunks` (start, length) and `branches` for the attention; `predict_at` int64 [U]
     the positions whose logits are needed; `predict_index` int64 [N] into `predict_at` and `targets` int64 [N] for each
-    predicted token; `samples` the (group, sample) in whose order the N tokens stand, with `sample_lengths`.
+    predicted token; `samples` the (group, sample) in whose order the N tokens stand, with `sample_lengths`. `num_real` of the
+    input tokens are no filling.
     """
 
     tokens: Tensor
@@ -72,31 +74,33 @@ class PackedBatch:
     targets: Tensor
     samples: list[tuple[int, int]]
     sample_lengths: list[int]
+    num_real: int
 
     def gather(self, value: Callable[[int, int], np.ndarray]) -> Tensor:
         """Per-token tensor [N] from `value(group, sample)`, arrays aligned with the samples' tokens."""
-        return torch.from_numpy(np.concatenate([value(group, sample) for group, sample in self.samples]))
+        return torch.from_numpy(np.concatenate([value(group, sample) for group, sample in self.samples])) if self.samples else torch.empty(0)
 
     def scatter(self, values: Tensor, into: list[list[np.ndarray]]) -> None:
-        """Put `values` [N] into `into[group][sample]`, as float32 arrays aligned with the samples' tokens."""
-        pieces = np.split(values.float().cpu().numpy(), np.cumsum(self.sample_lengths)[:-1])
+        """Put `values` float32 [N] into `into[group][sample]`, as float32 arrays aligned with the samples' tokens."""
+        pieces = np.split(values.numpy(), np.cumsum(self.sample_lengths))[:-1]
         for (group, sample), piece in zip(self.samples, pieces, strict=True):
             into[group][sample] = piece
 
 
-def pack_groups(groups: list[TrainGroup], indices: list[int], capacity: int, share_prompts: bool,
-                share: int = 0, num_shares: int = 1) -> list[PackedBatch]:
-    """Pack the groups at `indices` into micro-batches of at most `capacity` input tokens (Algorithm 1 over chunks).
+def split_groups(groups: list[TrainGroup], indices: list[int], capacity: int, share_prompts: bool) -> list[Chunk]:
+    """The chunks of the groups at `indices`."""
+    return [chunk for index in indices for chunk in split_group(groups[index], index, capacity, share_prompts)]
 
-    With more than one share, the chunks are divided by tokens and share number `share` is packed; it may be empty. Raises
-    ValueError where one response with its prompt is over the budget, whichever share it is in.
+
+def pack_chunks(groups: list[TrainGroup], chunks: list[Chunk], capacity: int, min_microbatches: int = 1, multiple: int = 1) -> list[PackedBatch]:
+    """Pack `chunks` into micro-batches of at most `capacity` input tokens (Algorithm 1), each filled up to a multiple of `multiple`.
+
+    At least `min_microbatches` come back, some of them without any sample where there are too few chunks. Raises ValueError where
+    one response with its prompt is over the budget.
     """
-    chunks = [chunk for index in indices for chunk in split_group(groups[index], index, capacity, share_prompts)]
-    costs = [chunk.cost for chunk in chunks]
-    check_lengths(costs, capacity)
-    chunks = [chunks[item] for item in divide(costs, num_shares)[share]]
-    packed = pack([chunk.cost for chunk in chunks], capacity)
-    return [build_batch(groups, [chunks[item] for item in microbatch]) for microbatch in packed]
+    packed = pack([chunk.cost for chunk in chunks], capacity, min_microbatches)
+    packed += [[] for _ in range(min_microbatches - len(packed))]
+    return [build_batch(groups, [chunks[item] for item in microbatch], multiple) for microbatch in packed]
 
 
 def split_group(group: TrainGroup, index: int, capacity: int, share_prompts: bool) -> list[Chunk]:
@@ -172,16 +176,21 @@ class _Layout:
             self.trunks.append((start, len(prompt)))
 
 
-def build_batch(groups: list[TrainGroup], chunks: list[Chunk]) -> PackedBatch:
-    """Lay out `chunks` one after the other; see the top of this file."""
+def build_batch(groups: list[TrainGroup], chunks: list[Chunk], multiple: int = 1) -> PackedBatch:
+    """Lay out `chunks` one after the other, see the top of this file, and fill up to a multiple of `multiple` tokens (at least one)."""
     layout = _Layout()
     samples: list[tuple[int, int]] = []
     for chunk in chunks:
         ordered = _lexicographic(groups[chunk.group], chunk.samples)
         layout.append_chunk(groups[chunk.group], ordered)
         samples += [(chunk.group, sample) for sample in ordered]
+    num_real = layout.end
+    if filling := -num_real % multiple if num_real else multiple:
+        layout.trunks.append((num_real, filling))
+        layout.append(np.zeros(filling, np.int32), 0)
     responses = [groups[group].responses[sample] for group, sample in samples]
-    predict_at, predict_index = np.unique(np.concatenate(layout.predictors), return_inverse=True)
+    predictors = np.concatenate([np.empty(0, np.int64), *layout.predictors])
+    predict_at, predict_index = np.unique(predictors, return_inverse=True)
     return PackedBatch(
         tokens=torch.from_numpy(np.concatenate(layout.tokens).astype(np.int64)),
         position_ids=torch.from_numpy(np.concatenate(layout.positions).astype(np.int64)),
@@ -189,7 +198,8 @@ def build_batch(groups: list[TrainGroup], chunks: list[Chunk]) -> PackedBatch:
         branches=layout.branches,
         predict_at=torch.from_numpy(predict_at.astype(np.int64)),
         predict_index=torch.from_numpy(predict_index.astype(np.int64)),
-        targets=torch.from_numpy(np.concatenate(responses).astype(np.int64)),
+        targets=torch.from_numpy(np.concatenate([np.empty(0, np.int64), *responses]).astype(np.int64)),
         samples=samples,
         sample_lengths=[len(response) for response in responses],
+        num_real=num_real,
     )

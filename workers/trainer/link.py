@@ -1,23 +1,26 @@
 """The trainer's side of the conversation with the coordinator, in a thread of its own, so that heartbeats go on while
 the main thread computes.
 
-    main thread   next_batch(step) --BatchRequest-->   coordinator   --Batch--> returns
-                  step_finished(...) --StepFinished-->
-                  save(...) --CheckpointRequest-->                   --CheckpointPart--> returns
+    main thread   ask(step)          --BatchRequest-->   coordinator   --Batch--> kept, until next_batch(step) takes it
+                  step_finished(...) --StepFinished-->                 --VersionsNeeded--> kept: `needed`
+                  save(...)          --CheckpointRequest-->            --CheckpointPart--> returns
     link thread   heartbeats, Drain, Finish, the coordinator's exit
 
-`next_batch` waits until a batch, the end of the run or a reason to leave arrives; `headway status` shows why it waits. When the
-run ends early, the main thread gets `GRACE_S` seconds to return; then the process exits under it: there is nothing to save.
+The batch of the next step is asked for while this one is computed. `next_batch` waits until it, the end of the run or a reason to leave
+arrives; `headway status` shows why it waits. With several copies of the model, this link carries the share of rank 0's. When the run
+ends early, the main thread gets `GRACE_S` seconds to return; then the process exits under it: there is nothing to save.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -35,11 +38,14 @@ from workers.messages.types import (
     Refused,
     Role,
     StepFinished,
+    Version,
+    VersionsNeeded,
     WorkerFailed,
 )
 from workers.processes import OUT_OF_TIME, PARENT_DIED, TOLD_TO_END, describe_exit, first_cause
 from workers.rundir import RunFolder
 from workers.signals import Signals
+from workers.trainer.inbox import Inbox, Received
 from workers.transport.peer import Peer
 
 GRACE_S = 3.0
@@ -58,7 +64,8 @@ class DrainRequested(Exception):
 class CoordinatorLink:
     """Starts the coordinator, registers the trainer, and carries batches and versions.
 
-    `crashed` is told, once and from any thread, why this incarnation fails; `checkpoint` is the folder to go on from.
+    `crashed` is told, once and from any thread, why this incarnation fails; `checkpoint` is the folder to go on from. `num_shares`: into
+    how many shares batches are divided. `needed`: published versions older than this are fetched by nobody.
     """
 
     def __init__(self, run: RunFolder, config: Config, epoch: int, checkpoint: Path | None, signals: Signals,
@@ -66,7 +73,11 @@ class CoordinatorLink:
         self._run, self._config, self._signals, self._crashed = run, config, signals, crashed
         self._epoch = epoch
         self._replaceable = config.cluster.kind is ClusterKind.slurm
-        self._inbox: queue.SimpleQueue[Batch | CheckpointPart | RunEnded | None] = queue.SimpleQueue()  # reentrant: signal handlers put too
+        self.num_shares = 1
+        self.needed: Version | None = None
+        self._asked = -1
+        self._batches: Inbox[Received | None] = Inbox()
+        self._parts: Inbox[CheckpointPart] = Inbox()
         self._left = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -97,40 +108,40 @@ class CoordinatorLink:
         """Why this incarnation is to save its state and leave; '' while it is not."""
         return self._drain_reason
 
-    def next_batch(self, step: int, timeout_s: float | None = None) -> Batch | None:
-        """The groups of `step`; waits for them, or for `timeout_s` and returns None. Raises `RunEnded`, `DrainRequested`."""
-        self._send(BatchRequest(step))
+    def ask(self, step: int) -> None:
+        """Ask for the batch of `step`, once."""
+        if step > self._asked:
+            self._asked = step
+            self._send(BatchRequest(step, 0, self.num_shares))
+
+    def next_batch(self, step: int, timeout_s: float | None = None) -> Received | None:
+        """Rank 0's share of the batch of `step`; waits for it, or for `timeout_s` and returns None. Raises `RunEnded`, `DrainRequested`."""
+        self.ask(step)
         while True:
             if self._drain_reason:
                 raise DrainRequested(self._drain_reason)
             try:
-                item = self._take(timeout_s)
+                item = self._batches.take(timeout_s)
             except queue.Empty:
+                self._asked = -1  # to be asked for again: request or answer may have been lost with a connection
                 return None
-            if isinstance(item, Batch) and item.step == step:
+            if item is not None and item.batch.step == step:
                 return item
 
-    def step_finished(self, announcement: Announcement, metrics: dict[str, float], tokens_trained: int) -> None:
+    def step_finished(self, announcement: Announcement, metrics: dict[str, float]) -> None:
         """Tell that new weights are published."""
-        self._send(StepFinished(announcement, metrics, tokens_trained))
+        self._send(StepFinished(announcement, metrics))
 
     def save(self, step: int, folder: Path, final: bool) -> None:
         """Have the coordinator write its part of the checkpoint of `step` into `folder`. Raises `RunEnded`; TimeoutError after `SAVE_S`."""
         self._send(CheckpointRequest(step, str(folder), final))
         while True:
             try:
-                item = self._take(SAVE_S)
+                part = self._parts.take(SAVE_S)
             except queue.Empty as error:
                 raise TimeoutError(f"checkpoint of step {step}: the coordinator has not written its part in {SAVE_S:g} s") from error
-            if isinstance(item, CheckpointPart) and item.step == step:
+            if part.step == step:
                 return
-
-    def _take(self, timeout_s: float | None) -> Batch | CheckpointPart | None:
-        item = self._inbox.get(timeout=timeout_s)
-        if isinstance(item, RunEnded):
-            self._inbox.put(item)
-            raise item
-        return item
 
     def fail(self, cause: str) -> None:
         """Tell that the trainer cannot go on, and end the process soon. Where it is replaced by another one, the run goes on."""
@@ -166,7 +177,7 @@ class CoordinatorLink:
 
     def _drain(self, reason: str) -> None:
         self._drain_reason = self._drain_reason or reason
-        self._inbox.put(None)  # wakes whoever waits
+        self._batches.put(None)  # wakes whoever waits
 
     # -- link thread ---------------------------------------------------------------------------------------------------
 
@@ -206,8 +217,12 @@ class CoordinatorLink:
             return cause
 
     def _on_message(self, message: Message) -> None:
-        if isinstance(message, Batch | CheckpointPart):
-            self._inbox.put(message)
+        if isinstance(message, Batch):
+            self._batches.put(Received(message, time.monotonic()))
+        elif isinstance(message, CheckpointPart):
+            self._parts.put(message)
+        elif isinstance(message, VersionsNeeded):
+            self.needed = message.oldest
         elif isinstance(message, Drain):
             self._drain(message.reason)
         elif isinstance(message, Refused):
@@ -224,7 +239,8 @@ class CoordinatorLink:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _end(self, cause: str) -> None:
-        self._inbox.put(RunEnded(cause))
+        self._batches.end(RunEnded(cause))
+        self._parts.end(RunEnded(cause))
         if cause:
             threading.Thread(target=self._exit_if_main_stays, name="exit", daemon=True).start()
 
@@ -254,10 +270,5 @@ class CoordinatorLink:
         self._end(cause)
 
     def _raise_if_ended(self) -> None:
-        try:
-            item = self._inbox.get_nowait()
-        except queue.Empty:
-            return
-        self._inbox.put(item)
-        if isinstance(item, RunEnded):
-            raise item
+        with contextlib.suppress(queue.Empty):
+            self._batches.take(0)

@@ -1,7 +1,8 @@
 """The ranks of one training element: how they find each other, and what rank 0 tells the others.
 
-    rank 0   claims the epoch --> rendezvous/ranks.<job>.<restarts>.json (address, port, checkpoint) --> the others join
-    rank 0   Batch | CheckpointRequest | Finish --broadcast of bytes--> rank r: train_step | save_state | leave
+    rank 0      claims the epoch --> rendezvous/ranks.<job>.<restarts>.json (address, port, checkpoint) --> the others join
+    rank 0      TrainStep | WriteWeights | CheckpointRequest | Finish --broadcast of some bytes--> rank r: does its part
+    coordinator Batch (a share for each copy of the model) --> the copy's leader (share_link.py) --broadcast in the copy--> its other ranks
 
 A rank that dies ends the element: srun kills the others (--kill-on-bad-exit), and so would their broken connections.
 """
@@ -19,15 +20,16 @@ from workers import checkpoints
 from workers.config import Config
 from workers.files import write_once
 from workers.messages.codec import Decoder, pack
-from workers.messages.types import Batch, CheckpointRequest, Finish, HeartbeatReply, Message
+from workers.messages.types import Batch, CheckpointRequest, Finish
 from workers.rundir import RunFolder
 from workers.signals import Signals
-from workers.slurm import SlurmElement
+from workers.slurm import Place
+from workers.trainer.background import PartSaver
 from workers.trainer.megatron import process_group
-from workers.trainer.megatron.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.gang import Gang
 from workers.trainer.megatron.stop import StepAbandoned
+from workers.trainer.share_link import ShareLink
 from workers.trainer.train_batch import train_batch
 from workers.transport.interface import address_of, interface_of
 
@@ -49,6 +51,23 @@ class Meeting(msgspec.Struct, frozen=True):
     checkpoint: str
 
 
+class TrainStep(msgspec.Struct, frozen=True, tag=True):
+    """Take training step `step`; the leaders fetch their shares of its batch."""
+
+    step: int
+
+
+class WriteWeights(msgspec.Struct, frozen=True, tag=True):
+    """Give rank 0 the weights, to publish or to export."""
+
+
+class StillThere(msgspec.Struct, frozen=True, tag=True):
+    """Nothing to do yet."""
+
+
+Order = TrainStep | WriteWeights | StillThere | CheckpointRequest | Finish
+
+
 class Ranks:
     """Rank 0's view of the others; without others it does nothing."""
 
@@ -56,17 +75,26 @@ class Ranks:
         self.gang = gang
         self.others = gang is not None and gang.world_size > 1
 
-    def tell(self, message: Message) -> None:
-        """Have the others do their part of `message`."""
+    def tell(self, order: Order) -> None:
+        """Have the others do their part of `order`."""
         if self.others:
-            process_group.broadcast_bytes(pack(message))
-
-    def idle(self) -> None:
-        """Nothing to do yet, but still there."""
-        self.tell(HeartbeatReply(None, known=True))
+            process_group.broadcast_bytes(msgspec.msgpack.encode(order))
 
 
-def gather(run: RunFolder, config: Config, element: SlurmElement, epoch: int, checkpoint: Path | None) -> Ranks:
+def spread_in_copy(share: Batch | None) -> Batch:
+    """The share of this rank's copy of the model, from its leader to all of its ranks. They call this together."""
+    if process_group.num_copies() == process_group.world_size():
+        assert share is not None
+        return share
+    content = process_group.broadcast_in_copy(pack(share) if share is not None else None)
+    if share is not None:
+        return share
+    received = Decoder(Batch, MAX_BYTES).unpack(content)
+    assert isinstance(received, Batch)
+    return received
+
+
+def gather(run: RunFolder, config: Config, element: Place, epoch: int, checkpoint: Path | None) -> Ranks:
     """Called by rank 0: tell the others where to meet."""
     if element.world_size == 1:
         return Ranks()
@@ -79,37 +107,62 @@ def gather(run: RunFolder, config: Config, element: SlurmElement, epoch: int, ch
     return Ranks(Gang(0, element.world_size, element.local_rank, address, port, interface_of(address)))
 
 
-def follow(run: RunFolder, config: Config, element: SlurmElement, signals: Signals) -> str:
+def follow(run: RunFolder, config: Config, element: Place, signals: Signals) -> str:
     """The life of any other rank: do what rank 0 says until it says Finish; returns its cause. Raises `RanksError`."""
     meeting = _wait_for_meeting(run, element)
     if meeting is None:
         return ""
     own = interface_of(address_of(config.transport.interface))
     gang = Gang(element.rank, element.world_size, element.local_rank, meeting.address, meeting.port, own)
-    engine = MegatronEngine(config, Path(config.model.path), gang)
-    if meeting.checkpoint:
-        engine.load_state(Path(meeting.checkpoint) / checkpoints.TRAINER)
-    decoder = Decoder(Batch | CheckpointRequest | Finish | HeartbeatReply, MAX_BYTES)
-    while True:
-        message = decoder.unpack(process_group.broadcast_bytes(None))
-        match message:
-            case Batch():
-                try:
-                    train_batch(engine, config, message, lambda: signals.received is not None)
-                except StepAbandoned:
-                    continue
-            case CheckpointRequest():
-                with contextlib.suppress(CheckpointError):  # rank 0 has the same one, and decides
-                    engine.save_state(Path(message.folder) / checkpoints.TRAINER)
-            case Finish():
-                return message.cause
+    return Follower(run, config, gang, meeting, signals).live()
 
 
-def _meeting_file(run: RunFolder, element: SlurmElement) -> Path:
+class Follower:
+    """Any rank but rank 0. The leader of a copy has a link to the coordinator for its share of each batch."""
+
+    def __init__(self, run: RunFolder, config: Config, gang: Gang, meeting: Meeting, signals: Signals) -> None:
+        self._config, self._signals = config, signals
+        self._engine = MegatronEngine(config, Path(config.model.path), gang)
+        if meeting.checkpoint:
+            self._engine.load_state(Path(meeting.checkpoint) / checkpoints.TRAINER)
+        self._saver = PartSaver(self._engine, config.checkpoint.background)
+        self._link: ShareLink | None = None
+        if process_group.is_leader():
+            self._link = ShareLink(run, config.transport, meeting.epoch, process_group.copy_index(), process_group.num_copies())
+            self._link.ask(self._engine.num_steps)
+
+    def live(self) -> str:
+        """Do what rank 0 says until it says Finish; returns its cause."""
+        decoder = msgspec.msgpack.Decoder(Order)
+        while True:
+            order = decoder.decode(process_group.broadcast_bytes(None))
+            match order:
+                case TrainStep():
+                    self._train(order.step)
+                case WriteWeights():
+                    for _ in self._engine.iter_hf_tensors():
+                        pass
+                case CheckpointRequest():
+                    self._saver.follow(Path(order.folder) / checkpoints.TRAINER, order.final)
+                case Finish():
+                    if self._link is not None:
+                        self._link.close(order.cause)
+                    return order.cause
+
+    def _train(self, step: int) -> None:
+        share = None
+        if self._link is not None:
+            share = self._link.fetch(step)
+            self._link.ask(step + 1)  # it comes once rank 0 has asked, too
+        with contextlib.suppress(StepAbandoned):  # rank 0 has it too, and says what follows
+            train_batch(self._engine, self._config, spread_in_copy(share), lambda: self._signals.received is not None)
+
+
+def _meeting_file(run: RunFolder, element: Place) -> Path:
     return run.rendezvous / f"ranks.{element.job}.{element.restarts}.json"
 
 
-def _wait_for_meeting(run: RunFolder, element: SlurmElement) -> Meeting | None:
+def _wait_for_meeting(run: RunFolder, element: Place) -> Meeting | None:
     deadline, path = time.monotonic() + MEET_S, _meeting_file(run, element)
     while time.monotonic() < deadline:
         names = {entry.name for entry in run.rendezvous.iterdir()}  # a listing, because shared file systems cache missing names

@@ -1,4 +1,4 @@
-"""One training step from a received batch, as every rank does it."""
+"""One training step from a received share of a batch, as every rank does it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ def to_train_group(group: Group) -> TrainGroup:
         head_version=head_step(group))
 
 
-def compute_advantages(kind: Advantage, groups: list[TrainGroup]) -> list[np.ndarray]:
-    """Advantages, float32 [n] for each group."""
+def compute_advantages(kind: Advantage, groups: list[TrainGroup], rewards: np.ndarray, firsts: list[int]) -> list[np.ndarray]:
+    """Advantages, float32 [n] for each of `groups`, which are a share of a batch: its `rewards` are those of all shares, float32 [N], and
+    those of group k begin at `firsts[k]`. Not for `gae`, which takes the critic."""
     if kind is Advantage.group_norm:
         return [group_norm(torch.from_numpy(group.rewards.copy())).numpy() for group in groups]
-    flat = batch_norm(torch.from_numpy(np.concatenate([group.rewards for group in groups]))).numpy()
-    return np.split(flat, np.cumsum([group.num_samples for group in groups])[:-1])
+    if kind is not Advantage.batch_norm:
+        raise ValueError(f"advantages by {kind.value} are not made of rewards alone. Have the engine make them: give it None")
+    normed = batch_norm(torch.from_numpy(rewards.copy())).numpy()
+    return [normed[first : first + group.num_samples] for first, group in zip(firsts, groups, strict=True)]
 
 
-def train_batch(engine: MegatronEngine, config: Config, batch: Batch, stop_requested: Callable[[], bool]) -> tuple[dict[str, float], int]:
-    """Train on `batch`; returns the metrics and how many tokens were trained on. Raises `StepAbandoned` where a stop came in time."""
-    groups = [to_train_group(group) for group in batch.groups]
-    advantages = compute_advantages(config.algorithm.advantage, groups)
-    metrics = engine.train_step(groups, None, advantages, stop_requested)
-    return metrics, sum(group.num_valid_tokens for group in groups)
+def train_batch(engine: MegatronEngine, config: Config, share: Batch, stop_requested: Callable[[], bool]) -> dict[str, float]:
+    """Train on a batch of which `share` is this copy's; returns the metrics. Raises `StepAbandoned` where a stop came in time."""
+    groups = [to_train_group(group) for group in share.groups]
+    advantages = None if config.algorithm.critic else compute_advantages(
+        config.algorithm.advantage, groups, np.asarray(share.rewards, np.float32), share.first_rewards)
+    return engine.train_step(groups, share.minibatches, None, advantages, stop_requested)

@@ -1,13 +1,16 @@
 """The trainer's state in a folder: saved and restored with Megatron's dist_checkpointing, in its torch_dist format.
 
     model (sharded)        weights in the parameters' dtype                       __R_0.distcp, written by rank R
-    optimizer (sharded)    float32 master weights, Adam's moments                 .metadata: which tensor lies where
+    optimizer (sharded)    Adam's moments, float32 weights where the model's      .metadata: which tensor lies where
+                           are not                                                (optimizer_shards.py, state_copy.py)
     common                 Adam's step, position in the schedule, RNG states      common.pt
     state.json             model it belongs to; size and BLAKE3 digest of every file above; written last
 
-Every rank calls `save`, `check` and `load`. Sharded tensors carry their place in the whole, so a folder is loaded by any number of
-ranks. Hyper-parameters are not part of the state: after a load they are those of the config, only positions are restored.
-The schedule is a function of its position. All ranks go on with rank 0's RNG states, as data-parallel ranks do.
+Every rank calls `save` or `begin`, `check` and `load`. Tensors carry their place in the whole, so a folder is loaded by any number of
+ranks in any layout. Hyper-parameters are not part of the state: after a load they are those of the config, only positions are
+restored. The schedule is a function of its position. All ranks go on with rank 0's RNG states, from which nothing is drawn.
+
+Training may go on while a state is written: `begin` copies it, `Saving.write` may run in a thread, and uses no collective.
 
 Nothing in a folder is unpickled before its digests have been found right. The folder must be private all the same.
 """
@@ -16,34 +19,25 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
-from blake3 import blake3
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
-from megatron.core.dist_checkpointing.strategies.torch import (
-    MCoreSavePlanner,
-    _replace_state_dict_keys_with_sharded_keys,
-    mcore_to_pyt_state_dict,
-)
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
-from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
-from torch.distributed.checkpoint import save as save_dcp
+from torch.distributed.checkpoint import CheckpointException
 
 from workers.files import write_atomic
 from workers.trainer.megatron import cpu_backend, process_group
-from workers.weights.architecture import Architecture
+from workers.trainer.megatron.mailbox import Mailbox, MailboxError
+from workers.trainer.megatron.state_copy import Shard, WrittenPart, capture, digest_file, write_index, write_part
+from workers.trainer.megatron.training_state import TrainingState
 
 STATE_FILE = "state.json"
-FORMAT = 1
-_READ_BYTES = 8 * 2**20
+FORMAT = 2
+WRITE_S = 3600.0
 # What reading and writing raises; torch's CheckpointException is no Exception but a BaseException.
-_FAILURES = (CheckpointingException, CheckpointException, OSError, RuntimeError, ValueError, KeyError)
+_FAILURES = (CheckpointingException, CheckpointException, MailboxError, OSError, RuntimeError, ValueError, KeyError)
 
 
 class CheckpointError(RuntimeError):
@@ -58,57 +52,75 @@ class StateFile(msgspec.Struct, forbid_unknown_fields=True):
     files: dict[str, tuple[int, str]]
 
 
-@dataclass(frozen=True)
-class TrainingState:
-    """The objects that hold the trainer's state, and the model's `architecture` and `dtype` to recognise it by."""
+class Saving:
+    """A state that is to be written into a folder, as it was when this was made; see `begin`."""
 
-    model: Any
-    optimizer: Any
-    scheduler: Any
-    architecture: Architecture
-    dtype: torch.dtype
+    def __init__(self, folder: Path, shards: list[Shard], common: dict[str, Any], model: dict[str, Any]) -> None:
+        self._folder, self._shards, self._common, self._model = folder, shards, common, model
+        self._rank, self._mailbox = process_group.rank(), Mailbox()
 
-    def identity(self) -> dict[str, Any]:
-        """What a saved state must agree with, in the types of JSON."""
-        own = {name: value for name, value in asdict(self.architecture).items() if name != "eos_token_ids"}
-        return msgspec.json.decode(msgspec.json.encode(own | {"dtype": str(self.dtype).removeprefix("torch.")}))
+    def write(self) -> dict[str, tuple[int, str]]:
+        """Write this rank's part and bring it to disk; on rank 0 wait for the others' and complete the folder. Uses no collective.
 
-    def sharded(self) -> dict[str, Any]:
-        """The state in Megatron's sharded form; its tensors share memory with the model's and the optimizer's."""
-        model = self.model.sharded_state_dict()
-        # is_loading: Adam's moments are made at the first update; asked for here, they are zeros until then.
-        optimizer = self.optimizer.sharded_state_dict(model, is_loading=True)
-        return {"model": model, "optimizer": optimizer, "num_steps": self.scheduler.num_steps, "rng": _rng_states()}
+        Returns (bytes, BLAKE3 digest) by file name, of all files on rank 0, of none elsewhere. Raises CheckpointError where writing
+        fails, on rank 0 also for the others; what lies in the folder is then no state.
+        """
+        try:
+            part = write_part(self._folder, self._rank, self._shards)
+        except _FAILURES as error:
+            part = WrittenPart(problem=_cause(error))
+        self._shards = []
+        self._mailbox.post(msgspec.msgpack.encode(part))
+        if self._rank:
+            self._raise_for([part])
+            return {}
+        try:
+            parts = [msgspec.msgpack.decode(content, type=WrittenPart) for content in self._mailbox.collect(WRITE_S)]
+            self._raise_for(parts)
+            write_index(self._folder, parts, self._common)
+            return _seal(self._folder, self._model, parts)
+        except _FAILURES as error:
+            raise error if isinstance(error, CheckpointError) else self._error(_cause(error)) from error
 
-    def restore(self, loaded: dict[str, Any]) -> None:
-        """Put back what `sharded` gave, after it was read into `loaded`."""
-        own = [{name: value for name, value in group.items() if name not in ("params", "step")} for group in self.optimizer.param_groups]
-        self.model.load_state_dict(loaded["model"])
-        self.optimizer.load_state_dict(loaded["optimizer"])
-        for group, values in zip(self.optimizer.param_groups, own, strict=True):
-            group.update(values)
-        self.scheduler.num_steps = loaded["num_steps"]
-        self.scheduler.step(0)
-        _set_rng_states(loaded["rng"])
+    def _raise_for(self, parts: list[WrittenPart]) -> None:
+        for rank, part in enumerate(parts):
+            if part.problem:
+                raise self._error(f"rank {rank or self._rank}: {part.problem}")
+
+    def _error(self, cause: str) -> CheckpointError:
+        return CheckpointError(f"{self._folder}: the state could not be written ({cause}). Free space, or check the file system, and save "
+                               "into an empty folder")
 
 
-def save(folder: Path, state: TrainingState) -> None:
-    """Write `state` into `folder` (there, empty, private) and return when it is on disk. All ranks call this together.
+def begin(folder: Path, state: TrainingState, copy: bool = True) -> Saving:
+    """Take `state` as it is now, to be written into `folder` (there, empty, private). All ranks call this together, and each writes.
+
+    Unless `copy`, the tensors are the live ones: they must not change before they are written. The copies lie in the host's memory.
+    Raises CheckpointError on all ranks where the folder cannot be used, or a copy cannot be made.
+    """
+    reason, shards = _unusable(folder) if process_group.rank() == 0 else "", []
+    try:
+        with cpu_backend.redirected():
+            shards = capture(state.tensors(loading=False), copy)
+    except _FAILURES as error:
+        reason = reason or f"{folder}: the state could not be copied ({_cause(error)}). Set checkpoint.background=false to save without a copy"
+    _agree(reason)
+    return Saving(folder, shards, state.common(), state.identity())
+
+
+def save(folder: Path, state: TrainingState) -> dict[str, tuple[int, str]]:
+    """Write `state` into `folder` (there, empty, private) and return when it is on disk, as `Saving.write`. All ranks call this together.
 
     Raises CheckpointError on all ranks where the folder cannot be used or writing fails; what lies there is then no
     state: `load` refuses it, as state.json is missing.
     """
-    _agree(_unusable(folder) if process_group.rank() == 0 else "")
-    reason = ""
+    saving, files, reason = begin(folder, state, copy=False), {}, ""
     try:
-        with cpu_backend.redirected():
-            dist_checkpointing.save(state.sharded(), str(folder), _InThisProcess("torch_dist", 1),
-                                    preprocess_common_before_consistancy_check=_same_on_all_ranks)
-        if process_group.rank() == 0:
-            _seal(folder, state.identity())
-    except _FAILURES as error:
-        reason = f"{folder}: the state could not be written ({_cause(error)}). Free space, or check the file system, and save into an empty folder"
+        files = saving.write()
+    except CheckpointError as error:
+        reason = str(error)
     _agree(reason)
+    return files
 
 
 def check(folder: Path, state: TrainingState) -> None:
@@ -120,7 +132,7 @@ def check(folder: Path, state: TrainingState) -> None:
 
 
 def load(folder: Path, state: TrainingState) -> None:
-    """Read what `save` wrote, and `check` has passed, into `state`'s objects. All ranks call both together.
+    """Read what was saved, and `check` has passed, into `state`'s objects. All ranks call both together.
 
     Raises CheckpointError, on all ranks, where reading fails; the objects are then partly loaded.
     """
@@ -128,46 +140,10 @@ def load(folder: Path, state: TrainingState) -> None:
     try:
         with cpu_backend.redirected(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Megatron reads through an older name of torch's load
-            state.restore(dist_checkpointing.load(state.sharded(), str(folder)))
+            state.restore(dist_checkpointing.load(state.tensors(loading=True), str(folder)))
     except _FAILURES as error:
         reason = f"{folder}: the state could not be read ({_cause(error)}). Check the file system, or resume from an older checkpoint"
     _agree(reason)
-
-
-class _InThisProcess(SaveShardedStrategy):
-    """Writes what Megatron's torch_dist strategy writes, from this process, through torch's synchronous writer.
-
-    Megatron's own has a manager process started and forks its writers, beside the threads of gloo and CUDA.
-    """
-
-    def can_handle_sharded_objects(self) -> bool:
-        return True
-
-    def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
-        tensors, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
-        save_dcp(
-            mcore_to_pyt_state_dict(tensors, is_loading=False),
-            storage_writer=FileSystemWriter(checkpoint_dir, sync_files=True, thread_count=1),
-            planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
-        )
-
-
-def _same_on_all_ranks(common: dict[str, Any]) -> dict[str, Any]:
-    """What Megatron compares between the ranks: nothing here draws from torch's generators, so their seeds may differ."""
-    return {name: value for name, value in common.items() if name != "rng"}
-
-
-def _rng_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"torch": torch.get_rng_state(), "tracker": get_cuda_rng_tracker().get_states()}
-    return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
-
-
-def _set_rng_states(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
-    if states["tracker"]:
-        get_cuda_rng_tracker().set_states(states["tracker"])
-    if torch.cuda.is_available() and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])
 
 
 def _unusable(folder: Path) -> str:
@@ -179,25 +155,19 @@ def _unusable(folder: Path) -> str:
     return ""
 
 
-def _seal(folder: Path, model: dict[str, Any]) -> None:
-    """Bring every file to disk, then record them all in state.json."""
-    files = {path.name: (path.stat().st_size, _digest(path, sync=True)) for path in sorted(folder.iterdir())}
-    write_atomic(folder / STATE_FILE, msgspec.json.encode(StateFile(FORMAT, model, files)))
+def _seal(folder: Path, model: dict[str, Any], parts: list[WrittenPart]) -> dict[str, tuple[int, str]]:
+    """Bring every file to disk, then record them all in state.json; the ranks' own are there and hashed already."""
+    files = {part.file: (part.size, part.digest) for part in parts}
+    for path in folder.iterdir():
+        if path.name not in files:
+            files[path.name] = (path.stat().st_size, digest_file(path, sync=True))
+    write_atomic(folder / STATE_FILE, msgspec.json.encode(StateFile(FORMAT, model, dict(sorted(files.items())))))
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _digest(path: Path, sync: bool = False) -> str:
-    digest = blake3()
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-        if sync:
-            os.fsync(file.fileno())
-    return digest.hexdigest()
+    return files
 
 
 def _why_not(folder: Path, model: dict[str, Any]) -> str:
@@ -214,12 +184,13 @@ def _why_not(folder: Path, model: dict[str, Any]) -> str:
     different = sorted(name for name in model.keys() | saved.model.keys() if model.get(name) != saved.model.get(name))
     if different:
         values = ", ".join(f"{name} {saved.model.get(name)} (here {model.get(name)})" for name in different)
-        return f"{folder}: is the state of another model: {values}. Resume with the model and trainer.dtype that it was saved with"
+        return (f"{folder}: is the state of another model: {values}. Resume with the model and trainer.dtype that it was saved with, and with "
+                "a critic (algorithm.advantage=gae) where it has one")
     for name, (size, digest) in sorted(saved.files.items())[process_group.rank()::process_group.world_size()]:
         path = folder / Path(name).name
         try:
             found = path.stat().st_size
-            right = found == size and _digest(path) == digest
+            right = found == size and digest_file(path) == digest
         except OSError as error:
             return f"{folder}: is incomplete, {name} cannot be read ({error.strerror}). {remedy}"
         if not right:

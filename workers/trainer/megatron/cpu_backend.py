@@ -3,11 +3,12 @@
 Megatron-core names the accelerator itself, through a handful of idioms; each is redirected once:
 
     torch.cuda.current_device() as a device      -> the CPU device
-    device="cuda" literals                       -> the CPU device
+    device="cuda" literals, .cuda()              -> the CPU device
     tensor.type() == "torch.cuda.FloatTensor"    -> the type's name as CUDA would spell it
-    an Adam with apex's interface                -> workers.trainer.megatron.adam.GroupStepAdamW
+    torch.cuda.synchronize()                     -> nothing: there is nothing to wait for
+    CUDA's generator (kept when recomputing)     -> the CPU's
 
-`redirected()` makes the first three hold inside a `with` block (a torch-function mode is local to the thread, so every
+`redirected()` makes them hold inside a `with` block (a torch-function mode is local to the thread, so every
 entry into Megatron goes through it). `HITS` records which functions relied on them; a test pins that list, so that an
 upgrade of Megatron-core that adds one is noticed.
 """
@@ -37,27 +38,21 @@ def redirected() -> Iterator[None]:
     if torch.cuda.is_available():
         yield
         return
-    previous = torch.cuda.current_device
-    torch.cuda.current_device = _current_device  # type: ignore[assignment]
+    from megatron.core.tensor_parallel import random
+
+    places: list[tuple[Any, str, Any]] = [
+        (torch.cuda, "current_device", _current_device), (torch.cuda, "synchronize", _synchronize),
+        (torch.cuda, "get_rng_state", _get_rng_state),
+        (random, "_get_cuda_rng_state", _get_rng_state), (random, "_set_cuda_rng_state", _set_rng_state)]
+    previous = [getattr(module, name) for module, name, _ in places]
+    for module, name, own in places:
+        setattr(module, name, own)
     try:
         with _CudaMeansCpu():
             yield
     finally:
-        torch.cuda.current_device = previous
-
-
-def use_own_adam() -> None:
-    """Have Megatron-core build `GroupStepAdamW` wherever it would build apex's FusedAdam, on a CPU-only machine."""
-    if torch.cuda.is_available():
-        return
-    import megatron.core.optimizer as optimizer
-    import megatron.core.optimizer.distrib_optimizer as distributed
-
-    from workers.trainer.megatron.adam import GroupStepAdamW
-
-    optimizer.Adam = distributed.Adam = GroupStepAdamW
-    optimizer.USING_PYTORCH_OPTIMIZER = False
-    distributed.HAVE_APEX_OR_TE = distributed.USING_APEX_OPTIMIZER = True
+        for (module, name, _), before in zip(places, previous, strict=True):
+            setattr(module, name, before)
 
 
 class _CudaMeansCpu(TorchFunctionMode):
@@ -65,6 +60,9 @@ class _CudaMeansCpu(TorchFunctionMode):
         if kwargs and _names_cuda(kwargs.get("device")):
             _record("device='cuda'")
             kwargs = {**kwargs, "device": CPU}
+        if func is torch.Tensor.cuda:
+            _record(".cuda()")
+            return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
             _record(".type()")
             return func(*args).replace("torch.", "torch.cuda.", 1)
@@ -78,6 +76,19 @@ def _names_cuda(value: object) -> bool:
 def _current_device() -> torch.device:
     _record("current_device()")
     return CPU
+
+
+def _synchronize(device: object = None) -> None:
+    _record("synchronize()")
+
+
+def _get_rng_state(device: object = "cuda", clone: bool = False, graph_safe: bool = False) -> torch.Tensor:
+    _record("RNG state")
+    return torch.get_rng_state()
+
+
+def _set_rng_state(new_state: torch.Tensor, device: object = -1, graph_safe: bool = False) -> None:
+    torch.set_rng_state(new_state)
 
 
 def _record(idiom: str) -> None:

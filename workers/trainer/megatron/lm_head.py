@@ -1,38 +1,98 @@
 """Log-probs of response tokens from hidden states, without ever holding [all tokens, vocabulary] logits.
 
 Only positions that predict a response token come here, each once, however many samples share it. They are worked on in
-chunks of at most `MAX_LOGITS_BYTES` of float32 logits; backward makes a chunk's logits again, except where one chunk was
-all there was, whose softmax is kept. The gradient of the weight, the largest of the model, goes straight into the float32
-gradient buffer where Megatron's data-parallel wrapper has one (as with its gradient_accumulation_fusion).
+chunks whose float32 logits take at most `max_logits_bytes`; backward makes a chunk's logits again, except where one chunk
+was all there was, whose softmax is kept. The gradient of the weight, the largest of the model, goes straight into the
+float32 gradient buffer where Megatron's data-parallel wrapper has one (as with its gradient_accumulation_fusion).
 
-    hidden [U, H] --chunk--> logits [C, V] --> log-sum-exp, entropy [C]; logits of the targets --> log-probs [N]
+    hidden [U, H] --chunk--> logits [C, V] --> maximum m, sum of exponentials s, sum of exponentials times exponents t [C]
+                                               targets' logits less m [N]
+    m --all-reduce--> maximum over the vocabulary;    s, t, targets' at that maximum --all-reduce--> log-probs, entropy [N]
 
-A vocabulary split over ranks would need all-reduces at four places: maximum, sum, the targets' logits, and the gradient
-of the hidden states.
+A vocabulary split over tensor-parallel ranks costs these two all-reduces, of U and 2 U + N numbers, however many chunks
+there are: sums of exponentials of parts at different maxima are brought to the common one. Backward needs none: what it
+returns for `hidden` is this rank's part of the gradient. Who gathered or copied `hidden` to the ranks adds the parts up.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+# Every chunk reads and writes the whole gradient of the weight; an accelerator needs more rows to make up for that.
 MAX_LOGITS_BYTES = 128 * 2**20
+MAX_LOGITS_BYTES_ACCELERATOR = 2**30
+
+
+@dataclass(frozen=True)
+class VocabularyShard:
+    """The rows of the output weight that this rank of `group` holds: ids from `first` on. Ids from `num_real` on are padding.
+
+    Ranks of `group` hold equal numbers of rows, in the order of their ids; together they hold at least `num_real`.
+    """
+
+    group: dist.ProcessGroup
+    first: int
+    num_real: int
+
+    def num_real_rows(self, num_rows: int) -> int:
+        """How many of this rank's `num_rows` rows, the first ones, belong to real ids; may be 0."""
+        return min(num_rows, max(0, self.num_real - self.first))
 
 
 def token_logprobs(hidden: Tensor, weight: Tensor, index: Tensor, targets: Tensor, temperature: float,
-                   max_logits_bytes: int = MAX_LOGITS_BYTES) -> tuple[Tensor, Tensor]:
+                   vocab: VocabularyShard | None = None, max_logits_bytes: int | None = None) -> tuple[Tensor, Tensor]:
     """Log-probs of `targets` under softmax(hidden @ weight.T / temperature), and the entropy where each is predicted.
 
     `hidden` [U, H] and `weight` [V, H] in one floating dtype, `index` int64 [N] into the U positions, `targets` int64 [N]
-    token ids. Returns two float32 [N]; the entropy (nats) carries no gradient. Logits become float32 before the softmax.
+    token ids. U and N may be 0. Returns two float32 [N]; the entropy (nats) carries no gradient. Logits become float32
+    before the softmax. `index` in the host's memory saves an accelerator a wait.
+
+    With `vocab`, `weight` holds this rank's rows of a padded vocabulary. All ranks of the group then call together, with
+    the same `hidden`, `index` and `targets`, and get the same results; the gradient of `hidden` is this rank's part of it.
     """
+    if max_logits_bytes is None:
+        max_logits_bytes = MAX_LOGITS_BYTES if hidden.device.type == "cpu" else MAX_LOGITS_BYTES_ACCELERATOR
     chunk = max(1, max_logits_bytes // (4 * weight.shape[0]))
     order = torch.argsort(index, stable=True)
-    bounds = torch.searchsorted(index[order], torch.arange(0, hidden.shape[0] + chunk, chunk, device=index.device)).tolist()
-    return _TokenLogprobs.apply(hidden, weight, index, targets, 1.0 / temperature, chunk, order, bounds)
+    bounds = [0, len(index)]
+    if hidden.shape[0] > chunk:
+        bounds = torch.searchsorted(index[order], torch.arange(0, hidden.shape[0] + chunk, chunk, device=index.device)).tolist()
+    index, targets, order = (tensor.to(hidden.device, non_blocking=True) for tensor in (index, targets, order))
+    return _TokenLogprobs.apply(hidden, weight, index, targets, _Setup(1.0 / temperature, chunk, order, bounds, vocab))
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """Positions in chunks of `chunk`: those of number i predict the tokens order[bounds[i]:bounds[i + 1]]."""
+
+    scale: float
+    chunk: int
+    order: Tensor
+    bounds: list[int]
+    vocab: VocabularyShard | None
+
+    def chunks(self, num_positions: int) -> list[tuple[slice, Tensor]]:
+        """Positions, and the numbers of the tokens they predict."""
+        return [(slice(start, start + self.chunk), self.order[self.bounds[number]:self.bounds[number + 1]])
+                for number, start in enumerate(range(0, num_positions, self.chunk))]
+
+    def real_rows(self, weight: Tensor) -> Tensor:
+        """`weight` [V, H] without the rows of padding."""
+        return weight if self.vocab is None else weight[:self.vocab.num_real_rows(weight.shape[0])]
+
+    def columns(self, targets: Tensor, num_rows: int) -> tuple[Tensor, Tensor | None]:
+        """Columns of the logits that belong to `targets`, and which of them this rank has (None: all); the others are 0."""
+        if self.vocab is None:
+            return targets, None
+        columns = targets - self.vocab.first
+        own = (columns >= 0) & (columns < num_rows)
+        return torch.where(own, columns, 0), own
 
 
 def _logits(hidden: Tensor, weight: Tensor, scale: float) -> Tensor:
@@ -42,56 +102,80 @@ def _logits(hidden: Tensor, weight: Tensor, scale: float) -> Tensor:
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, index: Tensor, targets: Tensor, scale: float, chunk: int,
-                order: Tensor, bounds: list[int]) -> tuple[Tensor, Tensor]:
-        lse = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
-        entropy = torch.empty_like(lse)
-        logprobs = torch.empty(len(index), dtype=torch.float32, device=hidden.device)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, index: Tensor, targets: Tensor, setup: _Setup) -> tuple[Tensor, Tensor]:
+        rows = setup.real_rows(weight)
+        highest = hidden.new_full((len(hidden),), torch.finfo(torch.float32).min, dtype=torch.float32)
+        total, weighted = torch.zeros_like(highest), torch.zeros_like(highest)
+        chosen = hidden.new_zeros(len(index), dtype=torch.float32)
+        columns, own = setup.columns(targets, len(rows))
         ctx.kept = None
-        for number, start in enumerate(range(0, hidden.shape[0], chunk)):
-            part = slice(start, start + chunk)
-            logits = _logits(hidden[part], weight, scale)
-            highest = logits.amax(dim=-1, keepdim=True)
-            shifted = logits.sub_(highest)
-            exponents = shifted.exp()
-            total = exponents.sum(dim=-1)
-            lse[part] = highest[:, 0] + total.log()
-            entropy[part] = total.log() - torch.einsum("cv,cv->c", exponents, shifted) / total
-            tokens = order[bounds[number]:bounds[number + 1]]
-            rows = index[tokens] - start
-            logprobs[tokens] = shifted[rows, targets[tokens]] - total.log()[rows]
-            if hidden.shape[0] <= chunk and ctx.needs_input_grad[0]:
-                ctx.kept = (exponents, total)
-        ctx.save_for_backward(hidden, weight, index, targets, order, lse)
-        ctx.scale, ctx.chunk, ctx.bounds = scale, chunk, bounds
-        ctx.main_grad = getattr(weight, "main_grad", None)
-        entropy_at_tokens = entropy[index]
-        ctx.mark_non_differentiable(entropy_at_tokens)
-        return logprobs, entropy_at_tokens
+        for part, tokens in setup.chunks(len(hidden)) if len(rows) else []:
+            highest[part], total[part], weighted[part], chosen[tokens], exponents = _sums(
+                hidden[part], rows, setup.scale, index[tokens] - part.start, columns[tokens])
+            if len(hidden) <= setup.chunk and ctx.needs_input_grad[0]:
+                ctx.kept = exponents
+            del exponents
+        common = highest
+        if own is not None:
+            assert setup.vocab is not None
+            common, total, weighted, chosen = _over_ranks(setup.vocab.group, highest, total, weighted, chosen, index, own)
+        log_total = total.log()
+        ctx.save_for_backward(hidden, weight, index, columns, own, common + log_total, torch.exp(highest - common) / total)
+        ctx.setup, ctx.main_grad = setup, getattr(weight, "main_grad", None)
+        entropy = (log_total - weighted / total)[index]
+        ctx.mark_non_differentiable(entropy)
+        return chosen - log_total[index], entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, index, targets, order, lse = ctx.saved_tensors
-        summed = torch.zeros_like(lse).index_add_(0, index, grad).mul_(-ctx.scale)
-        grad_hidden = torch.empty_like(hidden)
+        hidden, weight, index, columns, own, lse, factor = ctx.saved_tensors
+        setup, rows = ctx.setup, ctx.setup.real_rows(weight)
+        summed = torch.zeros_like(lse).index_add_(0, index, grad).mul_(-setup.scale)
+        at_target = (grad if own is None else grad * own) * setup.scale
+        grad_hidden = torch.empty_like(hidden) if len(rows) else torch.zeros_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.main_grad is None else ctx.main_grad
-        for number, start in enumerate(range(0, hidden.shape[0], ctx.chunk)):
-            part = slice(start, start + ctx.chunk)
+        for part, tokens in setup.chunks(len(hidden)) if len(rows) else []:
             # d logprob / d logit = onehot - softmax, summed over the tokens that the position predicts
             if ctx.kept is None:
-                slope = _logits(hidden[part], weight, ctx.scale).sub_(lse[part, None]).exp_().mul_(summed[part, None])
+                slope = _logits(hidden[part], rows, setup.scale).sub_(lse[part, None]).exp_().mul_(summed[part, None])
             else:
-                exponents, total = ctx.kept
+                slope = ctx.kept.mul_((summed * factor)[:, None])
                 ctx.kept = None  # overwritten; a second backward makes the logits again
-                slope = exponents.mul_((summed / total)[:, None])
-            tokens = order[ctx.bounds[number]:ctx.bounds[number + 1]]
-            slope.index_put_((index[tokens] - start, targets[tokens]), grad[tokens] * ctx.scale, accumulate=True)
+            slope.index_put_((index[tokens] - part.start, columns[tokens]), at_target[tokens], accumulate=True)
             slope = slope.to(hidden.dtype)
-            grad_hidden[part] = slope @ weight
+            torch.matmul(slope, rows, out=grad_hidden[part])
             if hidden.dtype is torch.float32:
-                grad_weight.addmm_(slope.t(), hidden[part])
+                grad_weight[:len(rows)].addmm_(slope.t(), hidden[part])
             else:
-                grad_weight.add_(slope.t() @ hidden[part])
-        own = grad_weight.to(weight.dtype) if ctx.main_grad is None else None
-        return grad_hidden, own, None, None, None, None, None, None
+                grad_weight[:len(rows)].add_(slope.t() @ hidden[part])
+            del slope
+        own_grad = grad_weight.to(weight.dtype) if ctx.main_grad is None else None
+        return grad_hidden, own_grad, None, None, None
+
+
+def _sums(hidden: Tensor, weight: Tensor, scale: float, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The maxima of the logits [C]; less these: sums of exponentials, of exponentials times exponents [C], the exponents at rows
+    and columns [N], and all exponentials [C, V]."""
+    logits = _logits(hidden, weight, scale)
+    highest = logits.amax(dim=-1)
+    shifted = logits.sub_(highest[:, None])
+    exponents = shifted.exp()
+    return highest, exponents.sum(dim=-1), torch.einsum("cv,cv->c", exponents, shifted), shifted[rows, columns], exponents
+
+
+def _over_ranks(group: dist.ProcessGroup, highest: Tensor, total: Tensor, weighted: Tensor, chosen: Tensor, index: Tensor,
+                own: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The maxima over all ranks [U], and at these: sums of exponentials, of exponentials times exponents [U], targets' exponents [N].
+
+    exp(x - m) = exp(x - m_rank) exp(m_rank - m), and each exponent changes by m_rank - m.
+    """
+    if dist.get_world_size(group) == 1 or highest.numel() == 0:
+        return highest, total, weighted, chosen
+    common = highest.clone()
+    dist.all_reduce(common, dist.ReduceOp.MAX, group=group)
+    down = highest - common
+    shrink = down.exp()
+    sums = torch.cat([total * shrink, (weighted + total * down) * shrink, torch.where(own, chosen + down[index], 0.0)])
+    dist.all_reduce(sums, group=group)
+    return common, *sums.split([len(common), len(common), len(index)])

@@ -8,94 +8,81 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.transformer import TransformerConfig
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
 from torch import Tensor
 
-from workers.config import Dtype
+from workers.config import Dtype, TrainerConfig
 from workers.trainer.megatron import cpu_backend
+from workers.trainer.megatron.attention_plan import PackedLayoutParams
 from workers.trainer.megatron.hf_conversion import load_hf
-from workers.trainer.megatron.lm_head import token_logprobs
-from workers.trainer.megatron.packed_attention import PackedAttention, PackedLayoutParams
+from workers.trainer.megatron.layers import layer_specs, transformer_config
+from workers.trainer.megatron.lm_head import VocabularyShard, token_logprobs
 from workers.weights.architecture import Architecture
+from workers.weights.splitting import check_parallel
 
 DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16}
 
 
 class PackedGPTModel(GPTModel):
-    """GPTModel whose output is float32 [2, N]: log-probs (with gradient) and entropies (without) of N response tokens.
+    """GPTModel whose output is float32 [2, n]: log-probs (with gradient) and entropies (without) of this rank's n response tokens.
 
-    Logits are made for the positions that predict a response token only, see lm_head.py.
+    Logits are made for the positions that predict a response token only, see lm_head.py. Earlier pipeline stages put out hidden states.
     """
 
     temperature: float = 1.0
+    vocabulary: VocabularyShard | None = None
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:
-        """`input_ids`, `position_ids` int64 [1, T]; `packed_seq_params` is a PackedLayoutParams."""
-        embedded = None
-        if self.pre_process:
-            # A sparse gradient: the dense one would be a fresh [vocabulary, hidden] tensor for a few hundred rows.
-            embedded = functional.embedding(input_ids, self.embedding.word_embeddings.weight, sparse=True).transpose(0, 1)
+        """`input_ids`, `position_ids` int64 [1, t]; `packed_seq_params` is a PackedLayoutParams."""
+        embedded = self._embedded(input_ids) if self.pre_process else None
         return super().forward(input_ids, position_ids, attention_mask, decoder_input=embedded, **kwargs)
+
+    def _embedded(self, input_ids: Tensor) -> Tensor:
+        """[t, 1, hidden]; with sequence parallelism, this rank's share of the t. Megatron's module around it only adds dropout."""
+        embedding = self.embedding.word_embeddings
+        if self.vocabulary is None:
+            # A sparse gradient: the dense one would be a fresh [vocabulary, hidden] tensor for a few hundred rows.
+            return functional.embedding(input_ids, embedding.weight, sparse=True).transpose(0, 1)
+        return embedding(input_ids) if self.config.sequence_parallel else embedding(input_ids).transpose(0, 1)
 
     def _postprocess(self, hidden_states: Tensor, *args: Any, packed_seq_params: PackedLayoutParams, **kwargs: Any) -> Tensor:
         if not self.post_process:
             return hidden_states
-        batch = packed_seq_params.batch
-        assert batch is not None
+        part = packed_seq_params.part
+        assert part is not None
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        # Both make every rank's share of the hidden states' gradient one sum.
+        if self.config.sequence_parallel:
+            hidden_states = gather_from_sequence_parallel_region(hidden_states)
+        elif self.vocabulary is not None:
+            hidden_states = copy_to_tensor_model_parallel_region(hidden_states)
         device = hidden_states.device
-        hidden = hidden_states[:, 0].index_select(0, batch.predict_at.to(device))
-        pair = token_logprobs(hidden, weight, batch.predict_index.to(device), batch.targets.to(device), self.temperature)
+        hidden = hidden_states[:, 0].index_select(0, part.predict_at.to(device, non_blocking=True))
+        pair = token_logprobs(hidden, weight, part.predict_index, part.targets, self.temperature, self.vocabulary)
         return torch.stack(pair)
 
 
-def transformer_config(architecture: Architecture, dtype: torch.dtype) -> TransformerConfig:
-    """Megatron-core's configuration of `architecture`: no dropout, no fused kernels (they need CUDA)."""
-    return TransformerConfig(
-        num_layers=architecture.num_layers,
-        hidden_size=architecture.hidden_size,
-        ffn_hidden_size=architecture.intermediate_size,
-        num_attention_heads=architecture.num_heads,
-        num_query_groups=architecture.num_kv_heads,
-        kv_channels=architecture.head_dim,
-        normalization="RMSNorm",
-        layernorm_epsilon=architecture.rms_norm_eps,
-        gated_linear_unit=True,
-        activation_func=functional.silu,
-        add_bias_linear=False,
-        add_qkv_bias=architecture.qkv_bias,
-        qk_layernorm=architecture.qk_norm,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        # Every parameter is overwritten by load_hf, so there is nothing to initialise.
-        use_cpu_initialization=cpu_backend.device().type == "cpu",
-        perform_initialization=False,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=dtype is torch.bfloat16,
-        masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        apply_rope_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
-        tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
-        pipeline_model_parallel_size=parallel_state.get_pipeline_model_parallel_world_size(),
-    )
-
-
-def build_model(architecture: Architecture, folder: Path, dtype: torch.dtype, temperature: float) -> PackedGPTModel:
-    """The model with the weights in `folder`, in `dtype`. Call within `cpu_backend.redirected()`, groups initialised."""
-    config = transformer_config(architecture, dtype)
-    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = PackedAttention
-    model = PackedGPTModel(
+def build_model(architecture: Architecture, folder: Path, dtype: torch.dtype, temperature: float, trainer: TrainerConfig,
+                kind: type[PackedGPTModel] = PackedGPTModel) -> PackedGPTModel:
+    """This rank's part of a model of `kind`, with the weights in `folder`, in `dtype`. Call within `cpu_backend.redirected()`, groups
+    initialised."""
+    check_parallel(architecture, trainer.parallel)
+    config = transformer_config(architecture, dtype, trainer)
+    tp = trainer.parallel.tp
+    padded = architecture.padded_vocab_size(tp)
+    model = kind(
         config,
-        spec,
-        vocab_size=architecture.vocab_size,
+        layer_specs(config, architecture),
+        vocab_size=padded,
         max_sequence_length=architecture.max_positions,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
@@ -103,5 +90,16 @@ def build_model(architecture: Architecture, folder: Path, dtype: torch.dtype, te
         share_embeddings_and_output_weights=architecture.tied,
     )
     model.temperature = temperature
+    _mark_shards(model)
+    if tp > 1:
+        first = parallel_state.get_tensor_model_parallel_rank() * (padded // tp)
+        model.vocabulary = VocabularyShard(parallel_state.get_tensor_model_parallel_group(), first, architecture.vocab_size)
     load_hf(model, folder, architecture)
     return model.to(cpu_backend.device())
+
+
+def _mark_shards(model: torch.nn.Module) -> None:
+    """Say of each weight along which dimension it is split, as Megatron does when it initialises them; gradient norms are summed by it."""
+    for module in model.modules():
+        if isinstance(module, (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding)) and getattr(module, "weight", None) is not None:
+            set_tensor_model_parallel_attributes(module.weight, True, 1 if isinstance(module, RowParallelLinear) else 0, 1)

@@ -6,19 +6,22 @@ import math
 from typing import Any
 
 import torch
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core import optimizer as megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from workers.config import ConfigError, RunConfig, TrainerConfig
-from workers.trainer.megatron import cpu_backend
+from workers.trainer.megatron.adam import GroupStepAdamW
 
 
 def build_optimizer(model: Any, trainer: TrainerConfig, dtype: torch.dtype) -> Any:
-    """Megatron's optimizer over `model` (in its data-parallel wrapper): AdamW, no decay of biases and norms.
+    """Megatron's distributed optimizer over `model` (in its data-parallel wrapper): AdamW, no decay of biases and norms.
 
-    With bfloat16 parameters it holds float32 master weights; gradients are float32 in both cases.
+    With bfloat16 parameters it holds float32 master weights; gradients are float32 in both cases. Its state is spread over the ranks
+    that hold the same parameters; of `trainer.optimizer_offload` it keeps that share in the host's memory, where there is CUDA.
     """
-    cpu_backend.use_own_adam()
+    _use_own_adam()
+    offload = trainer.optimizer_offload if torch.cuda.is_available() else 0.0
     config = OptimizerConfig(
         optimizer="adam",
         lr=trainer.lr,
@@ -30,9 +33,21 @@ def build_optimizer(model: Any, trainer: TrainerConfig, dtype: torch.dtype) -> A
         clip_grad=trainer.clip_grad,
         bf16=dtype is torch.bfloat16,
         params_dtype=dtype,
-        use_distributed_optimizer=False,
+        use_distributed_optimizer=True,
+        optimizer_cpu_offload=offload > 0,
+        optimizer_offload_fraction=offload,
+        use_precision_aware_optimizer=offload > 0,
+        overlap_cpu_optimizer_d2h_h2d=offload > 0,
     )
     return get_megatron_optimizer(config, [model])
+
+
+def _use_own_adam() -> None:
+    """Where neither Transformer Engine nor apex is installed, have Megatron-core build `GroupStepAdamW` instead of torch's AdamW."""
+    if megatron_optimizer.USING_PYTORCH_OPTIMIZER:
+        megatron_optimizer.Adam = distrib_optimizer.Adam = GroupStepAdamW
+        megatron_optimizer.USING_PYTORCH_OPTIMIZER = False
+        distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_APEX_OPTIMIZER = True
 
 
 def build_scheduler(optimizer: Any, trainer: TrainerConfig, run: RunConfig) -> OptimizerParamScheduler:
@@ -59,8 +74,8 @@ def build_scheduler(optimizer: Any, trainer: TrainerConfig, run: RunConfig) -> O
     )
 
 
-def clip_gradients(optimizer: Any, max_norm: float, step: int) -> float:
-    """Clip by the global norm, ready for `optimizer.step_with_ready_grads()`; returns the norm before clipping.
+def clip_gradients(optimizer: Any, max_norm: float, step: int, lr_key: str = "trainer.lr") -> float:
+    """Clip by the global norm, ready for `optimizer.step_with_ready_grads()`; returns the norm before clipping. `lr_key`: of its config.
 
     Together they are Megatron's ChainedOptimizer.step, with a check between norm and update and with torch's clipping,
     which works in place: a gradient that is not finite raises FloatingPointError and leaves weights and optimizer state as they were.
@@ -69,7 +84,8 @@ def clip_gradients(optimizer: Any, max_norm: float, step: int) -> float:
     norm = float(optimizer.get_grad_norm())
     if not math.isfinite(norm):
         raise FloatingPointError(f"training step {step}: the gradient norm is {norm}. The weights are those before this update. "
-                                 "Lower trainer.lr or algorithm.behavior_cap, or train in float32")
+                                 f"Lower {lr_key} or algorithm.behavior_cap, or train in float32")
     if norm > max_norm:
-        torch.nn.utils.clip_grads_with_norm_(optimizer.get_parameters(), max_norm, torch.tensor(norm))
+        parameters = [parameter for part in optimizer.chained_optimizers for parameter in part.get_parameters()]  # experts have a part of their own
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, torch.tensor(norm))
     return norm

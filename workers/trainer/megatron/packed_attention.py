@@ -1,120 +1,23 @@
 """Attention over a packed micro-batch whose responses share their prompts, as Megatron-core's core attention.
 
-The layout (workers/trainer/layout.py) has trunks, which attend to themselves causally, and branches, which attend to
-the tokens before them in their response and, causally, to themselves. Segments of similar size are padded to one shape
-and attended to in one call:
+    query, key, value of this rank's tokens --rotary embedding--> keys and values of all ranks of the context-parallel group
+        --> segment by segment, as attention_plan.py has worked out --> outputs of this rank's tokens
 
-    trunks     queries [B, S]       keys [B, S]          causal, so padding at the end is never seen
-    branches   queries [B, L]       keys [B, C + L]      mask: the context's real tokens, then causal
-
-Padding exists inside this module only. Indices, masks and rotary angles depend on the layout alone: they are made once
-per micro-batch (`plan_attention`) and travel to all layers in Megatron's `packed_seq_params`.
+Heads are those of this tensor-parallel rank. Keys and values are exchanged in one all-gather a layer; its gradient is the
+sum over the ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as functional
-from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core import parallel_state
 from torch import Tensor
 
-from workers.trainer.layout import Branch, PackedBatch
-
-
-@dataclass(frozen=True)
-class SegmentBucket:
-    """Segments of similar length: `query_index` int64 [B, Q] and `key_index` int64 [B, K] into the packed tokens.
-
-    `mask` is additive float32 [B, 1, Q, K], or None for plain causal attention (then Q = K). `real` int64 lists the
-    flat positions in [B, Q] that are no padding.
-    """
-
-    query_index: Tensor
-    key_index: Tensor
-    mask: Tensor | None
-    real: Tensor
-
-
-@dataclass
-class PackedLayoutParams(PackedSeqParams):
-    """What the attention and the output need to know about one micro-batch; passes through Megatron unread.
-
-    `cos`, `sin` float32 [T, 1, head_dim]; `order` int64 [T] takes the buckets' real outputs, one after the other, back
-    to the packed order.
-    """
-
-    batch: PackedBatch | None = None
-    buckets: list[SegmentBucket] = field(default_factory=list)
-    order: Tensor | None = None
-    cos: Tensor | None = None
-    sin: Tensor | None = None
-
-
-def plan_attention(batch: PackedBatch, inverse_frequencies: Tensor, device: torch.device) -> PackedLayoutParams:
-    """Indices, masks and rotary angles of one micro-batch, on `device`."""
-    nothing = np.empty(0, np.int64)
-    buckets = [_trunk_bucket(part) for part in _similar([Branch(start, length, nothing) for start, length in batch.trunks])]
-    buckets += [_branch_bucket(part) for part in _similar(batch.branches)]
-    produced = torch.cat([bucket.query_index.reshape(-1)[bucket.real] for bucket in buckets])
-    angles = batch.position_ids.float()[:, None] * inverse_frequencies
-    angles = torch.cat((angles, angles), dim=-1)[:, None]
-    total = torch.tensor([0, len(batch.tokens)], dtype=torch.int32)
-    return PackedLayoutParams(
-        qkv_format="thd",
-        cu_seqlens_q=total,
-        cu_seqlens_kv=total,
-        batch=batch,
-        buckets=[_to(bucket, device) for bucket in buckets],
-        order=torch.argsort(produced).to(device),
-        cos=angles.cos().to(device),
-        sin=angles.sin().to(device),
-    )
-
-
-def _similar(segments: list[Branch]) -> list[list[Branch]]:
-    """Lists within which padding to the longest at most doubles a segment's length and context (or adds 16 tokens)."""
-    lists: dict[tuple[int, int], list[Branch]] = {}
-    for segment in segments:
-        size = ((segment.length + 15).bit_length(), (len(segment.context) + 15).bit_length())
-        lists.setdefault(size, []).append(segment)
-    return list(lists.values())
-
-
-def _padded(rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """Rows as int64 [B, longest], filled up with 0; and bool [B, longest], True where there is no padding."""
-    lengths = np.array([len(row) for row in rows])
-    inside = np.arange(lengths.max()) < lengths[:, None]
-    padded = np.zeros(inside.shape, np.int64)
-    padded[inside] = np.concatenate(rows)
-    return torch.from_numpy(padded), torch.from_numpy(inside)
-
-
-def _own_tokens(segments: list[Branch]) -> tuple[Tensor, Tensor]:
-    return _padded([np.arange(segment.start, segment.start + segment.length) for segment in segments])
-
-
-def _trunk_bucket(segments: list[Branch]) -> SegmentBucket:
-    index, inside = _own_tokens(segments)
-    return SegmentBucket(index, index, None, inside.reshape(-1).nonzero()[:, 0])
-
-
-def _branch_bucket(segments: list[Branch]) -> SegmentBucket:
-    query_index, inside = _own_tokens(segments)
-    context_index, in_context = _padded([segment.context for segment in segments])
-    width = query_index.shape[1]
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
-    visible = torch.cat([in_context[:, None].expand(-1, width, -1), causal.expand(len(segments), -1, -1)], dim=-1)
-    mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))[:, None]
-    return SegmentBucket(query_index, torch.cat([context_index, query_index], dim=1), mask, inside.reshape(-1).nonzero()[:, 0])
-
-
-def _to(bucket: SegmentBucket, device: torch.device) -> SegmentBucket:
-    mask = None if bucket.mask is None else bucket.mask.to(device)
-    return SegmentBucket(bucket.query_index.to(device), bucket.key_index.to(device), mask, bucket.real.to(device))
+from workers.trainer.megatron.attention_plan import PackedLayoutParams, SegmentBucket, SegmentLengths
 
 
 def _rotate(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -136,12 +39,16 @@ class PackedAttention(torch.nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, *,
                 packed_seq_params: PackedLayoutParams, **kwargs: Any) -> Tensor:
-        """`query` [T, heads, d], `key` and `value` [T, kv_heads, d]; returns [T, heads * d] in the dtype of `query`."""
+        """`query` [t, heads, d], `key` and `value` [t, kv_heads, d]; returns [t, heads * d] in the dtype of `query`."""
         plan = packed_seq_params
         assert plan.cos is not None and plan.sin is not None and plan.order is not None
         dtype = query.dtype
         cos, sin = plan.cos.to(dtype), plan.sin.to(dtype)
         query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+        if plan.key_order is not None:
+            key, value = _GatherKeys.apply(torch.cat([key, value], dim=1), plan.key_order).chunk(2, dim=1)
+        if plan.lengths is not None:
+            return attend_by_lengths(plan.lengths, query, key, value, self.scale).index_select(0, plan.order)
         if dtype is torch.bfloat16 and query.device.type == "cpu":
             # The CPU kernel is several times slower in bfloat16 than in float32 at the lengths met here.
             query, key, value = query.float(), key.float(), value.float()
@@ -159,6 +66,44 @@ class PackedAttention(torch.nn.Module):
         return output if len(bucket.real) == len(output) else output.index_select(0, bucket.real)
 
 
+def attend_by_lengths(lengths: SegmentLengths, query: Tensor, key: Tensor, value: Tensor, scale: float, kernel: Any = None) -> Tensor:
+    """All segments in one call of torch's variable-length flash attention (torch.nn.attention.varlen), [q, heads * d].
+
+    Its causal mask (window (-1, 0)) is aligned at the end of the keys. `kernel` has the interface of `varlen_attn`.
+    """
+    if kernel is None:
+        from torch.nn.attention.varlen import varlen_attn as kernel
+    output = kernel(
+        query.index_select(0, lengths.query_index), key.index_select(0, lengths.key_index), value.index_select(0, lengths.key_index),
+        lengths.query_ends, lengths.key_ends, lengths.longest_query, lengths.longest_key, scale=scale, window_size=(-1, 0), enable_gqa=True)
+    return output.reshape(len(output), -1)
+
+
 def _take(values: Tensor, index: Tensor) -> Tensor:
     """Rows [B, S] of [T, heads, d], as [B, heads, S, d]."""
     return values.index_select(0, index.reshape(-1)).view(*index.shape, *values.shape[1:]).transpose(1, 2)
+
+
+class _GatherKeys(torch.autograd.Function):
+    """Keys and values [t, ...] of all ranks of the context-parallel group, [T, ...] in packed order."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, order: Tensor) -> Tensor:
+        group = parallel_state.get_context_parallel_group()
+        parts = [torch.empty_like(own) for _ in range(group.size())]
+        dist.all_gather(parts, own.contiguous(), group=group)
+        ctx.save_for_backward(order)
+        return torch.cat(parts).index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (order,) = ctx.saved_tensors
+        group = parallel_state.get_context_parallel_group()
+        by_rank = torch.empty_like(grad)
+        by_rank[order] = grad
+        if grad.is_cuda:
+            own = torch.empty_like(by_rank[:len(by_rank) // group.size()])
+            dist.reduce_scatter_tensor(own, by_rank, group=group)
+            return own, None
+        dist.all_reduce(by_rank, group=group)  # gloo has no reduce-scatter
+        return by_rank.chunk(group.size())[group.rank()], None

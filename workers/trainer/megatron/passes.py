@@ -1,14 +1,15 @@
-"""Passing groups through the model: this rank's share of them, packed into micro-batches, on Megatron's schedule.
+"""Passing groups through the model: a copy's groups, packed into micro-batches, on Megatron's schedule.
 
-    groups at indices --layout.py, packing.py--> chunks --divided by tokens--> this rank's --> micro-batches
+    groups at indices --layout.py, packing.py--> micro-batches, as many as every other copy of the model has
         |
-        v  plan_attention: indices, masks, rotary angles            once per micro-batch, shared by all layers
-    Megatron forward_backward_func
-        |   PackedGPTModel -> log-probs, entropies [2, N]           logits only where a response token is predicted
+        v  context.py, plan_attention: this rank's tokens, indices, masks, rotary angles     once per micro-batch, for all layers
+    Megatron forward_backward_func (pipeline stages: 1F1B)
+        |   PackedGPTModel -> log-probs, entropies [2, n]           logits only where a response token is predicted
+        |   ValueModel     -> values [1, n]
         v
-    loss(batch, output) -> loss, statistics                         of this rank's share; gradients add up in its buffer
+    loss(batch, part, output) -> loss, statistics                   of this rank's share; gradients add up in its buffer
 
-Every rank is given the same groups, so all know the whole division without a word. Gradients are not reduced here.
+All ranks of a copy are given the same groups. Gradients are not reduced here.
 """
 
 from __future__ import annotations
@@ -19,42 +20,47 @@ from typing import Any
 
 import numpy as np
 import torch
+from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from workers.algorithms.losses import Stats
 from workers.config.training import TrainerConfig
 from workers.trainer.batch import TrainGroup
-from workers.trainer.layout import PackedBatch, pack_groups
+from workers.trainer.context import RankPart, part_of
+from workers.trainer.layout import PackedBatch, pack_chunks, split_groups
 from workers.trainer.megatron import cpu_backend, process_group
+from workers.trainer.megatron.attention_plan import PackedLayoutParams, plan_attention
 from workers.trainer.megatron.objective import TokenValues
-from workers.trainer.megatron.packed_attention import PackedLayoutParams, plan_attention
 from workers.trainer.megatron.stop import StopGate, StopNoticed
+from workers.trainer.packing import pack
 
-LossFunction = Callable[[PackedBatch, Tensor], tuple[Tensor, Stats]]
+LossFunction = Callable[[PackedBatch, RankPart, Tensor], tuple[Tensor, Stats]]
 
 
 class PackedPasses:
-    """Forward and backward passes through `model` (Megatron's data-parallel wrapper)."""
+    """Passes through `model`, in the dtype `dtype`; backward where it is in Megatron's data-parallel wrapper."""
 
-    def __init__(self, model: Any, trainer: TrainerConfig, inverse_frequencies: Tensor) -> None:
+    def __init__(self, model: Any, trainer: TrainerConfig, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
         self._model, self._trainer, self._inverse_frequencies = model, trainer, inverse_frequencies
         self._device = cpu_backend.device()
+        # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
+        self._in_lockstep = trainer.parallel.pp > 1 or trainer.parallel.ep > 1
+        # The flash kernel takes half precision only.
+        self._by_lengths = self._device.type == "cuda" and dtype is torch.bfloat16
 
     def run(self, groups: list[TrainGroup], indices: list[int], loss: LossFunction, forward_only: bool, gate: StopGate) -> list[Stats]:
-        """Pass this rank's share of the groups at `indices`; returns what `loss` gave besides the loss, by micro-batch.
+        """Pass the groups at `indices`, all ranks together; returns what `loss` gave besides the loss, by micro-batch (on the last stage).
 
-        Gradients come out multiplied by the number of ranks, by which Megatron divides when it adds them up. Where the
+        Gradients come out multiplied by the number of copies, by which Megatron divides when it adds them up. Where the
         gate lets no more micro-batches through, the rest is left out: ask it afterwards.
         """
-        trainer = self._trainer
-        batches = pack_groups(groups, indices, trainer.microbatch_tokens, trainer.share_prompts,
-                              process_group.rank(), process_group.world_size())
+        batches = self._packed(groups, indices)
         if not batches:
             return []
-        plans = [plan_attention(batch, self._inverse_frequencies, self._device) for batch in batches]
+        plans = [self._plan(batch) for batch in batches]
         # Megatron divides the loss by the number of micro-batches; ours is normalised already.
-        scale = 1 if forward_only else len(plans) * process_group.world_size()
+        scale = 1 if forward_only else len(plans) * process_group.num_copies()
         try:
             with cpu_backend.redirected(), torch.set_grad_enabled(not forward_only):
                 return get_forward_backward_func()(
@@ -69,44 +75,66 @@ class PackedPasses:
         except StopNoticed:
             return []
 
-    def evaluate(self, groups: list[TrainGroup], indices: list[int], gate: StopGate) -> tuple[TokenValues, TokenValues]:
-        """Log-probs and entropies of the groups at `indices`, on all ranks; the other groups' arrays stay empty.
+    def _packed(self, groups: list[TrainGroup], indices: list[int]) -> list[PackedBatch]:
+        """Micro-batches, the same number on all copies, of as many tokens as can be divided among the ranks of a copy."""
+        trainer, parallel = self._trainer, self._trainer.parallel
+        chunks = split_groups(groups, indices, trainer.microbatch_tokens, trainer.share_prompts)
+        own = len(pack([chunk.cost for chunk in chunks], trainer.microbatch_tokens))
+        number = int(process_group.max_over_ranks(np.array([own]))[0])
+        multiple = (parallel.tp if parallel.sequence else 1) * (2 * parallel.cp if parallel.cp > 1 else 1)
+        return pack_chunks(groups, chunks, trainer.microbatch_tokens, number, multiple)
+
+    def _plan(self, batch: PackedBatch) -> PackedLayoutParams:
+        size = self._trainer.parallel.cp
+        parts = [part_of(batch, rank, size) for rank in range(size)]
+        own = parts[parallel_state.get_context_parallel_rank()]
+        return plan_attention(batch, own, self._inverse_frequencies, self._device, parts if size > 1 else None, self._by_lengths)
+
+    def evaluate(self, groups: list[TrainGroup], indices: list[int], gate: StopGate, num_values: int = 2) -> list[TokenValues]:
+        """The `num_values` rows of the model's output for the groups at `indices`, on all ranks of the copy; the other groups' arrays stay empty.
 
         Raises StepAbandoned, on all ranks, where one was asked to stop.
         """
         wanted = set(indices)
-        logprobs: TokenValues = [[np.zeros(len(response) if index in wanted else 0, np.float32) for response in group.responses]
-                                 for index, group in enumerate(groups)]
-        entropies: TokenValues = [list(rows) for rows in logprobs]
+        values: list[TokenValues] = [
+            [[np.zeros(len(response) if index in wanted else 0, np.float32) for response in group.responses] for index, group in enumerate(groups)]
+            for _ in range(num_values)]
+        outputs: list[tuple[PackedBatch, RankPart, Tensor]] = []
 
-        def collect(batch: PackedBatch, output: Tensor) -> tuple[Tensor, Stats]:
-            batch.scatter(output[0], logprobs)
-            batch.scatter(output[1], entropies)
-            return output[0, 0], {}
+        def collect(batch: PackedBatch, part: RankPart, output: Tensor) -> tuple[Tensor, Stats]:
+            outputs.append((batch, part, output))
+            return output.sum(), {}
 
         self.run(groups, indices, collect, forward_only=True, gate=gate)
         gate.agree()
-        return _gathered(logprobs), _gathered(entropies)
+        for batch, part, output in outputs if process_group.values_count() else []:
+            full = torch.zeros(num_values, len(batch.targets))
+            full[:, part.selected] = output.cpu()
+            for row, into in zip(full, values, strict=True):
+                batch.scatter(row, into)
+        return [_gathered(rows) for rows in values]
 
     def _forward_step(self, plans: Iterator[PackedLayoutParams], model: Any, loss: LossFunction, scale: int,
                       gate: StopGate) -> tuple[Tensor, Any]:
-        gate.before_microbatch()
+        if not self._in_lockstep:
+            gate.before_microbatch()
         plan = next(plans)
-        batch = plan.batch
-        assert batch is not None
-        output = model(batch.tokens[None].to(self._device), batch.position_ids[None].to(self._device), None, packed_seq_params=plan)
+        batch, part = plan.batch, plan.part
+        assert batch is not None and part is not None
+        tokens, positions = (ids[None].to(self._device, non_blocking=True) for ids in (part.tokens, part.position_ids))
+        output = model(tokens, positions, None, packed_seq_params=plan)
 
         def scaled_loss(result: Tensor) -> tuple[Tensor, Stats]:
-            value, stats = loss(batch, result)
+            value, stats = loss(batch, part, result)
             return value * scale, stats
 
         return output, scaled_loss
 
 
 def _gathered(values: TokenValues) -> TokenValues:
-    """The ranks' shares in one: what another rank has computed is zero here, so adding is exact."""
-    if process_group.world_size() == 1:
-        return values
+    """What the ranks of a copy have computed in one: what another rank has computed is zero here, so adding is exact."""
     flat = [row for rows in values for row in rows]
-    pieces = iter(np.split(process_group.sum_over_ranks(np.concatenate(flat)), np.cumsum([len(row) for row in flat])[:-1]))
+    if not flat:
+        return values
+    pieces = iter(np.split(process_group.sum_in_copy(np.concatenate(flat)), np.cumsum([len(row) for row in flat])[:-1]))
     return [[next(pieces) for _ in rows] for rows in values]

@@ -3,7 +3,8 @@
 A rank asks before every micro-batch whether it is to stop; one that is leaves out the rest of its work up to the next
 boundary. There the ranks agree (one all-reduce): if any noticed, all raise StepAbandoned. The boundaries lie where the
 ranks are in step and before anything of theirs has changed: at the beginning, before the first minibatch, and between
-its gradients and their reduction. From then on the step is finished and nobody is asked.
+its gradients and their reduction. From then on the step is finished and nobody is asked. The ranks of a copy of the model need
+each other for every micro-batch, so they agree before each; where stages or experts are spread out, nobody is asked before the next boundary.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ class StopGate:
         self._noticed = self._closed = False
 
     def before_microbatch(self) -> None:
-        """Raise StopNoticed where this rank is to stop, unless it is too late for that."""
-        if self._notices():
+        """Raise StopNoticed where this rank, or another one of its copy, is to stop, unless it is too late for that."""
+        if self._closed:
+            return
+        self._noticed = process_group.any_in_copy(self._notices())
+        if self._noticed:
             raise StopNoticed
 
     def agree(self, last: bool = False) -> None:

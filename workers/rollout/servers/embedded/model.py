@@ -1,4 +1,4 @@
-"""A decoder (Llama, Qwen2, Qwen3) on CPU, written for decode speed: packed weights, fused projections, a row KV cache.
+"""A decoder (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE) on CPU, written for decode speed: packed weights, fused projections, a row KV cache.
 
 Against the usual modelling code:
 - query, key and value are one matrix, gate and up are one matrix, packed once into oneDNN's blocked layout
@@ -9,6 +9,7 @@ Against the usual modelling code:
   so that the decoded rows' keys are one contiguous block for a batched matrix product;
 - with bfloat16 weights the residual stream, the norms and the rotations stay float32, which is faster (bfloat16
   reductions are slow on CPU) and nearer to the exact result;
+- the experts of a mixture are gone through one by one, each with the tokens that were routed to it;
 - prefill writes KV only; logits are computed by decode steps only (see scheduler.py).
 """
 
@@ -21,7 +22,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from workers.rollout.servers.embedded.packed import Layer, Weights, linear, load_weights
+from workers.rollout.servers.embedded.packed import MLP, Experts, Layer, Weights, linear, load_weights
 from workers.rollout.servers.embedded.requests import Copy, Segment
 from workers.weights.architecture import Architecture
 from workers.weights.rope import inverse_frequencies
@@ -165,8 +166,27 @@ class Model:
     def _finish_layer(self, layer: Layer, x: torch.Tensor, attended: torch.Tensor) -> None:
         """Add the attention's and the MLP's outputs to `x`, in place."""
         x.add_(linear(attended, layer.output))
-        gate, up = linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-        x.add_(linear(F.silu(gate).mul_(up), layer.down))
+        normed = self._norm(x, layer.mlp_norm)
+        if isinstance(layer.mlp, MLP):
+            x.add_(_gated(normed, layer.mlp))
+        else:
+            self._add_experts(x, normed, layer.mlp)
+
+    def _add_experts(self, x: torch.Tensor, normed: torch.Tensor, experts: Experts) -> None:
+        """Add to each token of `x` the outputs of its most probable experts, weighted by their probabilities."""
+        mixture = self.architecture.mixture
+        assert mixture is not None
+        weights, chosen = linear(normed, experts.router).float().softmax(-1).topk(mixture.experts_per_token, -1)
+        if mixture.normalized:
+            weights /= weights.sum(-1, keepdim=True)
+        for index in chosen.unique().tolist():
+            tokens, place = torch.where(chosen == index)
+            x.index_add_(0, tokens, _gated(normed[tokens], experts.mlps[index]) * weights[tokens, place, None])
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.architecture.rms_norm_eps).to(self.dtype)
+
+
+def _gated(x: torch.Tensor, mlp: MLP) -> torch.Tensor:
+    gate, up = linear(x, mlp.gate_up).chunk(2, -1)
+    return linear(F.silu(gate).mul_(up), mlp.down)

@@ -43,6 +43,22 @@ def linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class MLP:
+    """A gated MLP, gate above up in one matrix."""
+
+    gate_up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The MLPs that stand in one layer of a mixture, and the router that chooses among them."""
+
+    router: Matrix
+    mlps: list[MLP]
+
+
+@dataclass(frozen=True)
 class Layer:
     """One decoder layer. Norm weights are float32; `qk_norm` [heads + kv_heads, head_dim] holds those of every query and key head."""
 
@@ -51,8 +67,7 @@ class Layer:
     qk_norm: torch.Tensor | None
     output: Matrix
     mlp_norm: torch.Tensor
-    gate_up: Matrix
-    down: Matrix
+    mlp: MLP | Experts
 
 
 @dataclass(frozen=True)
@@ -108,6 +123,14 @@ def _layer(architecture: Architecture, prefix: str, get: Callable[[str], torch.T
         qk_norm=qk_norm,
         output=Matrix.of(get(attention + "o_proj.weight").contiguous()),
         mlp_norm=get(prefix + "post_attention_layernorm.weight").float().clone(),
-        gate_up=Matrix.of(torch.cat([get(prefix + "mlp.gate_proj.weight"), get(prefix + "mlp.up_proj.weight")])),
-        down=Matrix.of(get(prefix + "mlp.down_proj.weight").contiguous()),
+        mlp=_mlp(prefix + "mlp.", get) if architecture.mixture is None else _experts(prefix + "mlp.", architecture.mixture.num_experts, get),
     )
+
+
+def _mlp(prefix: str, get: Callable[[str], torch.Tensor]) -> MLP:
+    gate_up = torch.cat([get(prefix + "gate_proj.weight"), get(prefix + "up_proj.weight")])
+    return MLP(Matrix.of(gate_up), Matrix.of(get(prefix + "down_proj.weight").contiguous()))
+
+
+def _experts(prefix: str, number: int, get: Callable[[str], torch.Tensor]) -> Experts:
+    return Experts(Matrix.of(get(prefix + "gate.weight").contiguous()), [_mlp(f"{prefix}experts.{index}.", get) for index in range(number)])

@@ -1,0 +1,132 @@
+"""How much of a GPU's arithmetic the training step uses (model FLOPs utilisation), and what it spends its time on.
+
+    python -m benchmarks.mfu [--tokens 8192 32768] [--length 4096] [--steps 5]
+
+A Llama of 1.24 billion parameters with random weights, bfloat16, `MegatronEngine.train_step` as it is in a run: packed samples that
+share nothing, one minibatch of four micro-batches of `tokens` each. Model FLOPs count 6 per parameter and token (without the
+embedding), and for causal attention 6 * layers * hidden * length per token (forward and backward, half of the square); nothing that
+is computed again counts. Prints one JSON object on its last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Dense bfloat16, by the makers' data sheets.
+PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "H800": 989.0, "A100": 312.0, "A800": 312.0, "B200": 2250.0}
+NUM_MICROBATCHES = 4
+KINDS = {"matrices": ("gemm", "cutlass", "nvjet", "xmma"), "attention": ("flash", "fmha"), "optimizer": ("adam", "multi_tensor", "l2norm")}
+
+
+def main() -> None:
+    """Measure, and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768])
+    parser.add_argument("--length", type=int, default=4096, help="tokens of a sample")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--recompute", choices=["none", "selective", "full"], default="none")
+    arguments = parser.parse_args()
+    import torch
+
+    if not torch.cuda.is_available():
+        print("no CUDA device here: nothing to measure", file=sys.stderr)
+        print(json.dumps({"benchmark": "mfu", "skipped": "no CUDA device"}))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder))
+        runs = [measure(Path(folder), tokens, arguments) for tokens in arguments.tokens]
+    print(json.dumps({"benchmark": "mfu", "device": torch.cuda.get_device_name(0), "runs": runs}))
+
+
+def write_model(folder: Path) -> None:
+    """Llama 3.2 1B's shape, untied."""
+    import torch
+    import transformers
+
+    shape = transformers.LlamaConfig(
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64,
+        max_position_embeddings=131072, tie_word_embeddings=True)
+    with torch.device("cuda"):
+        transformers.AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).cpu().save_pretrained(folder)
+
+
+def measure(folder: Path, tokens: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds and utilisation of a training step with micro-batches of `tokens`."""
+    import torch
+
+    from workers.config import Config, Dtype, Recompute, TrainerConfig
+    from workers.trainer.megatron import process_group
+    from workers.trainer.megatron.engine import MegatronEngine
+
+    config = Config()
+    config.trainer = TrainerConfig(microbatch_tokens=tokens, num_minibatches=1, dtype=Dtype.bfloat16, recompute=Recompute(arguments.recompute))
+    engine = MegatronEngine(config, folder)
+    length = min(arguments.length, tokens)
+    groups, advantages = samples(NUM_MICROBATCHES * (tokens // length), length, engine.architecture.vocab_size)
+    seconds = []
+    for _ in range(arguments.steps + 1):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        engine.train_step(groups, [list(range(len(groups)))], None, advantages)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        engine.train_step(groups, [list(range(len(groups)))], None, advantages)
+        torch.cuda.synchronize()
+    process_group.close()
+    step = float(np.median(seconds[1:]))
+    processed = sum(len(group.prompt) + len(group.responses[0]) - 1 for group in groups)
+    done = model_flops(engine.architecture, processed, length)
+    peak = next((peak for name, peak in PEAK_TFLOPS.items() if name in torch.cuda.get_device_name(0)), None)
+    return {"tokens": tokens, "length": length, "step_s": step, "tokens_per_s": processed / step, "tflops": done / step / 1e12,
+            "mfu": done / step / 1e12 / peak if peak else None, "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+            "shares": shares(profile, step)}
+
+
+def samples(number: int, length: int, vocab_size: int) -> tuple[list[Any], list[np.ndarray]]:
+    """Groups of one sample each, with `length` input tokens."""
+    from workers.trainer.batch import TrainGroup
+
+    rng = np.random.default_rng(0)
+    prompt = 64
+    answer = length - prompt + 1
+
+    def tokens(count: int) -> np.ndarray:
+        return rng.integers(0, vocab_size, count).astype(np.int32)
+
+    groups = [TrainGroup(
+        group_id=str(index), prompt=tokens(prompt), responses=[tokens(answer)], behavior_logprobs=[np.full(answer, -11.0, np.float32)],
+        loss_mask=[np.ones(answer, bool)], rewards=np.ones(1, np.float32), versions=[np.zeros(answer, np.int32)], head_version=0)
+        for index in range(number)]
+    return groups, [np.array([1.0 if index % 2 else -1.0], np.float32) for index in range(number)]
+
+
+def model_flops(architecture: Any, tokens: int, length: int) -> float:
+    """FLOPs that the model needs for a forward and a backward pass over `tokens` tokens in samples of `length` (arXiv 2204.02311, appendix B)."""
+    a = architecture
+    layer = a.hidden_size * a.head_dim * (2 * a.num_heads + 2 * a.num_kv_heads) + 3 * a.hidden_size * a.intermediate_size
+    parameters = a.num_layers * layer + a.vocab_size * a.hidden_size
+    attention = 6 * a.num_layers * a.num_heads * a.head_dim * length
+    return float(tokens) * (6 * parameters + attention)
+
+
+def shares(profile: Any, step_s: float) -> dict[str, float]:
+    """Shares of a step by kind of kernel, and the share in which the GPU did nothing."""
+    spent = dict.fromkeys([*KINDS, "other"], 0.0)
+    for event in profile.key_averages():
+        kind = next((kind for kind, words in KINDS.items() if any(word in event.key.lower() for word in words)), "other")
+        spent[kind] += event.self_device_time_total / 1e6
+    found = {kind: seconds / step_s for kind, seconds in spent.items()}
+    return found | {"idle": max(0.0, 1.0 - sum(found.values()))}
+
+
+if __name__ == "__main__":
+    main()

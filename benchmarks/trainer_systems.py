@@ -1,0 +1,170 @@
+"""One system that makes training steps, in a process of its own: python -m benchmarks.trainer_systems FOLDER SYSTEM.
+
+FOLDER is what trainer_samples.py wrote. For every line on standard input the system makes one step, the same samples again,
+and answers with a line of JSON: seconds, cpu_seconds (of all its threads), grad_norm, peak_mib (highest resident memory of
+the process so far, or what was allocated on its GPU). Systems:
+- headway: `MegatronEngine.train_step`; `unshared`: with a copy of the prompt for every sample; `whole`: with log-probs
+  from whole logits, by log_softmax under autograd, instead of lm_head.py
+- padded: a transformers model with sdpa, micro-batches of equal numbers of sequences padded to their longest, torch's AdamW,
+  and the same loss
+- trl: TRL's GRPOTrainer, see trainer_trl.py
+All have one optimizer step, the same hyper-parameters, and the same number of threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from benchmarks.trainer_samples import MODEL, Task, read
+from workers.algorithms.losses import decoupled_ppo_loss
+from workers.config import Config, Dtype, TrainerConfig
+from workers.trainer.batch import TrainGroup
+
+LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 1e-6, (0.9, 0.95), 1e-5, 0.05, 1.0
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Turns:
+    """Steps when told to, and their time; what libraries print goes to standard error."""
+
+    def __init__(self) -> None:
+        self._answers: TextIO = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+        self._started = self._ended = (0.0, 0.0)
+
+    def wait(self) -> None:
+        """Until the next line; ends the process where no more come. A step begins."""
+        if not sys.stdin.readline():
+            os._exit(0)
+        self.begin()
+
+    def begin(self) -> None:
+        """The step begins only here."""
+        self._started = _now()
+
+    def end(self) -> None:
+        """The step is done."""
+        self._ended = _now()
+
+    def answer(self, grad_norm: float) -> None:
+        """Give the figures of the step that was just made."""
+        seconds, cpu_seconds = (end - start for start, end in zip(self._started, self._ended, strict=True))
+        resident = int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
+        peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else resident
+        self._answers.write(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "grad_norm": grad_norm, "peak_mib": peak / 2**20}) + "\n")
+
+
+def _now() -> tuple[float, float]:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter(), time.process_time()
+
+
+def headway(folder: Path, task: Task, groups: list[TrainGroup], turns: Turns, share_prompts: bool = True) -> None:
+    """Steps of this project's engine."""
+    from workers.trainer.megatron.engine import MegatronEngine
+
+    config = Config()
+    config.trainer = TrainerConfig(
+        batch_groups=len(groups), num_minibatches=1, microbatch_tokens=task.microbatch_tokens, share_prompts=share_prompts,
+        dtype=Dtype(task.dtype), num_threads=task.num_threads, lr=LR, adam_beta1=BETAS[0], adam_beta2=BETAS[1], adam_eps=EPS,
+        weight_decay=WEIGHT_DECAY, clip_grad=CLIP)
+    config.workflow.temperature = 1.0
+    engine = MegatronEngine(config, folder / MODEL)
+    advantages = [group.rewards for group in groups]
+    while True:
+        turns.wait()
+        metrics = engine.train_step(groups, [list(range(len(groups)))], None, advantages)
+        turns.end()
+        turns.answer(metrics["grad_norm"])
+
+
+def whole(folder: Path, task: Task, groups: list[TrainGroup], turns: Turns) -> None:
+    """The engine with whole logits."""
+    from workers.trainer.megatron import model
+
+    def whole_logprobs(hidden: Tensor, weight: Tensor, index: Tensor, targets: Tensor, temperature: float, *_: object) -> tuple[Tensor, Tensor]:
+        table = torch.log_softmax((hidden @ weight.t()).float() / temperature, dim=-1)
+        entropy = -(table.detach().exp() * table.detach()).sum(dim=-1)
+        index, targets = index.to(hidden.device), targets.to(hidden.device)
+        return table[index, targets], entropy[index]
+
+    model.token_logprobs = whole_logprobs  # type: ignore[assignment]
+    headway(folder, task, groups, turns)
+
+
+def _microbatches(groups: list[TrainGroup], sequences: int) -> Iterator[dict[str, Tensor]]:
+    """Padded micro-batches in the order of the samples: ids, attention [B, T]; at [B, T - 1]: behavior, advantage, mask."""
+    rows = [(group, sample) for group in groups for sample in range(group.num_samples)]
+    for start in range(0, len(rows), sequences):
+        part = rows[start:start + sequences]
+        longest = max(len(group.prompt) + len(group.responses[sample]) for group, sample in part)
+        batch = {"ids": torch.zeros(len(part), longest, dtype=torch.int64), "attention": torch.zeros(len(part), longest, dtype=torch.int64),
+                 "behavior": torch.zeros(len(part), longest - 1), "advantage": torch.zeros(len(part), longest - 1),
+                 "mask": torch.zeros(len(part), longest - 1, dtype=torch.bool)}
+        for row, (group, sample) in enumerate(part):
+            tokens = np.concatenate([group.prompt, group.responses[sample]])
+            answer = slice(len(group.prompt) - 1, len(tokens) - 1)
+            batch["ids"][row, :len(tokens)] = torch.from_numpy(tokens)
+            batch["attention"][row, :len(tokens)] = 1
+            batch["behavior"][row, answer] = torch.from_numpy(group.behavior_logprobs[sample])
+            batch["advantage"][row, answer] = float(group.rewards[sample])
+            batch["mask"][row, answer] = True
+        yield {name: tensor.to(DEVICE) for name, tensor in batch.items()}
+
+
+def padded(folder: Path, task: Task, groups: list[TrainGroup], turns: Turns) -> None:
+    """The usual loop around a transformers model."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder / MODEL, dtype=getattr(torch, task.dtype), attn_implementation="sdpa")
+    model.to(DEVICE).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY)
+    normalizer = float(sum(group.num_valid_tokens for group in groups))
+    while True:
+        turns.wait()
+        for batch in _microbatches(groups, task.sequences):
+            first = int(batch["mask"].any(dim=0).int().argmax())  # no logits where all rows are still prompts
+            logits = model(input_ids=batch["ids"], attention_mask=batch["attention"], use_cache=False,
+                           logits_to_keep=batch["ids"].shape[1] - first).logits[:, :-1].float()
+            logprobs = logits.log_softmax(dim=-1).gather(-1, batch["ids"][:, first + 1:, None])[..., 0]
+            behavior, advantage, mask = (batch[name][:, first:].reshape(-1) for name in ("behavior", "advantage", "mask"))
+            flat = logprobs.reshape(-1)
+            decoupled_ppo_loss(flat, flat.detach(), behavior, advantage, mask, normalizer=normalizer)[0].backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        turns.end()
+        turns.answer(float(norm))
+
+
+def main() -> None:
+    """Run until standard input ends."""
+    folder, system = Path(sys.argv[1]), sys.argv[2]
+    turns = Turns()
+    task, groups = read(folder)
+    torch.set_num_threads(task.num_threads)
+    if system == "trl":
+        from benchmarks.trainer_trl import trl
+
+        trl(folder, task, groups, turns)
+    elif system == "unshared":
+        headway(folder, task, groups, turns, share_prompts=False)
+    else:
+        {"headway": headway, "whole": whole, "padded": padded}[system](folder, task, groups, turns)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""One rank of a gang that converts models: python -m tests.wire.conversion_rank FOLDER RANK WORLD PORT.
+
+In every layout of `LAYOUTS` for this number of ranks, each model in FOLDER that can be split so is loaded and exported again, those with
+tied embeddings in bfloat16.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from safetensors.torch import load_file
+
+from workers.config import ConfigError, ParallelConfig, TrainerConfig
+from workers.trainer.megatron import cpu_backend, process_group
+from workers.trainer.megatron.gang import Gang
+from workers.trainer.megatron.hf_conversion import export, iter_hf_tensors
+from workers.trainer.megatron.hf_conversion.names import all_hf_tensors
+from workers.trainer.megatron.model import build_model
+from workers.weights.architecture import Architecture, read_architecture
+from workers.weights.splitting import check_parallel
+
+LAYOUTS = {
+    2: [ParallelConfig(tp=2), ParallelConfig(pp=2), ParallelConfig(cp=2), ParallelConfig(ep=2), ParallelConfig(tp=2, ep=2)],
+    4: [ParallelConfig(tp=2, pp=2), ParallelConfig(tp=2), ParallelConfig(tp=2, ep=2), ParallelConfig(pp=2, ep=2), ParallelConfig(tp=2, ep=4),
+        ParallelConfig(tp=2, pp=2, ep=2)],
+}
+
+
+def check_own(model: Any, architecture: Architecture, stored: dict[str, torch.Tensor]) -> None:
+    """What the round trip does not show: the padding, and the second copy of a tied embedding."""
+    tp, rank = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
+    padded = architecture.padded_vocab_size(tp)
+    names = {"embedding": "model.embed_tokens.weight", "output_layer": "model.embed_tokens.weight" if architecture.tied else "lm_head.weight"}
+    for part, name in names.items():
+        weight = next((value for key, value in model.named_parameters() if key.startswith(part)), None)
+        if weight is not None:
+            whole = torch.cat([stored[name], torch.zeros(padded - architecture.vocab_size, architecture.hidden_size, dtype=weight.dtype)])
+            assert torch.equal(weight, whole.chunk(tp)[rank]), part
+
+
+def round_trip(folder: Path, parallel: ParallelConfig) -> None:
+    architecture = read_architecture(folder)
+    dtype = torch.bfloat16 if architecture.tied else torch.float32
+    with cpu_backend.redirected():
+        model = build_model(architecture, folder, dtype, 1.0, TrainerConfig(parallel=parallel))
+    stored = {name: tensor.to(dtype) for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    check_own(model, architecture, stored)
+    exported = list(iter_hf_tensors(model, architecture))
+    if process_group.rank():
+        assert exported == []
+        return
+    assert [name for name, _ in exported] == [name for tensors in all_hf_tensors(architecture) for name in tensors.names]
+    assert {name for name, _ in exported} == stored.keys()
+    assert [name for name, tensor in exported if not torch.equal(tensor, stored[name])] == []
+
+
+def main() -> None:
+    folder, rank, world, port = sys.argv[1:]
+    torch.set_num_threads(1)
+    gang = Gang(int(rank), int(world), local_rank=int(rank), master_addr="127.0.0.1", master_port=int(port), interface="lo")
+    export.PIECE_BYTES = 1000  # so that everything comes in several pieces
+    for parallel in LAYOUTS[int(world)]:
+        process_group.initialize(gang, parallel)
+        for model in sorted(Path(folder).iterdir()):
+            try:
+                check_parallel(read_architecture(model), parallel)
+            except ConfigError as error:
+                assert "has no experts" in str(error), error
+            else:
+                round_trip(model, parallel)
+                print(f"{model.name} tp={parallel.tp} pp={parallel.pp} cp={parallel.cp} ep={parallel.ep}")
+        parallel_state.destroy_model_parallel()
+    process_group.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""One rank of a training element of a whole run, as the tests start it without SLURM: python -m tests.wire.gang_rank RUN RANK WORLD"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from workers import incarnations
+from workers.config import load
+from workers.rundir import RunFolder
+from workers.signals import Signals
+from workers.slurm import SlurmElement
+from workers.trainer import ranks
+from workers.trainer.link import CoordinatorLink
+from workers.trainer.worker import TrainerWorker
+
+
+def main() -> None:
+    path, rank, world = sys.argv[1:]
+    run = RunFolder(Path(path))
+    config, signals = load(run.config), Signals()
+    element = SlurmElement("1", "1_0", "1", 0, int(rank), int(world), int(rank), float("inf"))
+    if element.rank > 0:
+        print("left:", ranks.follow(run, config, element, signals))
+        return
+    epoch = incarnations.claim(run, "", "", 0, socket.gethostname(), os.getpid(), 0)
+    link = CoordinatorLink(run, config, epoch, None, signals, print)
+    gang = ranks.gather(run, config, element, epoch, None)
+    ending = TrainerWorker(run, config, link, epoch, None, gang).train()
+    print(ending, "coordinator:", link.close())
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    main()

@@ -1,0 +1,100 @@
+"""One rank of a gang that trains in several layouts: python -m tests.wire.parallel_rank FOLDER RANK WORLD PORT LAYOUT...
+
+A layout is a name of LAYOUTS. What rank 0 has found goes to FOLDER/LAYOUT.KIND.npz.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.unit.megatron_case import config, make_groups, train
+from workers.config import Advantage, AlgorithmConfig, Config, Recompute
+from workers.trainer.batch import TrainGroup
+from workers.trainer.megatron import process_group
+from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.megatron.gang import Gang
+from workers.trainer.megatron.stop import StopGate
+
+NUM_STEPS = 3
+DENSE = ("qwen3-tied", "qwen2", "llama")
+MIXTURE = "qwen3moe"
+KINDS = (*DENSE, MIXTURE)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp2": {"tp": 2, "sequence": False},
+    "pp2": {"pp": 2},
+    "cp2": {"cp": 2},
+    "dp2": {},
+    "ep2": {"ep": 2},
+    "tp2-recompute": {"tp": 2},
+    "tp2-critic": {"tp": 2},
+    "tp2-whole-critic": {"tp": 2, "sequence": False},
+    "pp2-critic": {"pp": 2},
+    "cp2-critic": {"cp": 2},
+    "dp2-critic": {},
+    "tp2pp2": {"tp": 2, "pp": 2},
+    "tp2dp2": {"tp": 2},
+    "tp2cp2": {"tp": 2, "cp": 2},
+    "pp2cp2": {"pp": 2, "cp": 2},
+}
+
+
+def kinds(layout: str) -> tuple[str, ...]:
+    """The models that a layout trains."""
+    if layout.endswith("critic"):
+        return ("qwen3-tied",)
+    return (MIXTURE,) if layout == "ep2" else KINDS if layout in ("pp2", "tp2-recompute", "tp2dp2") else DENSE
+
+
+def setup(layout: str = "") -> Config:
+    """The config of a layout; one process has none."""
+    result = config(clip_grad=0.05, weight_decay=0.1, adam_eps=1e-5, lr=1e-3)
+    for name, value in LAYOUTS.get(layout, {}).items():
+        setattr(result.trainer.parallel, name, value)
+    if layout.endswith("recompute"):
+        result.trainer.recompute = Recompute.full
+    if layout.endswith("critic"):
+        result.trainer.num_minibatches = 2
+        result.algorithm = AlgorithmConfig(advantage=Advantage.gae, gamma=0.97, gae_lambda=0.9, critic_lr=2e-3, kl_weight=0.1)
+    return result
+
+
+def batch(step: int) -> tuple[list[TrainGroup], list[list[np.ndarray]]]:
+    """Groups and proximal log-probs of a step, which need no model; one group has no advantage."""
+    groups, rng = make_groups(5, seed=step), np.random.default_rng(step)
+    groups[1].rewards = np.zeros(5, np.float32)
+    return groups, [[rng.normal(-4, 0.3, len(response)).astype(np.float32) for response in group.responses] for group in groups]
+
+
+def found(folder: Path, gang: Gang, layout: str, kind: str) -> dict[str, Any]:
+    engine = MegatronEngine(setup(layout), folder / kind, gang)
+    result: dict[str, Any] = {}
+    groups, _ = batch(0)
+    logprobs, entropies = engine.logprobs_and_entropy(groups)
+    result["logprobs"], result["entropies"] = (np.concatenate([row for rows in values for row in rows]) for values in (logprobs, entropies))
+    for step in range(NUM_STEPS):
+        groups, proximal = batch(step)
+        metrics = train(engine, groups, proximal)
+        result |= {f"{step}:{name}": np.array(value) for name, value in metrics.items()}
+    if engine._critic is not None:
+        values = engine._critic.estimate(batch(NUM_STEPS)[0], StopGate(lambda: False)).values
+        result["values"] = np.concatenate([row for rows in values for row in rows])
+    return result | {f"weight:{name}": tensor.float().numpy().copy() for name, tensor in engine.iter_hf_tensors()}
+
+
+def main() -> None:
+    folder, rank, world, port, *layouts = sys.argv[1:]
+    for number, layout in enumerate(layouts):
+        gang = Gang(int(rank), int(world), local_rank=int(rank), master_addr="127.0.0.1", master_port=int(port) + number, interface="lo")
+        for kind in kinds(layout):
+            result = found(Path(folder), gang, layout, kind)
+            if gang.rank == 0:
+                np.savez(Path(folder) / f"{layout}.{kind}.npz", **result)
+        process_group.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Work that goes on beside training, in a thread of its own: one piece at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from workers.trainer.megatron.checkpoint import CheckpointError
+from workers.trainer.megatron.engine import MegatronEngine
+
+Files = dict[str, tuple[int, str]]
+
+
+class Background:
+    """At most one piece of work; how it ends is learnt from `end`. The thread ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._future: Future[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether work goes on."""
+        return self._future is not None and not self._future.done()
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Begin `work`; how the one before has ended must be known."""
+        assert self._future is None
+        future = self._future = Future()
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 -- raised again where the end is asked for
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        threading.Thread(target=run, name=self._name, daemon=True).start()
+
+    def end(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the work, for `timeout_s` at most; false if it still goes on. Raises, once, what the work has raised."""
+        if self._future is None:
+            return True
+        with contextlib.suppress(TimeoutError):
+            self._future.exception(timeout_s)
+        if not self._future.done():
+            return False
+        future, self._future = self._future, None
+        future.result()
+        return True
+
+
+class PartSaver:
+    """Saves this rank's part of the trainer's state: `background`: while training goes on. All ranks call `save` together."""
+
+    def __init__(self, engine: MegatronEngine, background: bool) -> None:
+        self._engine, self._in_background = engine, background
+        self.writing = Background("checkpoint")
+
+    def save(self, folder: Path, final: bool, then: Callable[[Files], None]) -> None:
+        """Save into `folder`, and call `then` with the files written (all on rank 0, else none) when they are on disk; a `final` one at once.
+
+        The part before it must have been written. Raises CheckpointError on all ranks where saving cannot begin, or fails at once.
+        """
+        if final or not self._in_background:
+            then(self._engine.save_state(folder))
+            return
+        saving = self._engine.begin_save(folder)
+        self.writing.start(lambda: then(saving.write()))
+
+    def follow(self, folder: Path, final: bool) -> None:
+        """`save` on any other rank: rank 0 learns of what fails here, and decides."""
+        with contextlib.suppress(CheckpointError):
+            self.writing.end()
+        with contextlib.suppress(CheckpointError):
+            self.save(folder, final, lambda files: None)

@@ -1,0 +1,138 @@
+"""Gathers the parameters of all ranks on rank 0, one at a time, as Hugging Face tensors.
+
+All ranks go through the parameters of the whole model in one order that follows from the architecture alone, so nothing has to be
+agreed. For each of them:
+
+    shares of one pipeline stage --gather over tensor parallelism--> its first rank
+    an expert of another rank    --broadcast over expert parallelism--> rank of the stage's first experts
+    another stage                --broadcast over pipeline parallelism--> rank 0 --separate--> Hugging Face tensors
+
+Ranks that hold nothing but what others hold too (data and context parallelism) do nothing. Broadcasts use connections that the groups
+have anyway, while sending between two ranks would open further ones in NCCL; ranks that a broadcast only passes through keep no more of
+it than a piece of `PIECE_BYTES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+from workers.trainer.megatron import process_group
+from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, all_hf_tensors
+from workers.trainer.megatron.hf_conversion.shards import experts_per_rank, own_parameters, separate, shard_shape, sharing_group
+from workers.weights.architecture import Architecture
+
+PIECE_BYTES = 256 * 2**20
+
+
+class ExportError(RuntimeError):
+    """A model that does not hold what its architecture says, as this rank found. Its text names what."""
+
+
+@torch.no_grad()
+def iter_hf_tensors(model: Any, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+    """Yield (Hugging Face name, contiguous tensor) on rank 0, nothing on the others; all ranks call this together and exhaust it.
+
+    Every tensor of `architecture` comes exactly once, in an order that depends on the architecture alone, in the model's `params_dtype`, on
+    its device. Rank 0 holds at most one parameter of the whole model besides its own. A tensor may share memory with the model: copy it
+    before the next training step. Raises ExportError where a rank lacks a parameter, or holds one of the wrong shape or that nobody asks for.
+    """
+    shapes = architecture.tensor_shapes()
+    gathering = _Gathering(model, architecture, shapes)
+    for tensors in all_hf_tensors(architecture):
+        shards = gathering.shards(tensors)
+        if shards is not None:
+            yield from assembled(tensors, shards, architecture, shapes)
+
+
+def assembled(tensors: HFTensors, shards: Tensor, architecture: Architecture, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
+    """The Hugging Face tensors in `shards` [number of shares, *shape of a share], views of it where they lie in one piece.
+
+    `shapes` are those that they must have. Raises ExportError where they have others.
+    """
+    size = len(shards)
+    if size == 1 or (tensors.split is Split.rows and len(tensors.names) == 1):
+        parts = [[part] for part in separate(shards.flatten(0, 1), len(tensors.names), architecture.num_kv_heads, architecture.head_dim)]
+    else:
+        kv_heads = architecture.num_kv_heads // size
+        by_share = [separate(shard, len(tensors.names), kv_heads, architecture.head_dim) for shard in shards]
+        parts = [list(part) for part in zip(*by_share, strict=True)]
+    for name, shares in zip(tensors.names, parts, strict=True):
+        tensor = shares[0] if len(shares) == 1 else torch.cat(shares, dim=1 if tensors.split is Split.columns else 0)
+        tensor = tensor[: shapes[name][0]].contiguous()  # without the padding of the vocabulary
+        if tuple(tensor.shape) != shapes[name]:
+            raise ExportError(f"{name}: has shape {tuple(tensor.shape)} instead of {shapes[name]}")
+        yield name, tensor
+
+
+class _Gathering:
+    """Brings parameters to rank 0. Every rank asks it for the same parameters in the same order."""
+
+    def __init__(self, model: Any, architecture: Architecture, shapes: dict[str, tuple[int, ...]]) -> None:
+        self._architecture, self._shapes = architecture, shapes
+        self._own = {tensors.names: parameter for tensors, parameter in own_parameters(model, architecture)}
+        self._dtype, self._device = model.config.params_dtype, next(model.parameters()).device
+        self._stage = parallel_state.get_pipeline_model_parallel_rank()
+        self._num_stages = parallel_state.get_pipeline_model_parallel_world_size()
+        self._scratch = torch.empty(0, dtype=self._dtype, device=self._device)
+        known = {tensors.names for tensors in all_hf_tensors(architecture)}
+        if unknown := [" + ".join(names) for names in self._own if names not in known]:
+            raise ExportError(f"rank {process_group.rank()} holds {unknown[0]}, which the architecture does not have")
+
+    def shards(self, tensors: HFTensors) -> Tensor | None:
+        """On rank 0: the shares of `tensors`, [number of shares, *shape of a share]; on other ranks None."""
+        expert = tensors.expert is not None
+        replica = parallel_state.get_expert_data_parallel_rank() if expert else parallel_state.get_data_parallel_rank(with_context_parallel=True)
+        if replica:
+            return None
+        group = sharing_group(tensors)
+        stage, owner = self._stage_of(tensors), self._owner_of(tensors)
+        at_owner = self._stage == stage and (not expert or parallel_state.get_expert_model_parallel_rank() == owner)
+        shape = (1 if tensors.split is Split.none else group.size(), *shard_shape(tensors, self._shapes, group.size()))
+        found = self._gathered(tensors, shape, group) if at_owner else None
+        if group.rank():
+            return None
+        if expert and owner and self._stage == stage:
+            found = self._moved(found, shape, owner, parallel_state.get_expert_model_parallel_group())
+        if stage and not (expert and parallel_state.get_expert_model_parallel_rank()):
+            found = self._moved(found, shape, stage, parallel_state.get_pipeline_model_parallel_group())
+        return found if process_group.rank() == 0 else None
+
+    def _stage_of(self, tensors: HFTensors) -> int:
+        if tensors.layer is not None:
+            return tensors.layer * self._num_stages // self._architecture.num_layers
+        return 0 if tensors.names == ("model.embed_tokens.weight",) else self._num_stages - 1
+
+    def _owner_of(self, tensors: HFTensors) -> int:
+        return 0 if tensors.expert is None else tensors.expert // experts_per_rank(self._architecture)
+
+    def _gathered(self, tensors: HFTensors, shape: tuple[int, ...], group: dist.ProcessGroup) -> Tensor | None:
+        """The shares, on the first rank of `group`; its own alone, without a copy, where that is all of it."""
+        own = self._own.get(tensors.names)
+        if own is None or tuple(own.shape) != shape[1:]:
+            raise ExportError(f"rank {process_group.rank()} holds {' + '.join(tensors.names)} "
+                              + ("not at all" if own is None else f"in shape {tuple(own.shape)} instead of {shape[1:]}"))
+        share = own.detach().to(self._dtype)
+        if shape[0] == 1:
+            return share[None]
+        shares = torch.empty(shape, dtype=self._dtype, device=self._device) if group.rank() == 0 else None
+        dist.gather(share, None if shares is None else list(shares), group=group, group_dst=0)
+        return shares
+
+    def _moved(self, found: Tensor | None, shape: tuple[int, ...], source: int, group: dist.ProcessGroup) -> Tensor | None:
+        """What rank `source` of `group` has found, on its first rank; the others take part without keeping it."""
+        if group.rank() == 0:
+            found = torch.empty(shape, dtype=self._dtype, device=self._device)
+        flat = None if found is None else found.flatten()
+        length, piece = torch.Size(shape).numel(), PIECE_BYTES // self._dtype.itemsize
+        for start in range(0, length, piece):
+            count = min(piece, length - start)
+            if flat is None and len(self._scratch) < count:
+                self._scratch = self._scratch.new_empty(count)
+            dist.broadcast(self._scratch[:count] if flat is None else flat[start:start + count], group=group, group_src=source)
+        return found if group.rank() == 0 else None

@@ -1,0 +1,85 @@
+"""The policy in training: where its loss gets its log-probs from, minibatch by minibatch."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workers.algorithms.losses import Stats, summarize
+from workers.config import Config, Proximal
+from workers.trainer.batch import TrainGroup
+from workers.trainer.megatron.model import build_model
+from workers.trainer.megatron.objective import PolicyTargets, TokenValues, microbatch_loss, no_stats
+from workers.trainer.megatron.stop import StopGate
+from workers.trainer.megatron.trained_model import TrainedModel
+from workers.weights.architecture import Architecture
+
+
+class Policy:
+    """This rank's part of the policy, with its optimizer and schedule. It begins as the model in `folder`."""
+
+    def __init__(self, config: Config, architecture: Architecture, folder: Path, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
+        """Call within `cpu_backend.redirected()`, groups initialised."""
+        self._algorithm = config.algorithm
+        model = build_model(architecture, folder, dtype, config.workflow.temperature, config.trainer)
+        self.trained = TrainedModel(model, config.trainer, config.run, inverse_frequencies, dtype)
+
+    def evaluate(self, groups: list[TrainGroup], indices: list[int], gate: StopGate) -> tuple[TokenValues, TokenValues]:
+        """Log-probs and entropies of the groups at `indices`, as PackedPasses.evaluate."""
+        logprobs, entropies = self.trained.passes.evaluate(groups, indices, gate)
+        return logprobs, entropies
+
+    def later_targets(self, first: PolicyTargets, groups: list[TrainGroup], minibatches: list[list[int]], gate: StopGate) -> PolicyTargets:
+        """Those of every minibatch but the `first`, whose own pass begins with the weights from before the step. Called before the step.
+
+        Raises StepAbandoned, on all ranks, where one was asked to stop.
+        """
+        if first.proximal is not None or not self._algorithm.decoupled:
+            return first
+        match self._algorithm.proximal:
+            case Proximal.recompute:
+                needed = [index for part in minibatches[1:] for index in part]
+                return dataclasses.replace(first, proximal=self.evaluate(groups, needed, gate)[0])
+            case Proximal.loglinear:
+                return dataclasses.replace(first, version=self.trained.scheduler.num_steps)
+            case Proximal.reuse:
+                return first
+
+    def accumulate(self, groups: list[TrainGroup], indices: list[int], targets: PolicyTargets, normalizer: float, gate: StopGate,
+                   moves: bool = True) -> list[Stats]:
+        """This rank's share of the gradients of a minibatch, of none unless the policy `moves`; returns the statistics of its micro-batches."""
+        with_gradient = ([index for index in indices if targets.have_gradient(index)] or indices) if moves else []
+        without = [index for index in indices if index not in set(with_gradient)]
+        loss = partial(microbatch_loss, groups=groups, targets=targets, normalizer=normalizer, algorithm=self._algorithm)
+        self.trained.zero_gradients()
+        stats = self.trained.passes.run(groups, with_gradient, loss, forward_only=False, gate=gate)
+        return stats + self.trained.passes.run(groups, without, loss, forward_only=True, gate=gate)
+
+    def clip(self, stats: list[Stats], step: int, number: int, moves: bool = True) -> dict[str, float]:
+        """As TrainedModel.clip, for what `accumulate` gave; without gradients their norm is 0."""
+        none = no_stats(self._algorithm)
+        return self.trained.clip(stats, none, step, number) if moves else self.trained.totals(stats, none, step, number) | {"grad_norm": 0.0}
+
+    def update(self, step: int, moves: bool = True) -> None:
+        """An optimizer step of training step `step`, or, unless the policy `moves`, its place in the schedule only."""
+        if moves:
+            self.trained.update(step)
+        else:
+            self.trained.advance(step)
+
+    def metrics(self, totals: dict[str, float], number: int) -> dict[str, float]:
+        """Of a step of `number` minibatches, which add up to `totals`."""
+        return {
+            "loss": totals["loss"] / number,
+            "grad_norm": totals["grad_norm"] / number,
+            "lr": self.trained.lr,
+            "entropy": totals["entropy"] / max(totals["tokens"], 1.0),
+            **summarize(totals),
+            "num_tokens": totals["tokens"],
+            "num_packed_tokens": totals["packed_tokens"],
+            "num_microbatches": totals["microbatches"],
+        }

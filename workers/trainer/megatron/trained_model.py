@@ -1,0 +1,83 @@
+"""A model in training, as one rank has it: policy and critic are one each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.transformer.module import Float16Module
+from torch import Tensor
+
+from workers.algorithms.losses import Stats
+from workers.config import RunConfig, TrainerConfig
+from workers.trainer.megatron import cpu_backend
+from workers.trainer.megatron.model import PackedGPTModel
+from workers.trainer.megatron.objective import merge_over_ranks
+from workers.trainer.megatron.optimizer import build_optimizer, build_scheduler, clip_gradients
+from workers.trainer.megatron.passes import PackedPasses
+
+
+class TrainedModel:
+    """This rank's part of `model` with float32 gradients, its share of the optimizer's state, and the schedule.
+
+    For each minibatch of training step s: `zero_gradients`, `passes.run`, `clip`, `update(s)`; on all ranks together.
+    """
+
+    def __init__(self, model: PackedGPTModel, trainer: TrainerConfig, run: RunConfig, inverse_frequencies: Tensor, dtype: torch.dtype,
+                 lr_key: str = "trainer.lr") -> None:
+        """Call within `cpu_backend.redirected()`; `lr_key` is where `trainer.lr` comes from. Raises ConfigError where the warm-up of the
+        learning rate does not end within the run."""
+        self.model, self._lr_key, self._clip_norm = model, lr_key, trainer.clip_grad
+        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+        self.parallel = DistributedDataParallel(model.config, ddp, in_dtype(model, dtype))
+        self.optimizer: Any = build_optimizer(self.parallel, trainer, dtype)
+        self.scheduler = build_scheduler(self.optimizer, trainer, run)
+        self.passes = PackedPasses(self.parallel, trainer, inverse_frequencies, dtype)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the last update."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def zero_gradients(self) -> None:
+        """Before the passes of a minibatch."""
+        self.parallel.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def totals(self, stats: list[Stats], none: Stats, step: int, number: int) -> dict[str, float]:
+        """Statistics over all ranks of minibatch `number`, of which this rank has `stats`, see `merge_over_ranks`.
+
+        Raises FloatingPointError where the loss is not finite.
+        """
+        totals = merge_over_ranks(stats, none)
+        if not math.isfinite(totals["loss"]):
+            raise FloatingPointError(f"training step {step}, minibatch {number}: the loss is {totals['loss']}. The weights are those "
+                                     f"before this minibatch. Lower {self._lr_key}, or train in float32")
+        return totals
+
+    def clip(self, stats: list[Stats], none: Stats, step: int, number: int) -> dict[str, float]:
+        """Add up the gradients of all ranks and clip them; returns `totals`, and `grad_norm` before that.
+
+        Raises FloatingPointError where loss or norm is not finite, and then nothing has changed.
+        """
+        totals = self.totals(stats, none, step, number)
+        with cpu_backend.redirected():
+            finalize_model_grads([self.parallel])
+            return totals | {"grad_norm": clip_gradients(self.optimizer, self._clip_norm, step, self._lr_key)}
+
+    def advance(self, step: int) -> None:
+        """Go on to training step `step` in the schedule: its learning rate is that of the updates from now on."""
+        self.scheduler.step(step - self.scheduler.num_steps)
+
+    def update(self, step: int) -> None:
+        """An optimizer step with the clipped gradients, one of training step `step`."""
+        self.advance(step)
+        with cpu_backend.redirected():
+            self.optimizer.step_with_ready_grads()
+
+
+def in_dtype(model: PackedGPTModel, dtype: torch.dtype) -> torch.nn.Module:
+    """`model` as Megatron's schedules run it in `dtype`."""
+    return Float16Module(model.config, model) if dtype is torch.bfloat16 else model
