@@ -52,6 +52,7 @@ benchmarks: $(READY)  ## each prints its ratio as one JSON object on its last li
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.packing
 	$(BIN)/python -m benchmarks.trainer
+	$(BIN)/python -m benchmarks.mfu
 	$(BIN)/python -m benchmarks.async_vs_sync
 	$(BIN)/python -m benchmarks.slurm
 

@@ -1,6 +1,6 @@
 """What the forward pass of a training rank keeps for its backward pass, from the config and the model's shapes. Pure.
 
-The layers are Megatron-core's local ones as this trainer builds them (workers/trainer/megatron/model.py), counted tensor by tensor as in
+The layers are Megatron-core's local ones as this trainer builds them (workers/trainer/megatron/layers.py), counted tensor by tensor as in
 "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, Section 4), for grouped queries, gated MLPs and
 attention that keeps no scores. Transformer Engine's layers keep less.
 """

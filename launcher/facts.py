@@ -10,7 +10,7 @@ import msgspec
 
 from launcher import slurm
 from launcher.accounting import Checkpoint, account, describe, gpus_per_element, last_sign, newest_checkpoint, training_hours
-from launcher.living import ROLES, job_ids
+from launcher.living import ROLES, job_ids, submitted_roles
 from launcher.slurm import HistoryEntry, QueueEntry
 from launcher.states import Meaning
 from workers import incarnations
@@ -26,7 +26,7 @@ NUM_LIVES = 5
 @dataclass(frozen=True)
 class Facts:
     """The elements of a run by role: in the queue, and ended. `no_history`: why accounting says nothing; `seen`: when training was last
-    seen to be alive, None if not known; `gpus` that an element of each array asked for, by the array's id."""
+    seen to be alive, None if not known; `gpus` that an element of each array asked for, by the array's id; `roles` that the run has."""
 
     time: float
     queue: dict[str, list[QueueEntry]]
@@ -36,6 +36,7 @@ class Facts:
     checkpoint: Checkpoint | None
     seen: float | None = None
     gpus: dict[str, int] = field(default_factory=dict)
+    roles: tuple[str, ...] = ROLES
 
     @property
     def training_hours(self) -> float:
@@ -73,7 +74,7 @@ class Observer:
         queue = {role: [entry for entry in entries if entry.array_job_id in ids[role]] for role in ROLES}
         checkpoint = newest_checkpoint(self.run)
         return Facts(now, queue, self._history, self._no_history, incarnations.history(self.run), checkpoint, last_sign(self.run, checkpoint),
-                     gpus_per_element(self.run))
+                     gpus_per_element(self.run), submitted_roles(self.run))
 
 
 def figures(facts: Facts, rollout_idle_s: float) -> dict:
@@ -81,7 +82,7 @@ def figures(facts: Facts, rollout_idle_s: float) -> dict:
     hours = account(facts.lives, facts.history, facts.checkpoint, rollout_idle_s, facts.gpus)
     saved = facts.checkpoint
     return {
-        "roles": {role: _role(facts, role) for role in ROLES},
+        "roles": {role: _role(facts, role) for role in facts.roles},
         "hours": None if facts.no_history else dataclasses.asdict(hours),
         "lives": [msgspec.to_builtins(life) | {"words": describe(life)} for life in facts.lives[-NUM_LIVES:]],
         "checkpoint": None if saved is None else {"step": saved.step, "age_s": round(facts.time - saved.time, 1)},

@@ -61,7 +61,7 @@ def needs(config: FullConfig, architecture: Architecture, weights: Weights, room
     rank = rank_memory(config, architecture, weights, layout(config, plan.num_train_devices, rooms.on_gpus))
     replica = replica_memory(config, architecture, weights)
     found = [Need("a training rank takes", rank.parts(), rooms.gpu, TRAINING)]
-    if rooms.machine is None:
+    if rooms.machine is None and plan.num_replicas:
         found.append(Need("an inference replica takes", replica, rooms.replica, INFERENCE))
     if rooms.node is not None:
         ranks = math.ceil(plan.num_train_devices / num_train_nodes(plan, config.devices_per_node("train")))
@@ -71,7 +71,7 @@ def needs(config: FullConfig, architecture: Architecture, weights: Weights, room
         found.append(Need("all processes on this machine take", {
             "training": plan.num_train_devices * (rank.host if rooms.on_gpus else rank.total),
             "inference": plan.num_replicas * sum(replica.values()),
-            "published weights": published_bytes(config, weights) if config.weights.dir == "auto" else 0.0,
+            "published weights": published_bytes(config, weights) if config.weights.dir == "auto" and plan.num_replicas else 0.0,
             "coordinator": COORDINATOR}, rooms.machine, TRAINING + INFERENCE))
     return found
 

@@ -1,7 +1,7 @@
 """From the plan to job specifications: what is submitted, in the terms of the project. Pure.
 
     train      K elements, one at a time: each is one chunk of wall time of the whole training gang
-    inference  N*K elements, N at a time: each is one replica for one chunk of wall time
+    inference  N*K elements, N at a time: each is one replica for one chunk of wall time; none in a supervised run
 
 Elements have no identity: whoever starts next goes on from the newest checkpoint, or registers with the newest coordinator.
 K covers run.max_hours, plus spare chunks. What does not fit into one array goes out as several, one after the other (`waves`);
@@ -55,16 +55,16 @@ class JobSpec:
         return f"{self.name}: {self.num_elements} element(s) x {shape} device(s), {self.throttle} at a time{chunks}"
 
 
-def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, JobSpec]:
-    """The jobs of inference and of training. Raises `ConfigError` where nodes are too small or do not come out even."""
+def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, ...]:
+    """The jobs of inference, where there are replicas, and of training. Raises `ConfigError` where nodes are too small or do not come out even."""
     fits = config.devices_per_node("inference")
-    if fits and plan.replica_size > fits and config.cluster.kind is ClusterKind.slurm:
+    if plan.num_replicas and fits and plan.replica_size > fits and config.cluster.kind is ClusterKind.slurm:
         raise ConfigError(f"allocation.replica_size={plan.replica_size}: a replica must fit on one node, and inference nodes have {fits} devices. "
                           f"Use allocation.replica_size={fits} or less")
     per_node = config.devices_per_node("train")
     nodes = num_train_nodes(plan, per_node)
     if plan.num_train_devices % nodes:
-        near = " or ".join(map(str, even_sizes(config.allocation, per_node, config.trainer.parallel.unit)))
+        near = " or ".join(map(str, even_sizes(config.allocation, per_node, config.trainer.parallel.unit, bool(plan.num_replicas))))
         raise ConfigError(f"allocation.num_devices={plan.num_devices}: leaves {plan.num_train_devices} devices to training, which do not spread "
                           f"evenly over {nodes} nodes of {per_node}. Use {f'allocation.num_devices={near}, or ' if near else ''}"
                           "another allocation.inference_fraction")
@@ -78,8 +78,8 @@ def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, 
                        num_chunks(config, role) if on_slurm else 1, num_nodes, devices if role == "train" and on_slurm else 1, devices,
                        config.cluster.role(role).time_limit_s if on_slurm else math.ceil(config.run.max_hours * 60) * 60, threads)
 
-    return (spec("inference", "rollout", plan.num_replicas, 1, plan.replica_size, 1),
-            spec("train", "train", 1, nodes, plan.num_train_devices // nodes, config.trainer.num_threads))
+    train = spec("train", "train", 1, nodes, plan.num_train_devices // nodes, config.trainer.num_threads)
+    return (spec("inference", "rollout", plan.num_replicas, 1, plan.replica_size, 1), train) if plan.num_replicas else (train,)
 
 
 def num_train_nodes(plan: Plan, per_node: int) -> int:
@@ -87,11 +87,11 @@ def num_train_nodes(plan: Plan, per_node: int) -> int:
     return math.ceil(plan.num_train_devices / per_node) if per_node else 1
 
 
-def even_sizes(allocation: AllocationConfig, per_node: int, train_unit: int = 1) -> list[int]:
+def even_sizes(allocation: AllocationConfig, per_node: int, train_unit: int = 1, inference: bool = True) -> list[int]:
     """The nearest numbers of devices, below and above, of which training's part spreads evenly over nodes of `per_node`."""
     def is_even(number: int) -> bool:
         try:
-            plan = split(dataclasses.replace(allocation, num_devices=number), train_unit)
+            plan = split(dataclasses.replace(allocation, num_devices=number), train_unit, inference)
         except ConfigError:
             return False
         return plan.num_train_devices % num_train_nodes(plan, per_node) == 0

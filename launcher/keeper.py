@@ -97,7 +97,7 @@ class Situation:
 
 @dataclass
 class Keeper:
-    """`nodes_needed`: of one element of each role; `excluded`: node -> when, by role, from earlier."""
+    """`nodes_needed`: of one element of each role that the run has; `excluded`: node -> when, by role, from earlier."""
 
     max_hours: float
     nodes_needed: dict[str, int]
@@ -134,6 +134,8 @@ class Keeper:
             if now.training_hours >= self.max_hours:
                 return [End(f"run.max_hours={self.max_hours:g} is used up. Go on with: headway resume RUN run.max_hours=...", in_order=True)]
             return self._again("train", now)
+        if "inference" not in self.nodes_needed:
+            return []
         # Without training there is nothing to do for inference: its elements would only hold GPUs.
         none = not inference and self._answered("inference", now) and any(entry.state is State.RUNNING for entry in train)
         return self._again("inference", now) if self._for(none, "no inference", now, SETTLE_S) else []

@@ -80,7 +80,7 @@ class Keeping:
         """Decide and do; what SLURM does not do is said, and does not keep the rest from being done. Raises `SlurmError`."""
         if not self._num_nodes:
             with contextlib.suppress(SlurmError):  # no node is excluded before that is known
-                self._num_nodes = {role: len(usable_nodes(self._config.cluster.role(role))) for role in ROLES}
+                self._num_nodes = {role: len(usable_nodes(self._config.cluster.role(role))) for role in self._keeper.nodes_needed}
         if facts.no_history and self._refused != facts.no_history:
             self._refused = facts.no_history
             self._say(f"SLURM's accounting cannot be read, so failing nodes are not noticed: {facts.no_history}")

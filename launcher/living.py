@@ -56,6 +56,12 @@ def job_ids(run: RunFolder) -> dict[str, list[str]]:
     return found
 
 
+def submitted_roles(run: RunFolder) -> tuple[str, ...]:
+    """The roles of which arrays have been submitted; a supervised run has no inference."""
+    submitted = {array["role"] for array in run.submission().get("arrays", [])}
+    return tuple(role for role in ROLES if role == "train" or role in submitted or not submitted)
+
+
 def queue(run: RunFolder) -> dict[str, list[QueueEntry]]:
     """Every element that has not ended, by role. Raises `SlurmError`."""
     ids = job_ids(run)

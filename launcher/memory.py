@@ -23,12 +23,12 @@ KEPT_VERSIONS = 3
 """Two published versions (KEPT in workers/weights/publisher.py) and the one that is being written."""
 GPU_RESERVE = 3 * GIB
 """CUDA's context, cuBLAS's workspaces, NCCL's buffers and what the allocator loses to fragments: a choice, not a measurement."""
-TRAINER_PROCESS = 700 * MIB
-"""A trainer's process on a CPU before it holds a model: Python, torch, Megatron-core."""
+TRAINER_PROCESS = 500 * MIB
+"""A trainer's process on a CPU before it holds a model: Python, torch, Megatron-core (380 MiB measured), gloo."""
 CUDA_PROCESS = 4 * GIB
 """The same in the host's memory where CUDA's libraries are loaded."""
-REPLICA_PROCESSES = 800 * MIB
-"""A rollout worker, its engine and one verifier, without model and cache."""
+REPLICA_PROCESSES = 700 * MIB
+"""A rollout worker, its engine and one verifier with hardly any model and cache (620 MiB measured)."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 A device is a GPU, or a CPU process where there are none. Replicas = floor(fraction * devices / replica size), at least
 one, and so few that at least one training unit is left; training takes whole units of what is left; the remainder is shown.
+A supervised run generates nothing: all devices train.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Plan:
         """One line for people."""
         share = self.num_inference_devices / self.num_devices
         unused = f", {self.num_unused} unused" if self.num_unused else ""
+        if not self.num_replicas:
+            return f"{self.num_devices} devices: {self.num_train_devices} for training{self._copies()}, none for inference{unused}"
         return (f"{self.num_devices} devices: {self.num_inference_devices} for inference ({self.num_replicas} x {self.replica_size}, "
                 f"{share:.0%}), {self.num_train_devices} for training{self._copies()}{unused}")
 
@@ -44,12 +47,17 @@ class Plan:
         return f" ({copies} cop{'y' if copies == 1 else 'ies'} x {self.train_unit})" if self.train_unit > 1 else ""
 
 
-def split(allocation: AllocationConfig, train_unit: int = 1) -> Plan:
-    """Split the devices; `train_unit` is the number of devices of one model copy in training (tp * pp * cp).
+def split(allocation: AllocationConfig, train_unit: int = 1, inference: bool = True) -> Plan:
+    """Split the devices; `train_unit` is the number of devices of one model copy in training (tp * pp * cp). `inference`: some generate.
 
     Raises `ConfigError` where no split exists, naming the nearest that does.
     """
     devices, size = allocation.num_devices, allocation.replica_size
+    if not inference:
+        if devices < train_unit:
+            raise ConfigError(f"allocation.num_devices={devices}: must be at least one training unit of {train_unit}. "
+                              f"Use allocation.num_devices={train_unit}")
+        return Plan(devices, size, 0, devices // train_unit * train_unit, train_unit)
     per_node = allocation.devices_per_node or devices
     if size < 1 or (per_node % size and size % per_node):
         raise ConfigError(f"allocation.replica_size={size}: must divide the {per_node} devices of a node, or be a multiple of them. "
@@ -67,10 +75,10 @@ def split(allocation: AllocationConfig, train_unit: int = 1) -> Plan:
     return Plan(devices, size, replicas, left // train_unit * train_unit, train_unit)
 
 
-def plan(allocation: AllocationConfig, parallel: ParallelConfig) -> Plan:
+def plan(allocation: AllocationConfig, parallel: ParallelConfig, inference: bool = True) -> Plan:
     """The split for copies of the model that are spread as `parallel` says. Raises `ConfigError` where that does not come out even."""
     unit = parallel.unit
-    found = split(allocation, unit)
+    found = split(allocation, unit, inference)
     copies = found.num_train_devices // unit
     if parallel.dp not in (0, copies):
         shape = f"tp={parallel.tp}, pp={parallel.pp}, cp={parallel.cp}"

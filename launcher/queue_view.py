@@ -9,6 +9,7 @@ from rich.text import Text
 
 STALE_S = 10.0
 NODES_SHOWN = 4
+ROLE_NAMES = {"inference": "inference", "train": "training"}
 # SLURM's reasons by how they begin, in words.
 REASONS = {
     "Resources": "no nodes are free",
@@ -109,15 +110,20 @@ def hours_line(hours: dict | None) -> str:
             f"{hours['wasted']:.2f} wasted")
 
 
+def _best(saved: dict) -> str:
+    if "best_step" not in saved:
+        return ""
+    figure = f"{saved['best_accuracy']:.3f}" if "best_accuracy" in saved else f"loss {saved['best_loss']:.4f}"
+    return f"; the best is step {saved['best_step']} ({figure})"
+
+
 def rows(status: dict | None, slurm: dict, now: float) -> list[tuple[str, str]]:
     """Names and values for the view's table."""
     saved = (status or {}).get("checkpoint") or slurm["checkpoint"]
-    best = f"; the best is step {saved['best_step']} ({saved['best_accuracy']:.3f})" if saved and "best_step" in saved else ""
-    lines = [("checkpoint", "none yet" if saved is None else f"step {saved['step']}, {duration(saved['age_s'])} old{best}"),
-             ("inference", role_line(slurm["roles"]["inference"], now)),
-             ("training", role_line(slurm["roles"]["train"], now)),
+    lines = [("checkpoint", "none yet" if saved is None else f"step {saved['step']}, {duration(saved['age_s'])} old{_best(saved)}"),
+             *((name, role_line(slurm["roles"][role], now)) for role, name in ROLE_NAMES.items() if role in slurm["roles"]),
              ("used", hours_line(slurm["hours"]))]
-    if status is not None and "replicas_ready" in status:
+    if status is not None and "replicas_ready" in status and "inference" in slurm["roles"]:
         ready = f"{status['replicas_ready']} ready, training needs {status['min_replicas']}"
         lines.insert(1, ("replicas", f"{ready}   {status.get('parked', 0)} groups parked"))
     if status is not None and status.get("suspended"):

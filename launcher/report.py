@@ -78,19 +78,25 @@ def _hours(run: RunFolder, history: list[HistoryEntry] | None, idle_s: float) ->
     return account(incarnations.history(run), by_role, newest_checkpoint(run), idle_s, gpus_per_element(run)).used
 
 
+def _heldout(evaluation: dict) -> float:
+    """The accuracy, or of a supervised run the loss."""
+    return evaluation["accuracy"] if "accuracy" in evaluation else evaluation["heldout_loss"]
+
+
 def row(run: RunFolder, history: list[HistoryEntry] | None, now: float) -> dict:
     """The figures of one run; None for what is not known (yet)."""
     steps, evaluations = read_lines(run.metrics)[0], read_lines(run.evaluations)[0]
     summary = json.loads(run.summary.read_bytes()) if run.summary.exists() else {}
     last, recent = steps[-1] if steps else {}, steps[-RECENT:]
     lives, outcome = incarnations.history(run), run.ended()
-    before = evaluations[0]["accuracy"] if evaluations and evaluations[0]["step"] == 0 else None
+    before = _heldout(evaluations[0]) if evaluations and evaluations[0]["step"] == 0 else None
+    rewards = [record["reward"] for record in recent if "reward" in record]
     end = outcome["time"] if outcome is not None else now
     return {
         "run": run.path.name, "state": _state(run), "step": last.get("step", 0),
-        "heldout_before": before, "heldout_after": evaluations[-1]["accuracy"] if evaluations and evaluations[-1]["step"] else None,
-        "reward": sum(record["reward"] for record in recent) / len(recent) if recent else None,
-        "max_staleness": summary.get("max_staleness", max((record["staleness_max"] for record in steps), default=None)),
+        "heldout_before": before, "heldout_after": _heldout(evaluations[-1]) if evaluations and evaluations[-1]["step"] else None,
+        "reward": sum(rewards) / len(rewards) if rewards else None,
+        "max_staleness": summary.get("max_staleness", max((record["staleness_max"] for record in steps if "staleness_max" in record), default=None)),
         "tokens_trained": last.get("tokens_trained", 0), "hours": _hours(run, history, last.get("rollout_idle_s", 0.0)),
         "wall_s": round(end - lives[0].claim.time, 1) if lives else None,
     }

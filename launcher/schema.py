@@ -62,7 +62,7 @@ class FullConfig(workers.Config):
 
     def plan(self) -> Plan:
         """The split of the devices. Raises `ConfigError`."""
-        return plan(self.allocation, self.trainer.parallel)
+        return plan(self.allocation, self.trainer.parallel, inference=not self.supervised)
 
     def devices_per_node(self, role: str) -> int:
         """The devices of the nodes of a role's partition; 0: not known."""

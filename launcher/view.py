@@ -21,11 +21,15 @@ def eta(status: dict, steps: list[dict]) -> str:
 
 def rates(steps: list[dict]) -> tuple[float, float]:
     """Tokens per second generated and trained, over the last ten steps."""
+    return rate(steps, "tokens_generated"), rate(steps, "tokens_trained")
+
+
+def rate(steps: list[dict], key: str) -> float:
+    """By how much a total grows in a second, over the last ten steps."""
     if len(steps) < 2:
-        return 0.0, 0.0
+        return 0.0
     first, last = steps[-min(11, len(steps))], steps[-1]
-    seconds = max(1e-9, last["seconds"] - first["seconds"])
-    return tuple((last[key] - first[key]) / seconds for key in ("tokens_generated", "tokens_trained"))  # type: ignore[return-value]
+    return (last[key] - first[key]) / max(1e-9, last["seconds"] - first["seconds"])
 
 
 def histogram(counts: dict[str, int]) -> str:
@@ -35,6 +39,9 @@ def histogram(counts: dict[str, int]) -> str:
 
 def step_line(record: dict) -> str:
     """One plain line a training step."""
+    if "perplexity" in record:
+        return (f"step {record['step']:>4}  {duration(record['seconds']):>7}  loss {record['loss']:.4f}  perplexity {record['perplexity']:.3f}  "
+                f"grad {record['grad_norm']:.2f}  lr {record['lr']:.2e}  tokens {record['tokens_trained']} trained")
     return (f"step {record['step']:>4}  {duration(record['seconds']):>7}  reward {record['reward']:+.2f}  sampled accuracy {record['accuracy']:.3f}  "
             f"age mean {record['staleness_mean']:.1f} max {record['staleness_max']}  w {record.get('behavior_weight_mean', 1.0):.3f}  "
             f"clip {record.get('clip_share', 0.0):.3f}  entropy {record.get('entropy', 0.0):.3f}  grad {record.get('grad_norm', 0.0):.2f}  "
@@ -44,6 +51,8 @@ def step_line(record: dict) -> str:
 
 def evaluation_line(record: dict) -> str:
     """One plain line an evaluation."""
+    if "heldout_loss" in record:
+        return f"held-out loss after step {record['step']}: {record['heldout_loss']:.4f} nats a token ({record['num_prompts']} examples)"
     failed = f", {record['num_failed']} could not be judged" if record["num_failed"] else ""
     return f"held-out accuracy after step {record['step']}: {record['accuracy']:.3f} ({record['num_prompts']} prompts, greedy{failed})"
 
@@ -55,7 +64,21 @@ def _grid(rows: list[tuple[str, str]]) -> Table:
     return table
 
 
+def _supervised_facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tuple[str, str]]:
+    last = steps[-1] if steps else {}
+    held = "  ".join(f"{record['heldout_loss']:.4f} (step {record['step']})" for record in evaluations[-4:]) or "-"
+    return [
+        ("step", f"{status['step']} of {status['num_steps']}   {duration(status['seconds'])} elapsed, {eta(status, steps)} left"),
+        ("loss", f"{last['loss']:.4f} nats a token   perplexity {last['perplexity']:.3f}" if last else "-"),
+        ("held-out loss", held),
+        ("tokens/s", f"{rate(steps, 'tokens_trained'):.1f} trained"),
+        ("examples", f"{status['set_aside']} set aside"),
+    ]
+
+
 def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tuple[str, str]]:
+    if status.get("kind") == "supervised":
+        return _supervised_facts(status, steps, evaluations)
     generated, trained = rates(steps)
     last = steps[-1] if steps else {}
     held = "  ".join(f"{record['accuracy']:.3f} (step {record['step']})" for record in evaluations[-4:]) or "-"
@@ -115,6 +138,10 @@ def summary_lines(summary: dict) -> list[str]:
     def show(value: float | None) -> str:
         return "-" if value is None else f"{value:.3f}"
 
+    if summary.get("kind") == "supervised":
+        return [f"held-out loss {show(summary['heldout_before'])} -> {show(summary['heldout_after'])} nats a token on {summary['heldout_prompts']} "
+                f"examples never trained on, in {summary['num_steps']} steps and {duration(summary['seconds'])}",
+                f"tokens: {summary['tokens_trained']} trained"]
     return [
         f"held-out accuracy {show(summary['heldout_before'])} -> {show(summary['heldout_after'])} on {summary['heldout_prompts']} prompts "
         f"never trained on, in {summary['num_steps']} steps and {duration(summary['seconds'])}",

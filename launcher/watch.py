@@ -100,7 +100,7 @@ def follow(run: RunFolder, name: str, console: Console, plain: bool, until: Call
 def _print_lines(console: Console, follower: Follower, steps: list[dict], evaluations: list[dict], waits: str) -> str:
     """Print what is new; returns what was last said about waiting."""
     for record in sorted([*steps, *evaluations], key=lambda record: record["seconds"]):
-        line = view.step_line(record) if "staleness_mean" in record else view.evaluation_line(record)
+        line = view.evaluation_line(record) if "num_prompts" in record else view.step_line(record)
         console.print(line, soft_wrap=True)
     absent = "" if follower.slurm is None or follower.run.ended() else view.absent(follower.status, follower.slurm, time.time())
     if not absent and (follower.status is None or follower.steps):

@@ -5,7 +5,7 @@
 A checkpoint is named by the version it is of, EPOCH.STEP; the newest epoch and step is the newest state. Only the holder of the
 newest epoch may publish one. A broken one is passed over, loudly, for the one before.
 
-Kept are the newest ones, and the one whose step has the best held-out accuracy (evaluations.jsonl). The accuracy of a step becomes known
+Kept are the newest ones, and the one whose step has the best held-out accuracy, or loss (evaluations.jsonl). That of a step becomes known
 later, so one whose evaluation is due or under way is kept until then.
 """
 
@@ -93,9 +93,11 @@ def best_of(versions: Collection[Version], accuracies: Mapping[int, float]) -> V
     return max(evaluated, key=lambda version: (accuracies[version.step], version), default=None)
 
 
-def accuracies(evaluations: Collection[Mapping]) -> dict[int, float]:
-    """Held-out accuracy by step; `evaluations`: the lines of evaluations.jsonl, which are of the run's present lineage."""
-    return {line["step"]: line["accuracy"] for line in evaluations if line["accuracy"] is not None}
+def scores(evaluations: Collection[Mapping]) -> dict[int, float]:
+    """By step the held-out accuracy, or minus the loss of a supervised run: the more the better. `evaluations`: the lines of
+    evaluations.jsonl, which are of the run's present lineage."""
+    found = {line["step"]: line["accuracy"] if "accuracy" in line else line["heldout_loss"] and -line["heldout_loss"] for line in evaluations}
+    return {step: score for step, score in found.items() if score is not None}
 
 
 def begin(run: RunFolder, version: Version) -> Path:
@@ -153,8 +155,8 @@ def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
 
 
 def describe(run: RunFolder, known: Mapping[int, float], now: float) -> dict[str, float] | None:
-    """What has been published, for people: 'step' and 'age_s' of the newest, 'best_step' and 'best_accuracy' where one has been evaluated;
-    None before the first. `known`: accuracies by step; `now`: seconds since 1970. Nothing is verified."""
+    """What has been published, for people: 'step' and 'age_s' of the newest, 'best_step' and 'best_accuracy', or 'best_loss', where one has
+    been evaluated; None before the first. `known`: `scores` by step; `now`: seconds since 1970. Nothing is verified."""
     published = all_checkpoints(run)
     if not published:
         return None
@@ -164,7 +166,10 @@ def describe(run: RunFolder, known: Mapping[int, float], now: float) -> dict[str
     except FileNotFoundError:  # another one has just been published, and this one removed
         return None
     best = best_of([checkpoint.version for checkpoint in published], known)
-    return found if best is None else found | {"best_step": best.step, "best_accuracy": known[best.step]}
+    if best is None:
+        return found
+    score = known[best.step]
+    return found | {"best_step": best.step, **({"best_accuracy": score} if score >= 0 else {"best_loss": -score})}
 
 
 def _displaced(run: RunFolder) -> list[Checkpoint]:
@@ -216,7 +221,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _remove_old(run: RunFolder, retention: Retention) -> None:
     published = all_checkpoints(run)
-    staying = retention.choose([checkpoint.version for checkpoint in published], accuracies(read_lines(run.evaluations)[0]))
+    staying = retention.choose([checkpoint.version for checkpoint in published], scores(read_lines(run.evaluations)[0]))
     for checkpoint in published:
         if checkpoint.version not in staying:
             shutil.rmtree(checkpoint.folder, ignore_errors=True)

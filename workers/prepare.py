@@ -18,6 +18,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from workers.config import Config, ConfigError, ModelSource, load, require
+from workers.data.examples import Examples, end_token
 from workers.data.prompts import open_prompts
 from workers.files import write_atomic
 from workers.rundir import RunFolder, RunFolderError
@@ -57,6 +58,9 @@ def check_prompts(config: Config, folder: Path, architecture: Architecture) -> N
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ModelError(f"{path}: not a readable tokenizer ({error}). Give the folder of a Hugging Face model with its tokenizer.json") from error
+    if config.supervised:
+        _check_examples(config, folder, tokenizer, architecture)
+        return
     prompts = open_prompts(config.data, config.reward, config.run.seed, folder)
     room = config.engine.context_length - config.workflow.max_new_tokens
     for prompt in [*prompts.heldout(), *(prompts.train(index) for index in range(NUM_CHECKED))]:
@@ -65,9 +69,23 @@ def check_prompts(config: Config, folder: Path, architecture: Architecture) -> N
             raise ConfigError(f"data: prompt {prompt.id} has {len(tokens)} tokens; it must have at least 1 and leave room for "
                               f"workflow.max_new_tokens={config.workflow.max_new_tokens} in engine.context_length="
                               f"{config.engine.context_length}. Raise engine.context_length, or leave such prompts out")
-        if max(tokens) >= architecture.vocab_size:
-            raise ModelError(f"{path}: token {max(tokens)} is outside the model's vocabulary of {architecture.vocab_size}. "
-                             "Take tokenizer and model from the same folder")
+        _check_vocabulary(tokens, architecture, path)
+
+
+def _check_examples(config: Config, folder: Path, tokenizer: Tokenizer, architecture: Architecture) -> None:
+    """The same for prompts with the responses that a supervised run learns."""
+    source = open_prompts(config.data, config.reward, config.run.seed, folder, responses=True)
+    examples = Examples(source, tokenizer, end_token(folder, tokenizer))
+    for example in [*examples.heldout(), *(examples.train(index) for index in range(NUM_CHECKED))]:
+        if problem := example.problem(config.engine.context_length):
+            raise ConfigError(f"data: {problem}")
+        _check_vocabulary(example.prompt + example.response, architecture, folder / "tokenizer.json")
+
+
+def _check_vocabulary(tokens: list[int], architecture: Architecture, path: Path) -> None:
+    if max(tokens) >= architecture.vocab_size:
+        raise ModelError(f"{path}: token {max(tokens)} is outside the model's vocabulary of {architecture.vocab_size}. "
+                         "Take tokenizer and model from the same folder")
 
 
 def check_weights_folder(config: Config, run: RunFolder) -> None:

@@ -39,14 +39,14 @@ def headway(*arguments: str, **options: Any) -> subprocess.CompletedProcess:
 
 
 class LiveRun:
-    """A run of the tiny experiment, with a foreground launcher as a child of the test."""
+    """A run of a small experiment, with a foreground launcher as a child of the test."""
 
-    def __init__(self, path: Path, *overrides: str) -> None:
+    def __init__(self, path: Path, *overrides: str, experiment: str = "tiny") -> None:
         self.run = RunFolder(path)
         self.output = path.with_suffix(".output")
         with self.output.open("wb") as output:
             self.launcher = subprocess.Popen(
-                [sys.executable, "-m", "launcher", "--plain", "experiment=tiny", f"run.dir={path}", *overrides],
+                [sys.executable, "-m", "launcher", "--plain", f"experiment={experiment}", f"run.dir={path}", *overrides],
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
         self.seen: set[psutil.Process] = set()
 
@@ -92,9 +92,9 @@ class LiveRun:
 
 
 @contextlib.contextmanager
-def live_run(path: Path, *overrides: str) -> Iterator[LiveRun]:
+def live_run(path: Path, *overrides: str, experiment: str = "tiny") -> Iterator[LiveRun]:
     """A run that is ended by force if the test fails in between."""
-    run = LiveRun(path, *overrides)
+    run = LiveRun(path, *overrides, experiment=experiment)
     try:
         yield run
     finally:

@@ -171,7 +171,7 @@ def test_small_messages_come_back(message) -> None:
 
 
 @pytest.mark.parametrize("message", [
-    CheckpointPart(4, "coordinator.msgpack", "digest"), Suspended("time limit"), VersionsNeeded(Version(2, 7))])
+    CheckpointPart(4, True), Suspended("time limit"), VersionsNeeded(Version(2, 7))])
 def test_small_messages_of_the_coordinator_come_back(message) -> None:
     assert from_coordinator(LIMIT).decode(frames_of(message)) == message
 

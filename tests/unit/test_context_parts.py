@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import varlen
 
 pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
@@ -118,6 +120,10 @@ def attention_of(batch: PackedBatch, part: RankPart, query: Any, key: Any, value
         return rows.index_select(0, own.order)
     outputs = [attention._attend(bucket, rotated[0][part.rows], rotated[1], value) for bucket in own.buckets]
     return torch.cat(outputs).index_select(0, own.order)
+
+
+def test_the_kernel_takes_what_it_is_given() -> None:
+    inspect.signature(varlen.varlen_attn).bind(*range(7), scale=1.0, window_size=(-1, 0), enable_gqa=True)
 
 
 def test_copies_without_enough_samples_get_micro_batches_that_predict_nothing() -> None:

@@ -65,7 +65,7 @@ def main() -> None:
     export.PIECE_BYTES = 1000  # so that everything comes in several pieces
     for parallel in LAYOUTS[int(world)]:
         process_group.initialize(gang, parallel)
-        for model in sorted(Path(folder).iterdir()):
+        for model in sorted(path for path in Path(folder).iterdir() if path.is_dir()):
             try:
                 check_parallel(read_architecture(model), parallel)
             except ConfigError as error:

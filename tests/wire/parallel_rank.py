@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tests.unit.megatron_case import config, make_groups, train
+from tests.wire.gangs import in_turn
 from workers.config import Advantage, AlgorithmConfig, Config, Recompute
 from workers.trainer.batch import TrainGroup
-from workers.trainer.megatron import process_group
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.gang import Gang
 from workers.trainer.megatron.stop import StopGate
@@ -30,6 +30,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": {},
     "ep2": {"ep": 2},
     "tp2-recompute": {"tp": 2},
+    "cp2-selective": {"cp": 2},
     "tp2-critic": {"tp": 2},
     "tp2-whole-critic": {"tp": 2, "sequence": False},
     "pp2-critic": {"pp": 2},
@@ -39,6 +40,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2dp2": {"tp": 2},
     "tp2cp2": {"tp": 2, "cp": 2},
     "pp2cp2": {"pp": 2, "cp": 2},
+    "tp2ep2": {"tp": 2, "ep": 2},
 }
 
 
@@ -46,7 +48,9 @@ def kinds(layout: str) -> tuple[str, ...]:
     """The models that a layout trains."""
     if layout.endswith("critic"):
         return ("qwen3-tied",)
-    return (MIXTURE,) if layout == "ep2" else KINDS if layout in ("pp2", "tp2-recompute", "tp2dp2") else DENSE
+    if layout == "cp2-selective":
+        return ("qwen3-tied", MIXTURE)
+    return (MIXTURE,) if "ep2" in layout else KINDS if layout in ("pp2", "tp2-recompute", "tp2dp2") else DENSE
 
 
 def setup(layout: str = "") -> Config:
@@ -56,6 +60,8 @@ def setup(layout: str = "") -> Config:
         setattr(result.trainer.parallel, name, value)
     if layout.endswith("recompute"):
         result.trainer.recompute = Recompute.full
+    if layout.endswith("selective"):
+        result.trainer.recompute = Recompute.selective
     if layout.endswith("critic"):
         result.trainer.num_minibatches = 2
         result.algorithm = AlgorithmConfig(advantage=Advantage.gae, gamma=0.97, gae_lambda=0.9, critic_lr=2e-3, kl_weight=0.1)
@@ -87,13 +93,11 @@ def found(folder: Path, gang: Gang, layout: str, kind: str) -> dict[str, Any]:
 
 def main() -> None:
     folder, rank, world, port, *layouts = sys.argv[1:]
-    for number, layout in enumerate(layouts):
-        gang = Gang(int(rank), int(world), local_rank=int(rank), master_addr="127.0.0.1", master_port=int(port) + number, interface="lo")
+    for layout, gang in in_turn(layouts, int(rank), int(world), int(port)):
         for kind in kinds(layout):
             result = found(Path(folder), gang, layout, kind)
             if gang.rank == 0:
                 np.savez(Path(folder) / f"{layout}.{kind}.npz", **result)
-        process_group.close()
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from tests.unit.megatron_case import config, make_groups, train
+from tests.wire.gangs import in_turn
 from workers.config import Advantage, Config, Dtype
-from workers.trainer.megatron import checkpoint, process_group
+from workers.trainer.megatron import checkpoint, collectives, process_group
 from workers.trainer.megatron.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.gang import Gang
@@ -55,7 +56,7 @@ def found(engine: MegatronEngine, metrics: dict[str, float]) -> dict[str, Any]:
 def make_folder(folder: Path) -> Path:
     if process_group.rank() == 0:
         folder.mkdir(mode=0o700)
-    process_group.broadcast_bytes(b"" if process_group.rank() == 0 else None)
+    collectives.broadcast_bytes(b"" if process_group.rank() == 0 else None)
     return folder
 
 
@@ -86,7 +87,7 @@ def full_disk(folder: Path, gang: Gang) -> None:
             save(make_folder(folder / name))
         except CheckpointError as error:
             refused.append(str(error))
-        process_group.any_rank(False)
+        collectives.any_rank(False)
     checkpoint.write_part = real
     np.savez(folder / f"refused.{gang.rank}.npz", refused=np.array(refused))
 
@@ -94,8 +95,7 @@ def full_disk(folder: Path, gang: Gang) -> None:
 def main() -> None:
     folder, rank, world, port, first, *layouts = sys.argv[1:]
     before = dict.fromkeys(KINDS, first)
-    for number, layout in enumerate(layouts):
-        gang = Gang(int(rank), int(world), local_rank=int(rank), master_addr="127.0.0.1", master_port=int(port) + number, interface="lo")
+    for layout, gang in in_turn(layouts, int(rank), int(world), int(port)):
         for kind in KINDS:
             if layouts_of(kind, [layout]):
                 result = hand_on(Path(folder), gang, kind, before[kind], layout)
@@ -104,7 +104,6 @@ def main() -> None:
                     np.savez(Path(folder) / f"{layout}.{kind}.npz", **result)
         if layout == "dp2":
             full_disk(Path(folder), gang)
-        process_group.close()
 
 
 if __name__ == "__main__":

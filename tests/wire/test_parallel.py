@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +14,12 @@ pytest.importorskip("megatron.core")
 
 from tests.unit.hf_reference import ReferenceTraining, adamw, load_reference, reference_logprobs, reference_loss, saved_tensors
 from tests.unit.megatron_case import write_model
+from tests.wire.gangs import run_ranks
 from tests.wire.parallel_rank import KINDS, NUM_STEPS, batch, kinds, setup
-from tests.wire.test_trainer_gang import ROOT, free_port
 
-DEADLINE_S = 200.0
-TWO = ["tp2", "pp2", "cp2", "dp2", "ep2", "tp2-recompute"]
+TWO = ["tp2", "pp2", "cp2", "dp2", "ep2", "tp2-recompute", "cp2-selective"]
 WITH_CRITIC = ["tp2-critic", "tp2-whole-critic", "pp2-critic", "cp2-critic", "dp2-critic"]
-FOUR = ["tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2"]
+FOUR = ["tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2", "tp2ep2"]
 Results = dict[str, np.ndarray]
 
 
@@ -60,33 +56,15 @@ def trained_by_hugging_face(folder: Path) -> Results:
     return result | {f"weight:{name}": tensor.numpy() for name, tensor in saved_tensors(model).items()}
 
 
-def run(folder: Path, world: int, layouts: list[str]) -> None:
-    """All layouts, one after the other in the same processes, to their end."""
-    port, deadline = free_port(), time.monotonic() + DEADLINE_S
-    processes = []
-    try:
-        for rank in range(world):
-            with (folder / f"{world}.{rank}.log").open("wb") as log:
-                processes.append(subprocess.Popen(
-                    [sys.executable, "-W", "ignore", "-m", "tests.wire.parallel_rank", str(folder), str(rank), str(world), str(port), *layouts],
-                    cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
-        codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert codes == [0] * world, "\n".join((folder / f"{world}.{rank}.log").read_text()[-3000:] for rank in range(world))
-
-
 @pytest.fixture(scope="module")
 def of_two(folder: Path) -> Path:
-    run(folder, 2, TWO + WITH_CRITIC)
+    run_ranks("tests.wire.parallel_rank", folder, 2, *TWO, *WITH_CRITIC)
     return folder
 
 
 @pytest.fixture(scope="module")
 def of_four(folder: Path) -> Path:
-    run(folder, 4, FOUR)
+    run_ranks("tests.wire.parallel_rank", folder, 4, *FOUR)
     return folder
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,33 +15,14 @@ from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 from torch.distributed.checkpoint import load as load_tensors
 
 from tests.unit.megatron_case import VOCAB, write_model
+from tests.wire.gangs import run_ranks
 from tests.wire.resharding_rank import KINDS, LAYOUTS, WITH_CRITIC, found, layouts_of, setup, step
-from tests.wire.test_trainer_gang import ROOT, free_port
 from workers.config import Dtype
 from workers.trainer.megatron import process_group
 from workers.trainer.megatron.engine import MegatronEngine
 
-DEADLINE_S = 300.0
 TWO, FOUR = ["tp2", "pp2", "ep2", "dp2", "cp2"], ["tp2pp2", "tp2dp2"]
 EACH = [(kind, layout) for kind in KINDS for layout in layouts_of(kind, [*TWO, *FOUR])]
-
-
-def run(folder: Path, world: int, before: str, layouts: list[str]) -> None:
-    """All layouts, one after the other in the same processes, to their end."""
-    port, deadline = free_port(), time.monotonic() + DEADLINE_S
-    processes = []
-    try:
-        for rank in range(world):
-            with (folder / f"{world}.{rank}.log").open("wb") as log:
-                processes.append(subprocess.Popen(
-                    [sys.executable, "-W", "ignore", "-m", "tests.wire.resharding_rank", str(folder), str(rank), str(world), str(port), before,
-                     *layouts], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
-        codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert codes == [0] * world, "\n".join((folder / f"{world}.{rank}.log").read_text()[-3000:] for rank in range(world))
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"one.{kind}.state").mkdir(mode=0o700)
         engine.save_state(folder / f"one.{kind}.state")
         np.savez(folder / f"one.{kind}.npz", **found(engine, step(engine)))
-    run(folder, 2, "one", TWO)
-    run(folder, 4, TWO[-1], FOUR)
+    run_ranks("tests.wire.resharding_rank", folder, 2, "one", *TWO)
+    run_ranks("tests.wire.resharding_rank", folder, 4, TWO[-1], *FOUR)
     for kind in KINDS:
         engine = MegatronEngine(setup(kind), folder / kind)
         engine.load_state(folder / f"{FOUR[-1]}.{kind}.state")

@@ -18,18 +18,13 @@ pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
 from tests.unit.megatron_case import write_model
+from tests.wire.gangs import ROOT, free_port
 from workers.trainer.megatron import process_group
 from workers.trainer.megatron.gang import Gang
 from workers.trainer.megatron.process_group import GangError
 
-ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
 Results = dict[str, np.ndarray]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @contextlib.contextmanager

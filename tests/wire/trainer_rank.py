@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.unit.megatron_case import config, make_groups
 from tests.unit.megatron_case import train as train_on
-from workers.trainer.megatron import process_group
+from workers.trainer.megatron import collectives, process_group
 from workers.trainer.megatron.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.gang import Gang
@@ -66,7 +66,7 @@ def save(folder: Path, gang: Gang) -> Found:
     state = folder / f"state.{gang.world_size}"
     if gang.rank == 0:
         state.mkdir(mode=0o700)
-    process_group.broadcast_bytes(b"" if gang.rank == 0 else None)
+    collectives.broadcast_bytes(b"" if gang.rank == 0 else None)
     engine.save_state(state)
     return measured(step(engine, 2)) | weights(engine)
 
@@ -110,10 +110,10 @@ def stop(folder: Path, gang: Gang) -> Found:
 def broadcast(folder: Path, gang: Gang) -> Found:
     process_group.initialize(gang)
     payloads = [b"", b"x", bytes(range(256)) * 5000]
-    received = [process_group.broadcast_bytes(payload if gang.rank == 0 else None) for payload in payloads]
+    received = [collectives.broadcast_bytes(payload if gang.rank == 0 else None) for payload in payloads]
     assert received == payloads
-    text = process_group.first_text("" if gang.rank == 0 else f"é of {gang.rank}")
-    assert process_group.first_text("") == ""
+    text = collectives.first_text("" if gang.rank == 0 else f"é of {gang.rank}")
+    assert collectives.first_text("") == ""
     return {"text": np.array(text)}
 
 

@@ -12,12 +12,14 @@ The loss is returned as a plain sum over a minibatch's share, already divided by
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # exp() of a larger difference says no more than "impossible" and would overflow the sums
 
-Stats = dict[str, Tensor]
+Stats = dict[str, Tensor | float]
 
 
 def decoupled_ppo_loss(
@@ -94,13 +96,16 @@ def _gap_sums(current: Tensor, proximal: Tensor, behavior: Tensor) -> Stats:
     }
 
 
-def merge_stats(parts: list[Stats]) -> dict[str, float]:
-    """Add the statistics of micro-batches (of one or several minibatches); what starts with `max_` takes the maximum."""
+def merge_stats(parts: Sequence[Mapping[str, Tensor | float]]) -> dict[str, float]:
+    """Add the statistics of micro-batches (of one or several minibatches), whose tensors are on one device; what starts with `max_` takes
+    the maximum."""
     merged: dict[str, float] = {}
-    names = [name for part in parts for name in part]
+    items = [item for part in parts for item in part.items()]
     # One transfer for all of them: a float() each would wait for the device each time.
-    values = torch.stack([torch.as_tensor(value).double() for part in parts for value in part.values()]).tolist() if names else []
-    for name, value in zip(names, values, strict=True):
+    tensors = [value.double() for _, value in items if isinstance(value, Tensor)]
+    moved = iter(torch.stack(tensors).tolist() if tensors else [])
+    for name, given in items:
+        value = next(moved) if isinstance(given, Tensor) else given
         merged[name] = max(merged.get(name, float("-inf")), value) if name.startswith("max_") else merged.get(name, 0.0) + value
     return merged
 

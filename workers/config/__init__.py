@@ -23,6 +23,7 @@ from workers.config.choices import (
     OffPolicy,
     Proximal,
     Recompute,
+    RunKind,
     Schedule,
     Server,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
+    "RunKind",
     "Schedule",
     "Server",
     "StalenessConfig",
@@ -117,17 +119,40 @@ class Config:
         for name in ("run", "allocation", "cluster", "model", "data", "workflow", "reward", "rollout", "engine", "staleness",
                      "algorithm", "trainer", "weights", "evaluation", "checkpoint", "transport"):
             getattr(self, name).check()
-        require(self.workflow.max_new_tokens < self.engine.context_length, "workflow.max_new_tokens", self.workflow.max_new_tokens,
-                f"must be less than engine.context_length={self.engine.context_length}", "The prompt needs room too")
         require(self.trainer.microbatch_tokens >= self.engine.context_length, "trainer.microbatch_tokens", self.trainer.microbatch_tokens,
                 f"must be at least engine.context_length={self.engine.context_length}", "The longest sample must fit into a micro-batch")
         require(self.trainer.warmup_steps <= self.run.num_steps, "trainer.warmup_steps", self.trainer.warmup_steps,
                 f"must be at most run.num_steps={self.run.num_steps}", "Shorten the warm-up")
         require(self.algorithm.critic_warmup_steps <= self.run.num_steps, "algorithm.critic_warmup_steps", self.algorithm.critic_warmup_steps,
                 f"must be at most run.num_steps={self.run.num_steps}", "The policy is not trained before")
+        if self.supervised:
+            self._check_supervised()
+        else:
+            self._check_rl()
+
+    @property
+    def supervised(self) -> bool:
+        """Whether this run trains on answers of the data set, and generates none."""
+        return self.run.kind is RunKind.supervised
+
+    def _check_rl(self) -> None:
+        require(self.workflow.max_new_tokens < self.engine.context_length, "workflow.max_new_tokens", self.workflow.max_new_tokens,
+                f"must be less than engine.context_length={self.engine.context_length}", "The prompt needs room too")
         require(self.algorithm.advantage is not Advantage.group_norm or self.workflow.group_size >= 2, "workflow.group_size",
                 self.workflow.group_size, "must be 2 or more with algorithm.advantage=group_norm",
                 "A group of one has no spread; use algorithm.advantage=batch_norm")
+
+    def _check_supervised(self) -> None:
+        """What has no meaning without generated answers and their rewards."""
+        where = "with run.kind=supervised"
+        require(not self.algorithm.critic, "algorithm.advantage", self.algorithm.advantage.value, f"must not be gae {where}",
+                "There are no rewards whose advantages a critic could estimate; leave algorithm at its default")
+        require(not self.algorithm.kl_weight, "algorithm.kl_weight", self.algorithm.kl_weight, f"must be 0 {where}",
+                "The loss is the negative log-likelihood of the answers alone")
+        require(self.run.target_accuracy is None, "run.target_accuracy", self.run.target_accuracy, f"must be null {where}",
+                "Nothing is generated that could be judged; run.num_steps ends the run")
+        require(self.workflow.temperature == 1, "workflow.temperature", self.workflow.temperature, f"must be 1 {where}",
+                "The likelihood is that of the model itself")
 
 
 def load(path: Path) -> Config:

@@ -5,6 +5,13 @@ from __future__ import annotations
 import enum
 
 
+class RunKind(str, enum.Enum):
+    """What a run does: reinforcement learning, or supervised fine-tuning on prompts with their answers."""
+
+    rl = "rl"
+    supervised = "supervised"
+
+
 class ClusterKind(str, enum.Enum):
     """Where jobs run."""
 

@@ -23,7 +23,10 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """Prompts. Training and held-out prompts are disjoint; order depends on `run.seed` only."""
+    """Prompts. Training and held-out prompts are disjoint; order depends on `run.seed` only.
+
+    `response_field`: the column of JSONL files with the answers that a supervised run learns.
+    """
 
     kind: DataKind = DataKind.arithmetic
     num_heldout: int = 200
@@ -33,6 +36,7 @@ class DataConfig:
     options: dict[str, str | int | float | bool] = field(default_factory=dict)
     path: str = ""
     heldout_path: str = ""
+    response_field: str = "response"
     chat_template: bool = False
 
     def check(self) -> None:
@@ -45,6 +49,8 @@ class DataConfig:
             for key, value in (("path", self.path), ("heldout_path", self.heldout_path)):
                 require(bool(value), f"data.{key}", value, "must name a JSONL file when data.kind=jsonl",
                         'Each line: {"prompt": ..., "answer": ...}')
+        require(self.response_field not in ("", "prompt", "id", "verifier"), "data.response_field", self.response_field,
+                "must name a column, and not one that has another meaning", "Use response, or answer where that is the whole answer")
 
 
 @dataclass

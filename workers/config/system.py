@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from workers.config.choices import ClusterKind
+from workers.config.choices import ClusterKind, RunKind
 from workers.config.rules import require
 
 
 @dataclass
 class RunConfig:
-    """What to run and where."""
+    """What to run and where. `kind`: `supervised` trains on answers that the data set knows; nothing is generated (docs/trainer.md)."""
 
+    kind: RunKind = RunKind.rl
     name: str = "headway"
     dir: str = ""
     seed: int = 1

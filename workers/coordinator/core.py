@@ -12,6 +12,8 @@
 
 Who waits for whom: a rollout worker waits only where the staleness or the concurrency limit forbids a new group; the
 trainer waits only until a batch can be formed, and asks for the next one while it computes; both reasons are put into words by waiting.py.
+
+A supervised run has no rollout workers: supervised.py finishes groups from the data set.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from workers.coordinator.snapshot import (
     save_totals,
 )
 from workers.coordinator.staleness import StalenessPolicy
+from workers.coordinator.supervised import Supervision, TrainingExamples
 from workers.coordinator.training import Refusal, Training
 from workers.coordinator.waiting import waiting
 from workers.messages.types import (
@@ -68,9 +71,10 @@ DRAIN_S = 60.0
 
 
 class Coordinator:
-    """The state of one incarnation (epoch) of a run; `snapshot`: what it goes on from."""
+    """The state of one incarnation (epoch) of a run; `snapshot`: what it goes on from; `examples`: what a supervised run trains on."""
 
-    def __init__(self, config: Config, prompts: Prompts, epoch: int, now: float, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, config: Config, prompts: Prompts, epoch: int, now: float, snapshot: Snapshot | None = None,
+                 examples: TrainingExamples | None = None) -> None:
         self.config, self.epoch = config, epoch
         self.policy = StalenessPolicy(config.staleness.eta, config.trainer.batch_groups, config.staleness.bound)
         self.ledger = Ledger(config.rollout.max_attempts, epoch * ATTEMPTS_PER_EPOCH)
@@ -80,6 +84,7 @@ class Coordinator:
         self.office = LeaseOffice(config, prompts, heldout, self.ledger, self.evaluation, self.registry, self.policy)
         self.totals, self.lineage = Totals(), Lineage({epoch: 0})
         self.training = Training(config, epoch, self.ledger, self.evaluation, self.registry, self.policy, self.totals)
+        self.supervision = Supervision(examples, self.ledger, config.trainer.batch_groups, config.engine.context_length) if examples else None
         self.results = Results(config, self.ledger, self.evaluation, self.totals, self.lineage)
         self.outbox: list[tuple[bytes | None, Message]] = []
         self.checkpoint: tuple[bytes, CheckpointRequest] | None = None
@@ -294,5 +299,9 @@ class Coordinator:
         if cause is not None:
             self.end(cause)
             return
-        self.outbox.extend(self.office.assign(training.announcement.version, training=not training.is_over))
+        if self.supervision is None:
+            self.outbox.extend(self.office.assign(training.announcement.version, training=not training.is_over))
+        elif training.next_batch < self.config.run.num_steps and (cause := self.supervision.fill(self.epoch, training.next_batch)):
+            self.end(cause)
+            return
         self.outbox.extend(training.form_batch(now))

@@ -28,9 +28,9 @@ class FleetWatch:
         self._run, self._core = run, core
 
     async def watch(self) -> None:
-        """For as long as the coordinator lives; does nothing outside SLURM."""
+        """For as long as the coordinator lives; does nothing outside SLURM, nor where there are no rollout workers."""
         next_look = 0.0
-        while self._core.replaceable:
+        while self._core.replaceable and not self._core.config.supervised:
             await asyncio.sleep(INTERVAL_S)
             now, limit = time.monotonic(), SILENT_HEARTBEATS * self._core.config.transport.heartbeat_s
             silent = [worker for worker in self._core.registry.of(Role.rollout) if worker.job and now - worker.last_heard > limit]

@@ -6,7 +6,7 @@ from collections import Counter
 
 from workers.coordinator.core import Coordinator
 from workers.coordinator.evaluation import Result
-from workers.coordinator.training import StepRecord
+from workers.coordinator.training import HeldoutLoss, StepRecord
 from workers.coordinator.waiting import waiting
 from workers.messages.types import Role, WorkerStatus
 
@@ -24,6 +24,10 @@ def fleet(coordinator: Coordinator) -> WorkerStatus:
 
 def step_record(coordinator: Coordinator, record: StepRecord, seconds: float) -> dict:
     """One line of metrics.jsonl. `seconds` since the run began; counters of tokens are totals so far."""
+    if coordinator.config.supervised:
+        return {"step": record.step, "seconds": round(seconds, 3), "response_tokens": record.ages.mean_length,
+                "num_samples": record.ages.num_samples, **record.metrics, "tokens_trained": coordinator.totals.tokens_trained,
+                "num_set_aside": len(coordinator.ledger.set_aside)}
     ages, rollouts = record.ages, fleet(coordinator)
     histogram = Counter(ages.head_ages)
     return {
@@ -49,11 +53,17 @@ def evaluation_record(result: Result, seconds: float) -> dict:
             "last_step": result.last_step, "example": result.example}
 
 
+def heldout_record(coordinator: Coordinator, result: HeldoutLoss, seconds: float) -> dict:
+    """One line of a supervised run's evaluations.jsonl."""
+    return {"step": result.step, "seconds": round(seconds, 3), "heldout_loss": result.loss, "num_prompts": len(coordinator.office.heldout),
+            "num_tokens": result.num_tokens}
+
+
 def status(coordinator: Coordinator, now: float, seconds: float, wall: float, refused: int, malformed: int) -> dict:
     """status.json: what every part is doing. `seconds` since the run began, pauses left out; `wall`: the time of writing, since 1970."""
     state = coordinator
     return {
-        "time": wall, "epoch": state.epoch, "seconds": round(seconds, 1), "step": max(0, state.training.step),
+        "time": wall, "kind": state.config.run.kind.value, "epoch": state.epoch, "seconds": round(seconds, 1), "step": max(0, state.training.step),
         "num_steps": state.config.run.num_steps, "eta": state.policy.eta, "bound": state.policy.bound.value,
         "waiting": waiting(state), "buffer": len(state.ledger.finished), "running": len(state.ledger.running),
         "admitted": state.ledger.admitted, "set_aside": len(state.ledger.set_aside),
@@ -81,17 +91,25 @@ def _evaluating(state: Coordinator) -> str:
 def summary(coordinator: Coordinator, evaluations: list[dict], seconds: float) -> dict:
     """summary.json: the figures of the whole run."""
     state = coordinator
+    figure = "heldout_loss" if state.config.supervised else "accuracy"
     first, last = (evaluations[0], evaluations[-1]) if evaluations else (None, None)
-    before = first["accuracy"] if first and first["step"] == 0 else None
-    after = last["accuracy"] if last and last["step"] == state.training.step else None
-    return {
-        "name": state.config.run.name, "num_steps": state.totals.num_steps, "seconds": round(seconds, 1),
+    before = first[figure] if first and first["step"] == 0 else None
+    after = last[figure] if last and last["step"] == state.training.step else None
+    common = {
+        "name": state.config.run.name, "kind": state.config.run.kind.value, "num_steps": state.totals.num_steps, "seconds": round(seconds, 1),
         "heldout_before": before, "heldout_after": after, "heldout_prompts": len(state.office.heldout),
+        "tokens_trained": state.totals.tokens_trained, "num_set_aside": len(state.ledger.set_aside),
+        "ended": state.ended or state.training.early_reason or "all steps done",
+        "num_incarnations": state.epoch, "state": "failed" if state.ended else "finished",
+    }
+    return common if state.config.supervised else common | _rollout_figures(state)
+
+
+def _rollout_figures(state: Coordinator) -> dict:
+    return {
         "eta": state.policy.eta, "bound": state.policy.bound.value, "max_staleness": state.totals.max_staleness,
         "share_stale": round(state.totals.share_stale, 4),
         "staleness_histogram": {str(age): count for age, count in sorted(state.totals.head_ages.items())},
-        "tokens_generated": state.totals.tokens_generated, "tokens_trained": state.totals.tokens_trained,
-        "num_set_aside": len(state.ledger.set_aside), "num_retries": state.totals.num_retries,
-        "num_duplicates": state.totals.num_duplicates, "ended": state.ended or state.training.early_reason or "all steps done",
-        "num_incarnations": state.epoch, "state": "failed" if state.ended else "finished",
+        "tokens_generated": state.totals.tokens_generated, "num_retries": state.totals.num_retries,
+        "num_duplicates": state.totals.num_duplicates,
     }

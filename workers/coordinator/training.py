@@ -7,6 +7,8 @@ A batch is formed for the step that consumes it: its ages are reckoned by that s
 formed while the version before is still the newest; the proof in staleness.py covers what is admitted then. Until its step is finished a
 checkpoint holds its groups as not trained on (ledger.py).
 
+A supervised run has no evaluation by generation: the trainer brings the held-out loss with the version that it is of (`HELDOUT_LOSS`).
+
 The first step of an incarnation is the one that was restored (0 for a new run): its weights are published and announced like any
 other's, as a version of the new epoch.
 """
@@ -25,6 +27,8 @@ from workers.coordinator.shares import make_shares
 from workers.coordinator.staleness import StalenessPolicy
 from workers.messages.types import Announcement, Batch, BatchRequest, Message, StepFinished, Version
 
+HELDOUT_LOSS, HELDOUT_TOKENS = "heldout_loss", "heldout_tokens"
+"""Metrics of a supervised run's StepFinished: nats per token of the held-out responses, and how many tokens these have."""
 Sending = list[tuple[bytes | None, Message]]
 """Messages and whom they are for."""
 
@@ -41,6 +45,15 @@ class StepRecord:
     ages: BatchAges
     metrics: dict[str, float]
     consumed: list[int]
+
+
+@dataclass(frozen=True)
+class HeldoutLoss:
+    """The loss of the version `step` on the held-out responses, nats per token."""
+
+    step: int
+    loss: float
+    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -71,10 +84,10 @@ class Training:
         self.restored_at = 0
         self.announcement: Announcement | None = None
         self.in_training: list[InTraining] = []
-        self.records: list[StepRecord | Result] = []
+        self.records: list[StepRecord | HeldoutLoss | Result] = []
         self.early_reason = ""
         self.final_evaluation_due = False
-        self.enough_replicas = False
+        self.enough_replicas = config.supervised
         self._asked: dict[int, Asked] = {}
         self._num_shares = 0
 
@@ -82,6 +95,11 @@ class Training:
     def step(self) -> int:
         """Completed training steps; before this incarnation's first weights are there, one less than it begins with."""
         return self.restored_at - 1 if self.announcement is None else self.announcement.version.step
+
+    @property
+    def next_batch(self) -> int:
+        """The step of the batch that is formed next."""
+        return self.step + len(self.in_training)
 
     @property
     def is_over(self) -> bool:
@@ -128,6 +146,10 @@ class Training:
             self.ledger.consume(batch.group_ids)
             self.totals.consumed(batch.ages)
             self.records.append(StepRecord(version.step, batch.ages, message.metrics, [index_of(group_id) for group_id in batch.group_ids]))
+        if self.config.supervised:
+            if HELDOUT_LOSS in message.metrics:
+                self.records.append(HeldoutLoss(version.step, message.metrics[HELDOUT_LOSS], int(message.metrics[HELDOUT_TOKENS])))
+            return
         every = self.config.evaluation.every_steps
         due = version.step == 0 or (every and version.step % every == 0 and not first and not self.is_over)
         if due and not self.evaluation.active and not (first and self.totals.num_evaluations):
@@ -142,6 +164,8 @@ class Training:
 
     def evaluate(self) -> str | None:
         """Take the evaluation's result if it is there, and start the last one where it is due; returns the cause if that ends the run."""
+        if self.config.supervised:
+            return "" if self.is_over else None
         result = self.evaluation.result()
         if result is not None:
             self.records.append(result)
@@ -167,7 +191,7 @@ class Training:
     def form_batch(self, now: float) -> Sending:
         """The next batch, if the trainer has asked for it and it can be formed: to each leader who has asked, its share."""
         self.enough_replicas = self.enough_replicas or len(self.registry.ready()) >= self.config.allocation.min_replicas
-        step = self.step + len(self.in_training)
+        step = self.next_batch
         wanted = 0 in self._asked and self._asked[0].step == step and step < self.config.run.num_steps and not self.early_reason
         if not wanted or self.announcement is None or self.first_evaluation_runs or not self.enough_replicas:
             return []

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 def waiting(state: Coordinator) -> dict[str, str]:
     """What rollout workers and trainer wait for; '' where they work."""
     rollouts, trainers = state.registry.of(Role.rollout), state.registry.of(Role.trainer)
+    if state.config.supervised:
+        started = trainers and state.training.announcement is not None
+        return {"trainer": "" if started else "its start"}
     if state.training.announcement is None:
         return {"rollout": "the starting weights", "trainer": "" if trainers else "its start"}
     if state.suspending or state.drain_reason:

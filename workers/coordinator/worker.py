@@ -19,8 +19,6 @@ import sys
 import time
 from pathlib import Path
 
-from blake3 import blake3
-
 from workers import checkpoints
 from workers.checkpoints import COORDINATOR
 from workers.config import ClusterKind, ConfigError, load
@@ -30,7 +28,8 @@ from workers.coordinator.farewell import Farewell, cancel_waiting
 from workers.coordinator.fleet_watch import FleetWatch
 from workers.coordinator.snapshot import SnapshotError, decode
 from workers.coordinator.spilled import Spilled
-from workers.coordinator.training import StepRecord
+from workers.coordinator.training import HeldoutLoss, StepRecord
+from workers.data.examples import open_examples
 from workers.data.prompts import open_prompts
 from workers.files import read_lines, write_atomic
 from workers.messages.codec import MessageError
@@ -56,7 +55,8 @@ class CoordinatorWorker:
         transport = dataclasses.replace(self.config.transport, interface=address_of(self.config.transport.interface))
         self.sockets = ServerSockets(transport, read_keys(run, "server"), read_keys(run, "client").public)
         snapshot = decode(checkpoint.read_bytes()) if checkpoint else None
-        self.core = Coordinator(self.config, prompts, epoch, time.monotonic(), snapshot)
+        examples = open_examples(self.config) if self.config.supervised else None
+        self.core = Coordinator(self.config, prompts, epoch, time.monotonic(), snapshot, examples)
         self.spilled = Spilled(run, self.core, self.config.transport.max_message_mb)
         self.recorder = Recorder(run, snapshot.positions, snapshot.step) if snapshot else Recorder(run)
         self.evaluations, _ = read_lines(run.evaluations)
@@ -124,7 +124,7 @@ class CoordinatorWorker:
             print(f"the coordinator's part of the checkpoint of step {request.step} cannot be written: {error}", flush=True)
             return
         self.spilled.in_checkpoint(Version(self.epoch, request.step))
-        self.core.outbox.append((peer, CheckpointPart(request.step, COORDINATOR, blake3(content).hexdigest())))
+        self.core.outbox.append((peer, CheckpointPart(request.step, request.final)))
 
     def _look_around(self) -> None:
         now, core = time.monotonic(), self.core
@@ -158,7 +158,7 @@ class CoordinatorWorker:
         """Write status.json."""
         now = time.monotonic()
         status = reporting.status(self.core, now, self.seconds, time.time(), self.sockets.num_refused, self.sockets.num_malformed)
-        status["checkpoint"] = checkpoints.describe(self.run, checkpoints.accuracies(self.evaluations), time.time())
+        status["checkpoint"] = checkpoints.describe(self.run, checkpoints.scores(self.evaluations), time.time())
         write_atomic(self.run.status, json.dumps(status).encode())
 
     def record(self) -> None:
@@ -170,9 +170,10 @@ class CoordinatorWorker:
             if isinstance(record, StepRecord):
                 self.recorder.step(reporting.step_record(self.core, record, self.seconds))
                 self.recorder.consumed(record.step - 1, record.consumed)
-            else:
-                self.evaluations.append(reporting.evaluation_record(record, self.seconds))
-                self.recorder.evaluation(self.evaluations[-1])
+                continue
+            self.evaluations.append(reporting.heldout_record(self.core, record, self.seconds) if isinstance(record, HeldoutLoss)
+                                    else reporting.evaluation_record(record, self.seconds))
+            self.recorder.evaluation(self.evaluations[-1])
 
     async def flush(self) -> None:
         """Send what the state machine has to say."""

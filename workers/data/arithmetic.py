@@ -58,4 +58,4 @@ class ArithmeticPrompts:
 
     def _prompt(self, pair: tuple[int, int]) -> Prompt:
         a, b = pair
-        return Prompt(id=f"{a}+{b}", text=f"{self._examples}{a} + {b} =", verifier=self._verifier, reference=str(a + b))
+        return Prompt(id=f"{a}+{b}", text=f"{self._examples}{a} + {b} =", verifier=self._verifier, reference=str(a + b), response=f" {a + b}")

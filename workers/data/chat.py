@@ -25,8 +25,8 @@ class ChatTemplate:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        config = _tokenizer_config(folder)
-        self._special = {name: _token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
+        config = read_tokenizer_config(folder)
+        self._special = {name: token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
         try:
             self._template = _environment().from_string(_template_text(folder, config))
         except jinja2.TemplateError as error:
@@ -44,7 +44,7 @@ class ChatTemplate:
 
 
 class ChatPrompts:
-    """A prompt source whose texts are rendered by a chat template."""
+    """A prompt source whose texts are rendered by a chat template. Responses are stripped, as templates do."""
 
     def __init__(self, source: PromptSource, template: ChatTemplate) -> None:
         self._source = source
@@ -59,10 +59,11 @@ class ChatPrompts:
         return [self._render(prompt) for prompt in self._source.heldout()]
 
     def _render(self, prompt: Prompt) -> Prompt:
-        return with_text(prompt, self._template.render(prompt.text))
+        return with_text(prompt, self._template.render(prompt.text), prompt.response.strip())
 
 
-def _tokenizer_config(folder: Path) -> dict[str, Any]:
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json of `folder`; {} where there is none. Raises `ConfigError`."""
     path = folder / "tokenizer_config.json"
     try:
         config = json.loads(path.read_text())
@@ -86,7 +87,8 @@ def _template_text(folder: Path, config: dict[str, Any]) -> str:
     return template
 
 
-def _token_text(token: object) -> str:
+def token_text(token: object) -> str:
+    """A special token of tokenizer_config.json, which is written in two ways."""
     return str(token["content"]) if isinstance(token, dict) else str(token)
 
 

@@ -82,7 +82,9 @@ class GymPrompts:
                               f"Its options are {_describe_options(self._task)}") from error
 
     def _prompt(self, name: str, entry: dict[str, Any]) -> Prompt:
-        return Prompt(id=name, text=entry["question"], verifier=self._verifier, reference=encode_reference(self._task, self._options, entry))
+        answer = entry.get("answer")
+        return Prompt(id=name, text=entry["question"], verifier=self._verifier, reference=encode_reference(self._task, self._options, entry),
+                      response="" if answer is None else f" {answer}")
 
     def _check_json(self, entry: dict[str, Any]) -> None:
         """The entry travels as JSON: refuse a task that judges its own answer differently after that."""

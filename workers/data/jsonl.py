@@ -1,7 +1,9 @@
 """Prompts from JSONL files: one training file, one held-out file, read and checked whole before the run starts.
 
-Each line is {"prompt": text, "answer": text or number, "id": text (optional), "verifier": name (optional)}. Training
-goes through the file again and again, each time in another order drawn from the seed.
+Each line is {"prompt": text, "answer": text or number, "response": text (optional), "id": text (optional), "verifier": name
+(optional)}. The answer is what a verifier compares with; the response, in the column `data.response_field`, is what supervised training
+learns, as it stands, and is the answer too where there is no other. Training goes through the file again and again, each time in another
+order drawn from the seed.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import functools
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,10 +32,11 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 class JsonlPrompts:
     """The prompts of `data.path` and `data.heldout_path`. Raises `ConfigError` naming file and line for whatever cannot work."""
 
-    def __init__(self, config: DataConfig, verifier: str, seed: int) -> None:
+    def __init__(self, config: DataConfig, verifier: str, seed: int, responses: bool = False) -> None:
         self._seed = seed
-        self._train = _read(Path(config.path), "data.path", verifier)
-        heldout = _read(Path(config.heldout_path), "data.heldout_path", verifier)
+        field = config.response_field
+        self._train = _read(Path(config.path), "data.path", verifier, field, responses)
+        heldout = _read(Path(config.heldout_path), "data.heldout_path", verifier, field, responses)
         _check_disjoint(config, self._train, heldout)
         self._heldout = [prompt for _, prompt in heldout[:config.num_heldout]]
         self._order = functools.lru_cache(maxsize=2)(self._shuffle)
@@ -53,8 +57,8 @@ class JsonlPrompts:
         return order
 
 
-def _read(path: Path, key: str, verifier: str) -> list[tuple[int, Prompt]]:
-    """The prompts of one file with their line numbers. Blank lines are skipped."""
+def _read(path: Path, key: str, verifier: str, field: str, responses: bool) -> list[tuple[int, Prompt]]:
+    """The prompts of one file with their line numbers. Blank lines are skipped. `responses`: each must have one, in the column `field`."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -63,7 +67,7 @@ def _read(path: Path, key: str, verifier: str) -> list[tuple[int, Prompt]]:
     line_of_id: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            prompt = _parse(line, f"{path}:{number}", f"line/{number}", verifier)
+            prompt = _parse(line, f"{path}:{number}", f"line/{number}", verifier, field, responses)
             if prompt.id in line_of_id:
                 raise ConfigError(f"{path}:{number}: id {prompt.id!r} is also that of line {line_of_id[prompt.id]}; an id must be unique. Change one")
             line_of_id[prompt.id] = number
@@ -73,9 +77,15 @@ def _read(path: Path, key: str, verifier: str) -> list[tuple[int, Prompt]]:
     return prompts
 
 
-def _parse(line: bytes, place: str, default_id: str, verifier: str) -> Prompt:
+def _parse(line: bytes, place: str, default_id: str, verifier: str, field: str, responses: bool) -> Prompt:
     try:
-        parsed = msgspec.json.decode(line, type=_Line, strict=True)
+        columns = msgspec.json.decode(line, type=dict[str, Any], strict=True)
+        response = msgspec.convert(columns.get(field, ""), str | int | float, strict=True)
+        if responses and response == "":
+            raise ConfigError(f"{place}: no text in the column {field!r} (data.response_field): a supervised run needs a response for every prompt. "
+                              'A line must be like {"prompt": "1 + 1 =", "' f'{field}": " 2"' "}")
+        known = {"answer": response} if field in columns else {}
+        parsed = msgspec.convert(known | {name: value for name, value in columns.items() if name != field}, _Line, strict=True)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{place}: {error}. A line must be like " '{"prompt": "1 + 1 =", "answer": 2}; "id" and "verifier" are optional') from error
     if not parsed.prompt:
@@ -84,7 +94,8 @@ def _parse(line: bytes, place: str, default_id: str, verifier: str) -> Prompt:
         raise ConfigError(f"{place}: the id has {len(parsed.id)} characters; it must have 1 to {MAX_ID}. Shorten it or leave it out")
     name = verifier if parsed.verifier is None else parsed.verifier
     check_name(name, f"{place}: verifier")
-    return Prompt(id=default_id if parsed.id is None else parsed.id, text=parsed.prompt, verifier=name, reference=str(parsed.answer))
+    return Prompt(id=default_id if parsed.id is None else parsed.id, text=parsed.prompt, verifier=name, reference=str(parsed.answer),
+                  response=str(response))
 
 
 def _check_disjoint(config: DataConfig, train: list[tuple[int, Prompt]], heldout: list[tuple[int, Prompt]]) -> None:

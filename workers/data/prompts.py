@@ -17,12 +17,14 @@ from workers.reward.verifiers import check_name
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question. `id` names it within its source; `reference` is what `verifier` needs to judge an answer (text or JSON)."""
+    """One question. `id` names it within its source; `reference` is what `verifier` needs to judge an answer (text or JSON). `response`:
+    the answer that supervised training learns, as it follows the text; '' where the source knows none."""
 
     id: str
     text: str
     verifier: str
     reference: str
+    response: str = ""
 
 
 class PromptSource(Protocol):
@@ -37,13 +39,14 @@ class PromptSource(Protocol):
         ...
 
 
-def open_prompts(config: DataConfig, reward: RewardConfig, seed: int, model_folder: Path | None = None) -> PromptSource:
-    """The prompt source that `config` names. `model_folder` holds the chat template and is needed for data.chat_template only.
+def open_prompts(config: DataConfig, reward: RewardConfig, seed: int, model_folder: Path | None = None, responses: bool = False) -> PromptSource:
+    """The prompt source that `config` names. `model_folder` holds the chat template and is needed for data.chat_template only. `responses`:
+    prompts of files must have one.
 
     Raises `ConfigError` for data, options or files that cannot work.
     """
     check_name(reward.verifier)
-    source = _open(config, reward, seed)
+    source = _open(config, reward, seed, responses)
     if not config.chat_template:
         return source
     if model_folder is None:
@@ -53,7 +56,7 @@ def open_prompts(config: DataConfig, reward: RewardConfig, seed: int, model_fold
     return ChatPrompts(source, ChatTemplate(model_folder))
 
 
-def _open(config: DataConfig, reward: RewardConfig, seed: int) -> PromptSource:
+def _open(config: DataConfig, reward: RewardConfig, seed: int, responses: bool) -> PromptSource:
     # Imported here, so that a run pays only for the source that it uses.
     if config.kind is DataKind.arithmetic:
         from workers.data.arithmetic import ArithmeticPrompts
@@ -66,7 +69,7 @@ def _open(config: DataConfig, reward: RewardConfig, seed: int) -> PromptSource:
     if config.kind is DataKind.jsonl:
         from workers.data.jsonl import JsonlPrompts
 
-        return JsonlPrompts(config, reward.verifier, seed)
+        return JsonlPrompts(config, reward.verifier, seed, responses)
     raise ConfigError(f"data.kind={config.kind!r}: no such kind. Use one of {', '.join(kind.value for kind in DataKind)}")
 
 
@@ -76,6 +79,6 @@ def check_index(index: int) -> None:
         raise IndexError(f"training prompt {index}: indices start at 0")
 
 
-def with_text(prompt: Prompt, text: str) -> Prompt:
-    """`prompt` with another `text`."""
-    return dataclasses.replace(prompt, text=text)
+def with_text(prompt: Prompt, text: str, response: str) -> Prompt:
+    """`prompt` with another `text` and `response`."""
+    return dataclasses.replace(prompt, text=text, response=response)

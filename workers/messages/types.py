@@ -190,11 +190,10 @@ class VersionsNeeded(Message, frozen=True):
 
 
 class CheckpointPart(Message, frozen=True):
-    """The coordinator's part of the checkpoint of `step` is written: its file's name and digest (BLAKE3, hex)."""
+    """The coordinator's part of the checkpoint of `step` is written: the answer to the CheckpointRequest that said `final`."""
 
     step: Count
-    name: Name
-    digest: Name
+    final: bool
 
 
 class Drain(Message, frozen=True):

@@ -78,7 +78,7 @@ class CoordinatorLink:
         self._asked = -1
         self._batches: Inbox[Received | None] = Inbox()
         self._parts: Inbox[CheckpointPart] = Inbox()
-        self._left = threading.Event()
+        self._left, self._told = threading.Event(), threading.Event()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._peer: Peer | None = None
@@ -106,6 +106,12 @@ class CoordinatorLink:
     @property
     def drain_reason(self) -> str:
         """Why this incarnation is to save its state and leave; '' while it is not."""
+        return self._drain_reason
+
+    def wait_for_drain(self, timeout_s: float) -> str:
+        """Why this incarnation leaves. Another rank may have been told so before this one: wait `timeout_s` for what rank 0 is told itself."""
+        if not self._told.wait(timeout_s):
+            self._drain(TOLD_TO_END)
         return self._drain_reason
 
     def ask(self, step: int) -> None:
@@ -140,7 +146,7 @@ class CoordinatorLink:
                 part = self._parts.take(SAVE_S)
             except queue.Empty as error:
                 raise TimeoutError(f"checkpoint of step {step}: the coordinator has not written its part in {SAVE_S:g} s") from error
-            if part.step == step:
+            if (part.step, part.final) == (step, final):
                 return
 
     def fail(self, cause: str) -> None:
@@ -177,6 +183,7 @@ class CoordinatorLink:
 
     def _drain(self, reason: str) -> None:
         self._drain_reason = self._drain_reason or reason
+        self._told.set()
         self._batches.put(None)  # wakes whoever waits
 
     # -- link thread ---------------------------------------------------------------------------------------------------

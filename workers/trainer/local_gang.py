@@ -23,7 +23,6 @@ from workers.processes import describe_exit, end_with_parent, enlist
 from workers.rundir import RunFolder
 from workers.signals import Signals
 from workers.slurm import Place
-from workers.trainer.link import RunEnded
 
 JOIN_S = 20.0
 LAST_WORDS = 15
@@ -93,10 +92,7 @@ def main(path: str, rank: str, size: str, epoch: str, parent: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
     from workers.trainer import ranks
 
-    try:
-        print(f"left: {ranks.follow(run, config, place(int(rank), int(size), int(epoch)), signals)}")
-    except RunEnded as end:
-        print(f"the run has ended: {end}")
+    print(f"left: {ranks.follow(run, config, place(int(rank), int(size), int(epoch)), signals)}")
 
 
 if __name__ == "__main__":

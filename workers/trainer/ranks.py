@@ -1,7 +1,7 @@
 """The ranks of one training element: how they find each other, and what rank 0 tells the others.
 
     rank 0      claims the epoch --> rendezvous/ranks.<job>.<restarts>.json (address, port, checkpoint) --> the others join
-    rank 0      TrainStep | WriteWeights | CheckpointRequest | Finish --broadcast of some bytes--> rank r: does its part
+    rank 0      TrainStep | WriteWeights | MeasureHeldout | CheckpointRequest | Finish --broadcast of some bytes--> rank r: does its part
     coordinator Batch (a share for each copy of the model) --> the copy's leader (share_link.py) --broadcast in the copy--> its other ranks
 
 A rank that dies ends the element: srun kills the others (--kill-on-bad-exit), and so would their broken connections.
@@ -25,7 +25,9 @@ from workers.rundir import RunFolder
 from workers.signals import Signals
 from workers.slurm import Place
 from workers.trainer.background import PartSaver
-from workers.trainer.megatron import process_group
+from workers.trainer.heldout import HeldoutExamples
+from workers.trainer.link import RunEnded
+from workers.trainer.megatron import collectives, process_group
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.gang import Gang
 from workers.trainer.megatron.stop import StepAbandoned
@@ -61,11 +63,15 @@ class WriteWeights(msgspec.Struct, frozen=True, tag=True):
     """Give rank 0 the weights, to publish or to export."""
 
 
+class MeasureHeldout(msgspec.Struct, frozen=True, tag=True):
+    """Take part in measuring the held-out loss of a supervised run."""
+
+
 class StillThere(msgspec.Struct, frozen=True, tag=True):
     """Nothing to do yet."""
 
 
-Order = TrainStep | WriteWeights | StillThere | CheckpointRequest | Finish
+Order = TrainStep | WriteWeights | MeasureHeldout | StillThere | CheckpointRequest | Finish
 
 
 class Ranks:
@@ -78,7 +84,7 @@ class Ranks:
     def tell(self, order: Order) -> None:
         """Have the others do their part of `order`."""
         if self.others:
-            process_group.broadcast_bytes(msgspec.msgpack.encode(order))
+            collectives.broadcast_bytes(msgspec.msgpack.encode(order))
 
 
 def spread_in_copy(share: Batch | None) -> Batch:
@@ -86,7 +92,7 @@ def spread_in_copy(share: Batch | None) -> Batch:
     if process_group.num_copies() == process_group.world_size():
         assert share is not None
         return share
-    content = process_group.broadcast_in_copy(pack(share) if share is not None else None)
+    content = collectives.broadcast_in_copy(pack(share) if share is not None else None)
     if share is not None:
         return share
     received = Decoder(Batch, MAX_BYTES).unpack(content)
@@ -125,6 +131,7 @@ class Follower:
         self._engine = MegatronEngine(config, Path(config.model.path), gang)
         if meeting.checkpoint:
             self._engine.load_state(Path(meeting.checkpoint) / checkpoints.TRAINER)
+        self._heldout = HeldoutExamples(config, self._engine) if config.supervised else None
         self._saver = PartSaver(self._engine, config.checkpoint.background)
         self._link: ShareLink | None = None
         if process_group.is_leader():
@@ -132,16 +139,24 @@ class Follower:
             self._link.ask(self._engine.num_steps)
 
     def live(self) -> str:
-        """Do what rank 0 says until it says Finish; returns its cause."""
+        """Do what rank 0 says until it says Finish, or the run ends; returns the cause."""
+        try:
+            return self._follow()
+        except RunEnded as end:
+            return str(end)
+
+    def _follow(self) -> str:
         decoder = msgspec.msgpack.Decoder(Order)
         while True:
-            order = decoder.decode(process_group.broadcast_bytes(None))
+            order = decoder.decode(collectives.broadcast_bytes(None))
             match order:
                 case TrainStep():
                     self._train(order.step)
                 case WriteWeights():
                     for _ in self._engine.iter_hf_tensors():
                         pass
+                case MeasureHeldout() if self._heldout is not None:
+                    self._heldout.measure()
                 case CheckpointRequest():
                     self._saver.follow(Path(order.folder) / checkpoints.TRAINER, order.final)
                 case Finish():

@@ -41,6 +41,6 @@ def compute_advantages(kind: Advantage, groups: list[TrainGroup], rewards: np.nd
 def train_batch(engine: MegatronEngine, config: Config, share: Batch, stop_requested: Callable[[], bool]) -> dict[str, float]:
     """Train on a batch of which `share` is this copy's; returns the metrics. Raises `StepAbandoned` where a stop came in time."""
     groups = [to_train_group(group) for group in share.groups]
-    advantages = None if config.algorithm.critic else compute_advantages(
+    advantages = None if config.supervised or config.algorithm.critic else compute_advantages(
         config.algorithm.advantage, groups, np.asarray(share.rewards, np.float32), share.first_rewards)
     return engine.train_step(groups, share.minibatches, None, advantages, stop_requested)

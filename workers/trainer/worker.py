@@ -7,6 +7,8 @@
 
 Who waits for whom: the trainer waits for the batch only, and asks for the next one while it computes; rollouts go on while it computes and
 publishes. With several ranks, rank 0 does all this, and tells the others (ranks.py) what to do; their batches come from the coordinator.
+
+A supervised run (`run.kind=supervised`) has no rollouts: nothing is published, and the held-out loss is measured here when it is due.
 """
 
 from __future__ import annotations
@@ -20,19 +22,25 @@ from torch import Tensor
 
 from workers.checkpoints import Checkpoint, Fenced
 from workers.config import Config
-from workers.messages.types import Finish, Version
+from workers.messages.types import Announcement, Finish, Version
 from workers.rundir import RunFolder
 from workers.trainer.exporter import Exporter
+from workers.trainer.heldout import HeldoutExamples
 from workers.trainer.inbox import Received
 from workers.trainer.link import CoordinatorLink, DrainRequested, RunEnded
 from workers.trainer.megatron import process_group
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.model import DTYPES
 from workers.trainer.megatron.stop import StepAbandoned
-from workers.trainer.ranks import IDLE_S, Order, Ranks, StillThere, TrainStep, WriteWeights, spread_in_copy
+from workers.trainer.ranks import IDLE_S, MeasureHeldout, Order, Ranks, StillThere, TrainStep, WriteWeights, spread_in_copy
 from workers.trainer.run_saver import RunSaver
 from workers.trainer.train_batch import train_batch
 from workers.weights.publisher import Publisher
+
+NOWHERE = "not published"
+
+OWN_SIGNAL_S = 15.0
+"""How long rank 0 waits for its own signal after another rank had one: srun passes them to all nodes, but not at once."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,9 @@ class TrainerWorker:
         if restored is not None:
             self._engine.load_state(restored.trainer)
         self.version = Version(epoch, self._engine.num_steps)
-        self._publisher = Publisher(run.weights(config.weights.dir), model, DTYPES[config.engine.dtype])
+        self._heldout = HeldoutExamples(config, self._engine) if config.supervised else None
+        self._publisher = None if config.supervised else Publisher(run.weights(config.weights.dir), model, DTYPES[config.engine.dtype])
+        self._begins_new = restored is None
         self._published = False
         self._saver = RunSaver(run, config, link, ranks, self._engine, self.version, restored)
         self._exporter = Exporter(run, config, ranks, self._engine.architecture, self._weights)
@@ -94,7 +104,7 @@ class TrainerWorker:
         try:
             if self._published:
                 self._saver.save_last(self.version)
-            self._tell(Finish(self._link.drain_reason))
+            self._tell(Finish(self._link.wait_for_drain(OWN_SIGNAL_S)))
         except (RunEnded, Fenced) as end:
             self._tell(Finish(str(end)))
             return Ending("fenced" if isinstance(end, Fenced) else "ended" if str(end) else "finished", str(end))
@@ -112,7 +122,7 @@ class TrainerWorker:
                     "train_s": time.monotonic() - started - waited}
         self.version = Version(self.version.epoch, self.version.step + 1)
         self._publish(metrics)
-        if self._link.needed is not None:
+        if self._link.needed is not None and self._publisher is not None:
             self._publisher.remove_older(self._link.needed)
 
     def _next_batch(self) -> Received:
@@ -126,10 +136,21 @@ class TrainerWorker:
         started = time.monotonic()
         if self.run.newest_epoch() != self.version.epoch:
             raise Fenced(f"version {self.version}: epoch {self.run.newest_epoch()} has begun, this one may publish nothing any more")
-        announcement = self._publisher.publish(self._weights(), self.version)
+        metrics |= self._measure_heldout()
+        announcement = self._publisher.publish(self._weights(), self.version) if self._publisher else Announcement(self.version, NOWHERE, NOWHERE)
         metrics |= {"publish_s": time.monotonic() - started, **self._saver.take_metrics(), **self._exporter.take_metrics()}
         self._link.step_finished(announcement, metrics)
         self._published = True
+
+    def _measure_heldout(self) -> dict[str, float]:
+        """The held-out loss of this version, where it is due: before the first step, every `evaluation.every_steps`, after the last."""
+        step, every = self.version.step, self.config.evaluation.every_steps
+        due = (every and step % every == 0) or step >= self.config.run.num_steps
+        if self._heldout is None or not (due if self._published else self._begins_new):
+            return {}
+        started = time.monotonic()
+        self._tell(MeasureHeldout())
+        return self._heldout.measure() | {"heldout_s": time.monotonic() - started}
 
     def _tell(self, order: Order) -> None:
         self._ranks.tell(order)

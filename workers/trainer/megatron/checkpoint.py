@@ -28,14 +28,14 @@ from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch.distributed.checkpoint import CheckpointException
 
 from workers.files import write_atomic
-from workers.trainer.megatron import cpu_backend, process_group
+from workers.trainer.megatron import collectives, cpu_backend, process_group
 from workers.trainer.megatron.mailbox import Mailbox, MailboxError
 from workers.trainer.megatron.state_copy import Shard, WrittenPart, capture, digest_file, write_index, write_part
 from workers.trainer.megatron.training_state import TrainingState
 
 STATE_FILE = "state.json"
 FORMAT = 2
-WRITE_S = 3600.0
+WRITE_S = process_group.COLLECTIVE_TIMEOUT_S / 2  # ranks that have written wait for it in a collective
 # What reading and writing raises; torch's CheckpointException is no Exception but a BaseException.
 _FAILURES = (CheckpointingException, CheckpointException, MailboxError, OSError, RuntimeError, ValueError, KeyError)
 
@@ -208,6 +208,6 @@ def _cause(error: BaseException) -> str:
 
 def _agree(reason: str) -> None:
     """Raise CheckpointError on all ranks where any has a reason to: that of the lowest rank that has one."""
-    agreed = process_group.first_text(reason)
+    agreed = collectives.first_text(reason)
     if agreed:
         raise CheckpointError(agreed)

@@ -29,7 +29,7 @@ from workers.config import AlgorithmConfig, Config, TrainerConfig
 from workers.trainer.batch import TrainGroup
 from workers.trainer.context import RankPart
 from workers.trainer.layout import PackedBatch
-from workers.trainer.megatron import process_group
+from workers.trainer.megatron import collectives
 from workers.trainer.megatron.objective import TokenValues, own_tokens
 from workers.trainer.megatron.stop import StopGate
 from workers.trainer.megatron.trained_model import TrainedModel
@@ -121,11 +121,11 @@ class _Moments:
     """Means and variances over the actions of all copies. What returns have over values is the advantages."""
 
     def __init__(self, advantage: np.ndarray, value: np.ndarray, returns: np.ndarray) -> None:
-        sums = process_group.sum_over_copies(np.array([len(value), advantage.sum(), value.sum(), returns.sum()], np.float64))
+        sums = collectives.sum_over_copies(np.array([len(value), advantage.sum(), value.sum(), returns.sum()], np.float64))
         number = max(1.0, float(sums[0]))
         self._advantage, self._value, self._return = (float(total) / number for total in sums[1:])
         squares = np.array([np.square(advantage - self._advantage).sum(), np.square(returns - self._return).sum()], np.float64)
-        self._advantage_variance, self._return_variance = (float(total) / number for total in process_group.sum_over_copies(squares))
+        self._advantage_variance, self._return_variance = (float(total) / number for total in collectives.sum_over_copies(squares))
 
     def normalized(self, advantage: np.ndarray) -> np.ndarray:
         """Of mean 0 and standard deviation 1."""

@@ -11,6 +11,8 @@
         v
     iter_hf_tensors()                                               to whoever publishes the weights
 
+With `run.kind=supervised` none of that is there, and the loss is the negative log-likelihood of the responses.
+
 Proximal log-probs are those of the weights before the step. If the caller does not bring them, the first minibatch takes them from its
 own training pass, which starts from exactly these weights; for the others a forward pass makes them, or `algorithm.proximal` says how to
 do without. Groups whose loss has no gradient (advantages all zero, no reference model) are passed forward only, for the metrics.
@@ -32,7 +34,7 @@ from torch import Tensor
 
 from workers.config import Config
 from workers.trainer.batch import TrainGroup, check_per_response
-from workers.trainer.megatron import checkpoint, cpu_backend, process_group
+from workers.trainer.megatron import checkpoint, collectives, cpu_backend, process_group
 from workers.trainer.megatron.checkpoint import CheckpointError, Saving
 from workers.trainer.megatron.critic import Critic
 from workers.trainer.megatron.gang import Gang
@@ -64,6 +66,7 @@ class MegatronEngine:
         """
         torch.set_num_threads(config.trainer.num_threads)
         self._config, self._algorithm = config, config.algorithm
+        self._no_advantages = config.supervised or self._algorithm.critic
         self.architecture = read_architecture(model_folder)
         process_group.initialize(gang, config.trainer.parallel)
         with cpu_backend.redirected():
@@ -132,15 +135,15 @@ class MegatronEngine:
 
         `groups` are this copy's share of the batch; a minibatch may be empty here, and has groups of other copies then. `proximal` are
         log-probs by group, response and token from before this step (None: see the top of this file); `advantages` float32 [n] by group, or
-        by group and response [L_i], or None, and only then, where the critic makes them of the groups' rewards. `stop_requested` is asked
-        before each micro-batch until the first update is due.
+        by group and response [L_i], or None, and only then, where the critic makes them of the groups' rewards, or training is supervised.
+        `stop_requested` is asked before each micro-batch until the first update is due.
 
         Returns metrics: loss, grad_norm (means over minibatches), lr, entropy (nats), the means and shares of
-        `losses.summarize`, num_tokens (response tokens trained on), num_packed_tokens (input tokens of training passes),
-        num_microbatches; with a critic value_loss, value_grad_norm (means over minibatches), critic_lr, and of its values before the step
-        explained_variance, value_mean, return_mean. Raises ValueError on bad input; StepAbandoned where the stop came in time, on all
-        ranks, with everything as it was; FloatingPointError on a loss or gradient that is not finite, and the weights are then those
-        before the failing minibatch.
+        `losses.summarize` (supervised: those of `likelihood.summarize`, whose loss is the mean over all tokens), num_tokens (response
+        tokens trained on), num_packed_tokens (input tokens of training passes), num_microbatches; with a critic value_loss, value_grad_norm
+        (means over minibatches), critic_lr, and of its values before the step explained_variance, value_mean, return_mean. Raises
+        ValueError on bad input; StepAbandoned where the stop came in time, on all ranks, with everything as it was; FloatingPointError
+        on a loss or gradient that is not finite, and the weights are then those before the failing minibatch.
         """
         self._check(groups)
         _check_step(groups, minibatches, proximal)
@@ -148,7 +151,7 @@ class MegatronEngine:
         step = self.num_steps + 1
         gate = StopGate(stop_requested, step)
         gate.agree()
-        tokens = process_group.sum_over_copies(np.array([sum(groups[index].num_valid_tokens for index in part) for part in minibatches]))
+        tokens = collectives.sum_over_copies(np.array([sum(groups[index].num_valid_tokens for index in part) for part in minibatches]))
         estimated = self._critic.estimate(groups, gate) if self._critic else None
         reference = self._reference.logprobs(groups, gate) if self._reference else None
         targets = PolicyTargets(estimated.advantages if estimated else given, reference, proximal)
@@ -172,11 +175,11 @@ class MegatronEngine:
         return metrics
 
     def _given(self, advantages: Advantages | None, groups: list[TrainGroup]) -> TokenValues:
-        """The caller's advantages for every token; nothing where the critic makes them."""
-        if (advantages is None) is not self._algorithm.critic:
-            raise ValueError(f"advantages are {'None' if advantages is None else 'given'} with algorithm.advantage="
-                             f"{self._algorithm.advantage.value}: the critic makes them with gae, and only then. Give None there, and one "
-                             "array for each group otherwise")
+        """The caller's advantages for every token; nothing where the critic makes them, or none are needed."""
+        if (advantages is None) is not self._no_advantages:
+            where = "run.kind=supervised" if self._config.supervised else f"algorithm.advantage={self._algorithm.advantage.value}"
+            raise ValueError(f"advantages are {'None' if advantages is None else 'given'} with {where}: the critic makes them with gae, and "
+                             "supervised training has none. Give None there, and one array for each group otherwise")
         return [] if advantages is None else per_token(advantages, groups)
 
     def _check_whole(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
+from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -54,7 +55,8 @@ def transformer_config(architecture: Architecture, dtype: torch.dtype, trainer: 
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
-        gradient_accumulation_fusion=uses_transformer_engine(),
+        # Megatron's own output layer, which is made but never run, wants apex for it; Transformer Engine's layers do not.
+        gradient_accumulation_fusion=uses_transformer_engine() and importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None,
         persist_layer_norm=False,
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,
@@ -64,6 +66,7 @@ def transformer_config(architecture: Architecture, dtype: torch.dtype, trainer: 
         variable_seq_lengths=True,  # of the tensors between pipeline stages
         moe_token_dispatcher_type="alltoall",  # the one that takes such tensors
         batch_p2p_comm=not on_cpu,
+        batch_p2p_sync=False,  # was for an error in old versions of torch
         **_RECOMPUTE[trainer.recompute],
         **moe.config_keywords(architecture, parallel),
     )
@@ -78,7 +81,7 @@ _RECOMPUTE: dict[Recompute, dict[str, Any]] = {
 
 def uses_transformer_engine() -> bool:
     """Whether layers are Transformer Engine's: where it is installed, and there is CUDA."""
-    return torch.cuda.is_available() and importlib.util.find_spec("transformer_engine") is not None
+    return torch.cuda.is_available() and gpt_layer_specs.HAVE_TE
 
 
 def layer_specs(config: TransformerConfig, architecture: Architecture) -> TransformerBlockSubmodules:
@@ -94,6 +97,9 @@ def layer_specs(config: TransformerConfig, architecture: Architecture) -> Transf
         layer.submodules.self_attention.submodules.core_attention = PackedAttention
         return TransformerBlockSubmodules(layer_specs=[layer] * number, layer_norm=TENorm)
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm", **moe.spec_keywords(architecture))
+    if architecture.mixture is not None:
+        # Transformer Engine's layers keep this norm apart where there are experts: a checkpoint of either is one of both.
+        layer.submodules.sharded_state_dict_keys_map.pop("pre_mlp_layernorm.", None)
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = PackedAttention
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from workers.trainer.megatron import process_group
+from workers.trainer.megatron import collectives, process_group
 
 
 class MailboxError(RuntimeError):
@@ -24,7 +24,7 @@ class Mailbox:
         self._rank, self._world_size = process_group.rank(), process_group.world_size()
         self._own = b""
         if self._world_size > 1:
-            self._name = process_group.broadcast_bytes(uuid.uuid4().hex.encode() if self._rank == 0 else None).decode()
+            self._name = collectives.broadcast_bytes(uuid.uuid4().hex.encode() if self._rank == 0 else None).decode()
             self._store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
 
     def post(self, content: bytes) -> None:

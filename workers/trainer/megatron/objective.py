@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workers.algorithms.likelihood import negative_log_likelihood
 from workers.algorithms.losses import Stats, decoupled_ppo_loss, merge_stats, reference_kl
 from workers.algorithms.proximal import loglinear_logprobs
 from workers.config import OffPolicy
@@ -16,7 +17,7 @@ from workers.config.training import AlgorithmConfig
 from workers.trainer.batch import TrainGroup, check_per_response
 from workers.trainer.context import RankPart
 from workers.trainer.layout import PackedBatch
-from workers.trainer.megatron import process_group
+from workers.trainer.megatron import collectives, process_group
 
 TokenValues = list[list[np.ndarray]]  # float32, by group, response, token
 Advantages = Sequence[np.ndarray | list[np.ndarray]]  # float32, by group: one for each response [n], or one for each of its tokens
@@ -71,6 +72,14 @@ def microbatch_loss(batch: PackedBatch, part: RankPart, output: Tensor, *, group
     return loss, stats | _own_stats(torch.where(mask, entropy, 0.0).sum(), _share(batch.num_real, part, batch), _share(1, part, batch))
 
 
+def supervised_loss(batch: PackedBatch, part: RankPart, output: Tensor, *, groups: list[TrainGroup], normalizer: float) -> tuple[Tensor, Stats]:
+    """As `microbatch_loss`, for groups whose responses are to be learnt as they are."""
+    mask = own_tokens(batch, part, lambda group, sample: groups[group].loss_mask[sample], output.device).bool()
+    loss, stats = negative_log_likelihood(output[0], mask, normalizer=normalizer)
+    entropy = torch.where(mask, output[1].detach(), 0.0).sum()
+    return loss, stats | _own_stats(entropy, _share(batch.num_real, part, batch), _share(1, part, batch))
+
+
 def own_tokens(batch: PackedBatch, part: RankPart, value: Callable[[int, int], np.ndarray], device: torch.device) -> Tensor:
     """What `value(group, sample)`, arrays aligned with the responses, holds for the n tokens that `part` predicts: a tensor [n] on `device`."""
     return batch.gather(value)[part.selected].to(device, non_blocking=True)
@@ -102,11 +111,11 @@ def merge_over_ranks(parts: list[Stats], none: Stats) -> dict[str, float]:
 
     `none` are the statistics of no tokens, with all names.
     """
-    merged = merge_stats([none, *(parts if process_group.values_count() else [])])
+    merged = merge_stats([merge_stats([none]), merge_stats(parts if process_group.values_count() else [])])
     highest = [name for name in merged if name.startswith("max_")]
     added = [name for name in merged if not name.startswith("max_")]
-    sums = process_group.sum_over_ranks(np.array([merged[name] for name in added]))
-    maxima = process_group.max_over_ranks(np.array([merged[name] for name in highest]))
+    sums = collectives.sum_over_ranks(np.array([merged[name] for name in added]))
+    maxima = collectives.max_over_ranks(np.array([merged[name] for name in highest]))
     return dict(zip(added + highest, [*sums.tolist(), *maxima.tolist()], strict=True))
 
 
@@ -116,13 +125,14 @@ def add_totals(parts: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _own_stats(entropy: Tensor, packed_tokens: float, microbatches: float) -> Stats:
-    return {"entropy": entropy, "packed_tokens": entropy.new_tensor(packed_tokens, dtype=torch.float64),
-            "microbatches": entropy.new_tensor(microbatches, dtype=torch.float64)}
+    return {"entropy": entropy, "packed_tokens": packed_tokens, "microbatches": microbatches}
 
 
-def no_stats(algorithm: AlgorithmConfig) -> Stats:
+def no_stats(algorithm: AlgorithmConfig, supervised: bool = False) -> Stats:
     """Statistics of no tokens: all names, with zeros. A masked token contributes exactly nothing."""
     zero, mask = torch.zeros(1), torch.zeros(1, dtype=torch.bool)
+    if supervised:
+        return negative_log_likelihood(zero, mask, normalizer=1.0)[1] | _own_stats(torch.zeros(()), 0, 0)
     _, stats = decoupled_ppo_loss(zero, zero, zero, zero, mask, normalizer=1.0)
     if algorithm.kl_weight:
         stats |= reference_kl(zero, zero, mask, normalizer=1.0)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from megatron.core import optimizer as megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from torch import Tensor
 
 from workers.config import ConfigError, RunConfig, TrainerConfig
 from workers.trainer.megatron.adam import GroupStepAdamW
@@ -39,7 +41,8 @@ def build_optimizer(model: Any, trainer: TrainerConfig, dtype: torch.dtype) -> A
         use_precision_aware_optimizer=offload > 0,
         overlap_cpu_optimizer_d2h_h2d=offload > 0,
     )
-    return get_megatron_optimizer(config, [model])
+    with torch.no_grad() if offload else contextlib.nullcontext():  # of float32 parameters, the hybrid optimizer takes views as its own
+        return get_megatron_optimizer(config, [model])
 
 
 def _use_own_adam() -> None:
@@ -77,8 +80,8 @@ def build_scheduler(optimizer: Any, trainer: TrainerConfig, run: RunConfig) -> O
 def clip_gradients(optimizer: Any, max_norm: float, step: int, lr_key: str = "trainer.lr") -> float:
     """Clip by the global norm, ready for `optimizer.step_with_ready_grads()`; returns the norm before clipping. `lr_key`: of its config.
 
-    Together they are Megatron's ChainedOptimizer.step, with a check between norm and update and with torch's clipping,
-    which works in place: a gradient that is not finite raises FloatingPointError and leaves weights and optimizer state as they were.
+    Together they are Megatron's ChainedOptimizer.step, with a check between norm and update: a gradient that is not finite raises
+    FloatingPointError and leaves weights and optimizer state as they were.
     """
     optimizer.prepare_grads()
     norm = float(optimizer.get_grad_norm())
@@ -86,6 +89,14 @@ def clip_gradients(optimizer: Any, max_norm: float, step: int, lr_key: str = "tr
         raise FloatingPointError(f"training step {step}: the gradient norm is {norm}. The weights are those before this update. "
                                  f"Lower {lr_key} or algorithm.behavior_cap, or train in float32")
     if norm > max_norm:
-        parameters = [parameter for part in optimizer.chained_optimizers for parameter in part.get_parameters()]  # experts have a part of their own
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, torch.tensor(norm))
+        torch._foreach_mul_(_gradients(optimizer), max_norm / (norm + 1e-6))
     return norm
+
+
+def _gradients(optimizer: Any) -> list[Tensor]:
+    """The gradients that the update will use: of a chain of optimizers (experts have one of their own), and where each looks for them."""
+    found = []
+    for part in optimizer.chained_optimizers:
+        attribute = "decoupled_grad" if part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 else "grad"
+        found += [getattr(parameter, attribute, None) for parameter in part.get_parameters()]
+    return [gradient for gradient in found if gradient is not None]

@@ -57,11 +57,12 @@ class PackedAttention(torch.nn.Module):
 
     def _attend(self, bucket: SegmentBucket, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The bucket's real outputs, [number of real queries, heads * d]."""
-        queries = _take(query, bucket.query_index)
+        queries, keys, values = _take(query, bucket.query_index), _take(key, bucket.key_index), _take(value, bucket.key_index)
+        if query.is_cuda:  # with grouped queries, only the kernel that keeps all scores takes float32
+            keys, values = (each.repeat_interleave(queries.shape[1] // each.shape[1], dim=1) for each in (keys, values))
         mask = None if bucket.mask is None else bucket.mask.to(query.dtype)
         output = functional.scaled_dot_product_attention(
-            queries, _take(key, bucket.key_index), _take(value, bucket.key_index),
-            attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=True)
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=True)
         output = output.transpose(1, 2).reshape(-1, query.shape[1] * query.shape[2])
         return output if len(bucket.real) == len(output) else output.index_select(0, bucket.real)
 

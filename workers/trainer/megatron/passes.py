@@ -29,7 +29,7 @@ from workers.config.training import TrainerConfig
 from workers.trainer.batch import TrainGroup
 from workers.trainer.context import RankPart, part_of
 from workers.trainer.layout import PackedBatch, pack_chunks, split_groups
-from workers.trainer.megatron import cpu_backend, process_group
+from workers.trainer.megatron import collectives, cpu_backend, process_group
 from workers.trainer.megatron.attention_plan import PackedLayoutParams, plan_attention
 from workers.trainer.megatron.objective import TokenValues
 from workers.trainer.megatron.stop import StopGate, StopNoticed
@@ -46,28 +46,27 @@ class PackedPasses:
         self._device = cpu_backend.device()
         # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
         self._in_lockstep = trainer.parallel.pp > 1 or trainer.parallel.ep > 1
-        # The flash kernel takes half precision only.
-        self._by_lengths = self._device.type == "cuda" and dtype is torch.bfloat16
+        self._by_lengths = self._device.type == "cuda" and _takes_flash(dtype, 2 * len(inverse_frequencies))
 
     def run(self, groups: list[TrainGroup], indices: list[int], loss: LossFunction, forward_only: bool, gate: StopGate) -> list[Stats]:
         """Pass the groups at `indices`, all ranks together; returns what `loss` gave besides the loss, by micro-batch (on the last stage).
 
-        Gradients come out multiplied by the number of copies, by which Megatron divides when it adds them up. Where the
+        Gradients come out multiplied by the number of copies, by which Megatron divides when it adds them up (its schedule multiplies by
+        the context-parallel size, by which it divides as well). Where the
         gate lets no more micro-batches through, the rest is left out: ask it afterwards.
         """
         batches = self._packed(groups, indices)
         if not batches:
             return []
-        plans = [self._plan(batch) for batch in batches]
         # Megatron divides the loss by the number of micro-batches; ours is normalised already.
-        scale = 1 if forward_only else len(plans) * process_group.num_copies()
+        scale = 1 if forward_only else len(batches) * process_group.num_copies()
         try:
             with cpu_backend.redirected(), torch.set_grad_enabled(not forward_only):
                 return get_forward_backward_func()(
                     forward_step_func=partial(self._forward_step, loss=loss, scale=scale, gate=gate),
-                    data_iterator=iter(plans),
+                    data_iterator=(self._plan(batch) for batch in batches),
                     model=self._model,
-                    num_microbatches=len(plans),
+                    num_microbatches=len(batches),
                     seq_length=max(len(batch.tokens) for batch in batches),
                     micro_batch_size=1,
                     forward_only=forward_only,
@@ -80,7 +79,7 @@ class PackedPasses:
         trainer, parallel = self._trainer, self._trainer.parallel
         chunks = split_groups(groups, indices, trainer.microbatch_tokens, trainer.share_prompts)
         own = len(pack([chunk.cost for chunk in chunks], trainer.microbatch_tokens))
-        number = int(process_group.max_over_ranks(np.array([own]))[0])
+        number = int(collectives.max_over_ranks(np.array([own]))[0])
         multiple = (parallel.tp if parallel.sequence else 1) * (2 * parallel.cp if parallel.cp > 1 else 1)
         return pack_chunks(groups, chunks, trainer.microbatch_tokens, number, multiple)
 
@@ -131,10 +130,15 @@ class PackedPasses:
         return output, scaled_loss
 
 
+def _takes_flash(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether torch's flash attention takes such heads: half precision, sizes it is made for, Ampere or newer."""
+    return dtype is torch.bfloat16 and head_dim % 8 == 0 and head_dim <= 256 and torch.cuda.get_device_capability() >= (8, 0)
+
+
 def _gathered(values: TokenValues) -> TokenValues:
     """What the ranks of a copy have computed in one: what another rank has computed is zero here, so adding is exact."""
     flat = [row for rows in values for row in rows]
     if not flat:
         return values
-    pieces = iter(np.split(process_group.sum_in_copy(np.concatenate(flat)), np.cumsum([len(row) for row in flat])[:-1]))
+    pieces = iter(np.split(collectives.sum_in_copy(np.concatenate(flat)), np.cumsum([len(row) for row in flat])[:-1]))
     return [[next(pieces) for _ in rows] for rows in values]

@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from workers.algorithms import likelihood
 from workers.algorithms.losses import Stats, summarize
 from workers.config import Config, Proximal
 from workers.trainer.batch import TrainGroup
 from workers.trainer.megatron.model import build_model
-from workers.trainer.megatron.objective import PolicyTargets, TokenValues, microbatch_loss, no_stats
+from workers.trainer.megatron.objective import PolicyTargets, TokenValues, microbatch_loss, no_stats, supervised_loss
 from workers.trainer.megatron.stop import StopGate
 from workers.trainer.megatron.trained_model import TrainedModel
 from workers.weights.architecture import Architecture
@@ -24,7 +25,7 @@ class Policy:
 
     def __init__(self, config: Config, architecture: Architecture, folder: Path, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
         """Call within `cpu_backend.redirected()`, groups initialised."""
-        self._algorithm = config.algorithm
+        self._algorithm, self._supervised = config.algorithm, config.supervised
         model = build_model(architecture, folder, dtype, config.workflow.temperature, config.trainer)
         self.trained = TrainedModel(model, config.trainer, config.run, inverse_frequencies, dtype)
 
@@ -38,7 +39,7 @@ class Policy:
 
         Raises StepAbandoned, on all ranks, where one was asked to stop.
         """
-        if first.proximal is not None or not self._algorithm.decoupled:
+        if first.proximal is not None or not self._algorithm.decoupled or self._supervised:
             return first
         match self._algorithm.proximal:
             case Proximal.recompute:
@@ -52,16 +53,18 @@ class Policy:
     def accumulate(self, groups: list[TrainGroup], indices: list[int], targets: PolicyTargets, normalizer: float, gate: StopGate,
                    moves: bool = True) -> list[Stats]:
         """This rank's share of the gradients of a minibatch, of none unless the policy `moves`; returns the statistics of its micro-batches."""
-        with_gradient = ([index for index in indices if targets.have_gradient(index)] or indices) if moves else []
+        self.trained.zero_gradients()
+        if self._supervised:
+            return self.trained.passes.run(groups, indices, partial(supervised_loss, groups=groups, normalizer=normalizer), False, gate)
+        with_gradient = [index for index in indices if targets.have_gradient(index)] if moves else []
         without = [index for index in indices if index not in set(with_gradient)]
         loss = partial(microbatch_loss, groups=groups, targets=targets, normalizer=normalizer, algorithm=self._algorithm)
-        self.trained.zero_gradients()
         stats = self.trained.passes.run(groups, with_gradient, loss, forward_only=False, gate=gate)
         return stats + self.trained.passes.run(groups, without, loss, forward_only=True, gate=gate)
 
     def clip(self, stats: list[Stats], step: int, number: int, moves: bool = True) -> dict[str, float]:
         """As TrainedModel.clip, for what `accumulate` gave; without gradients their norm is 0."""
-        none = no_stats(self._algorithm)
+        none = no_stats(self._algorithm, self._supervised)
         return self.trained.clip(stats, none, step, number) if moves else self.trained.totals(stats, none, step, number) | {"grad_norm": 0.0}
 
     def update(self, step: int, moves: bool = True) -> None:
@@ -78,7 +81,7 @@ class Policy:
             "grad_norm": totals["grad_norm"] / number,
             "lr": self.trained.lr,
             "entropy": totals["entropy"] / max(totals["tokens"], 1.0),
-            **summarize(totals),
+            **(likelihood.summarize(totals) if self._supervised else summarize(totals)),
             "num_tokens": totals["tokens"],
             "num_packed_tokens": totals["packed_tokens"],
             "num_microbatches": totals["microbatches"],

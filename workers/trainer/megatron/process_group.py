@@ -1,4 +1,4 @@
-"""torch.distributed and Megatron-core's parallel groups, once per process, and what the ranks tell each other.
+"""torch.distributed and Megatron-core's parallel groups, once per process. What the ranks tell each other through them: collectives.py.
 
 A single rank keeps its rendezvous store in memory. Gloo still opens a listening socket for every group; those of a single
 rank are bound to the loopback interface, as nobody has to reach them. A gang meets at rank 0's store, which listens on
@@ -6,8 +6,9 @@ rank 0's address only, and talks over the gang's interface. The ranks make up co
 Megatron's order tp-cp-dp-pp; the first rank of a copy is its leader.
 
 Tensors on the CPU go through gloo, with or without CUDA; those on CUDA devices through NCCL. When a rank's process ends,
-its gloo connections close, and whoever waits for it fails at once; a rank that is merely silent is given up after
-`COLLECTIVE_TIMEOUT_S`. Rank 0 must therefore say something (`broadcast_bytes`) at least that often while it waits itself.
+its gloo connections close, and whoever waits for it there fails at once; one who waits in NCCL is ended by whoever started
+the ranks (srun, local_gang.py). A rank that is merely silent is given up after `COLLECTIVE_TIMEOUT_S`. Rank 0 must therefore say
+something (`collectives.broadcast_bytes`) at least that often while it waits itself.
 """
 
 from __future__ import annotations
@@ -18,11 +19,9 @@ import socket
 from collections.abc import Iterator
 from datetime import timedelta
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from torch import Tensor
 
 from workers.config import ParallelConfig
 from workers.trainer.megatron import cpu_backend
@@ -117,7 +116,12 @@ def copy_index() -> int:
 
 def is_leader() -> bool:
     """Whether this rank is the first of its copy."""
-    return _leader_of_copy() == rank()
+    return leader_of_copy() == rank()
+
+
+def copy_group() -> dist.ProcessGroup | None:
+    """The ranks of this copy, over gloo; None where it has one rank only."""
+    return _copy_group
 
 
 def values_count() -> bool:
@@ -126,84 +130,9 @@ def values_count() -> bool:
     return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
 
 
-def _leader_of_copy() -> int:
+def leader_of_copy() -> int:
+    """The first rank of the copy that this rank is part of."""
     return copy_index() * parallel_state.get_tensor_model_parallel_world_size() * parallel_state.get_context_parallel_world_size()
-
-
-def broadcast_bytes(payload: bytes | None, source: int = 0) -> bytes:
-    """`payload` of rank `source` (elsewhere it is not looked at), on all ranks. All ranks call this together."""
-    return _broadcast(payload, source, None) if world_size() > 1 else _given(payload)
-
-
-def broadcast_in_copy(payload: bytes | None) -> bytes:
-    """`payload` of the copy's leader (elsewhere it is not looked at), on all ranks of the copy, which call this together."""
-    return _broadcast(payload, _leader_of_copy(), _copy_group) if _copy_group is not None else _given(payload)
-
-
-def _given(payload: bytes | None) -> bytes:
-    assert payload is not None
-    return payload
-
-
-def _broadcast(payload: bytes | None, source: int, group: dist.ProcessGroup | None) -> bytes:
-    content = torch.empty(0, dtype=torch.uint8)
-    if rank() == source:
-        content = torch.frombuffer(bytearray(_given(payload)), dtype=torch.uint8) if payload else content
-    length = torch.tensor([len(content)])
-    dist.broadcast(length, source, group)
-    if rank() != source:
-        content = torch.empty(int(length), dtype=torch.uint8)
-    if len(content):
-        dist.broadcast(content, source, group)
-    return content.numpy().tobytes()
-
-
-def first_text(text: str) -> str:
-    """The text of the lowest rank that has one, on all ranks; '' where none has. All ranks call this together."""
-    if world_size() == 1:
-        return text
-    lowest = torch.tensor([rank() if text else world_size()])
-    dist.all_reduce(lowest, dist.ReduceOp.MIN)
-    source = int(lowest)
-    return broadcast_bytes(text.encode(), source).decode() if source < world_size() else ""
-
-
-def any_rank(flag: bool) -> bool:
-    """Whether `flag` is set on any rank. All ranks call this together."""
-    return bool(max_over_ranks(np.array([int(flag)]))[0])
-
-
-def any_in_copy(flag: bool) -> bool:
-    """Whether `flag` is set on any rank of the copy. All its ranks call this together."""
-    return bool(_reduced(np.array([int(flag)]), dist.ReduceOp.MAX, _copy_group)[0]) if _copy_group is not None else flag
-
-
-def sum_over_ranks(values: np.ndarray) -> np.ndarray:
-    """Sums over all ranks, element by element, in the array's dtype. All ranks call this together."""
-    return _reduced(values, dist.ReduceOp.SUM) if world_size() > 1 else values
-
-
-def sum_in_copy(values: np.ndarray) -> np.ndarray:
-    """Sums over the ranks of this copy, which call this together, element by element, in the array's dtype."""
-    return _reduced(values, dist.ReduceOp.SUM, _copy_group) if _copy_group is not None else values
-
-
-def sum_over_copies(values: np.ndarray) -> np.ndarray:
-    """Sums over the copies of what is the same on all ranks of a copy. All ranks call this together."""
-    return _reduced(values, dist.ReduceOp.SUM, parallel_state.get_data_parallel_group_gloo()) if num_copies() > 1 else values
-
-
-def max_over_ranks(values: np.ndarray) -> np.ndarray:
-    """Maxima over all ranks, element by element. All ranks call this together."""
-    return _reduced(values, dist.ReduceOp.MAX) if world_size() > 1 else values
-
-
-def _reduced(values: np.ndarray, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None = None) -> np.ndarray:
-    if values.size == 0:
-        return values
-    tensor: Tensor = torch.from_numpy(values.copy())
-    dist.all_reduce(tensor, operation, group)
-    return tensor.numpy()
 
 
 def _backend() -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workers.trainer.megatron import process_group
+from workers.trainer.megatron import collectives
 
 
 class StepAbandoned(Exception):
@@ -33,7 +33,7 @@ class StopGate:
         """Raise StopNoticed where this rank, or another one of its copy, is to stop, unless it is too late for that."""
         if self._closed:
             return
-        self._noticed = process_group.any_in_copy(self._notices())
+        self._noticed = collectives.any_in_copy(self._notices())
         if self._noticed:
             raise StopNoticed
 
@@ -41,7 +41,7 @@ class StopGate:
         """Raise StepAbandoned on all ranks where one was asked to stop; after the `last` time nobody is asked any more."""
         if self._closed:
             return
-        if process_group.any_rank(self._notices()):
+        if collectives.any_rank(self._notices()):
             raise StepAbandoned(f"training step {self._step} was abandoned on request before its first update. "
                                 "The weights are those before it: save the state, or take the step again")
         self._closed = last

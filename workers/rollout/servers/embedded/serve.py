@@ -19,6 +19,7 @@ from workers.rollout.servers.embedded.scheduler import Scheduler
 from workers.rollout.servers.embedded.server import Server
 from workers.rollout.servers.embedded.text import Text
 from workers.weights.architecture import Architecture, ModelError, read_architecture
+from workers.weights.end_tokens import eos_ids
 
 Start = Callable[[argparse.Namespace, Architecture], Compute]
 
@@ -36,22 +37,9 @@ def serve(options: argparse.Namespace, api_key: str, start: Start) -> None:
     compute = start(options, architecture)
     scheduler = Scheduler(options.num_slots, options.context_length, options.prefill_chunk, options.weight_version)
     text = Text(folder) if (folder / "tokenizer.json").exists() else None
-    limits = Limits(architecture.vocab_size, options.context_length, eos_ids(folder, architecture), text,
+    limits = Limits(architecture.vocab_size, options.context_length, frozenset(eos_ids(folder, architecture)), text,
                     random.Random(options.seed))
     asyncio.run(_serve(options, compute, scheduler, limits, api_key))
-
-
-def eos_ids(folder: Path, architecture: Architecture) -> frozenset[int]:
-    """End-of-sequence ids of config.json and of generation_config.json, where chat models often name a second one."""
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return frozenset(architecture.eos_token_ids)
-    try:
-        found = json.loads(path.read_text()).get("eos_token_id")
-    except ValueError as error:
-        raise ModelError(f"{path}: not readable ({error}). Copy it again, or remove it") from error
-    more = found if isinstance(found, list) else [] if found is None else [found]
-    return frozenset((*architecture.eos_token_ids, *more))
 
 
 async def _serve(options: argparse.Namespace, compute: Compute, scheduler: Scheduler, limits: Limits, api_key: str) -> None:

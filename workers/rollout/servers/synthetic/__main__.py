@@ -13,9 +13,10 @@ import argparse
 from pathlib import Path
 
 from workers.rollout.servers.embedded.__main__ import parse, parser, run
-from workers.rollout.servers.embedded.serve import Start, eos_ids
+from workers.rollout.servers.embedded.serve import Start
 from workers.rollout.servers.synthetic.model import SyntheticModel
 from workers.weights.architecture import Architecture
+from workers.weights.end_tokens import eos_ids
 
 
 def positive(text: str) -> float:

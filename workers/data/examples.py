@@ -1,0 +1,85 @@
+"""Examples for supervised training: prompts with the answers that their source knows, as token ids.
+
+    source (arithmetic, jsonl, ...; chat template) --tokenizer--> prompt ids | response ids + end of turn
+
+Prompt and response are tokenized apart, as they are in generation: the prompt is the engine's input, the response its output. The last
+token is the one at which engines stop. Every process that opens the examples of a run has the same ones in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from workers.config import Config
+from workers.data.chat import read_tokenizer_config, token_text
+from workers.data.prompts import Prompt, PromptSource, open_prompts
+from workers.weights.architecture import ModelError, read_architecture
+from workers.weights.end_tokens import eos_ids
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids of a prompt, and of the response to learn with its end; `id` is the prompt's. No response: the source knows none."""
+
+    id: str
+    prompt: list[int]
+    response: list[int]
+
+    def problem(self, context_length: int) -> str:
+        """Why it cannot be trained on, '' if it can."""
+        total = len(self.prompt) + len(self.response)
+        if not self.prompt or not self.response:
+            return f"example {self.id}: it has no {'response' if self.prompt else 'prompt'}. Leave it out, or choose data that has one"
+        if total > context_length:
+            return (f"example {self.id}: prompt and response have {total} tokens, more than engine.context_length={context_length}. Raise "
+                    "engine.context_length, or leave such examples out")
+        return ""
+
+
+class Examples:
+    """Endless training examples by index, and the held-out ones; a response ends with `end_token`."""
+
+    def __init__(self, source: PromptSource, tokenizer: Tokenizer, end_token: int) -> None:
+        self._source, self._tokenizer, self._end_token = source, tokenizer, end_token
+
+    def train(self, index: int) -> Example:
+        """Training example number `index`."""
+        return self._example(self._source.train(index))
+
+    def heldout(self) -> list[Example]:
+        """The held-out examples, always the same in the same order."""
+        return [self._example(prompt) for prompt in self._source.heldout()]
+
+    def _example(self, prompt: Prompt) -> Example:
+        response = [*self._ids(prompt.response), self._end_token] if prompt.response else []
+        return Example(prompt.id, self._ids(prompt.text), response)
+
+    def _ids(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def open_examples(config: Config) -> Examples:
+    """The examples of a supervised run, whose `model.path` is the starting model's folder. Raises `ConfigError`, `ModelError`."""
+    folder = Path(config.model.path)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    source = open_prompts(config.data, config.reward, config.run.seed, folder, responses=True)
+    return Examples(source, tokenizer, end_token(folder, tokenizer))
+
+
+def end_token(folder: Path, tokenizer: Tokenizer) -> int:
+    """The token that ends a turn: the tokenizer's eos_token where engines stop at it, else the first at which they do.
+
+    Raises `ModelError` where the model's folder names none.
+    """
+    stops = eos_ids(folder, read_architecture(folder))
+    named = read_tokenizer_config(folder).get("eos_token")
+    own = None if named is None else tokenizer.token_to_id(token_text(named))
+    if own is not None and (own in stops or not stops):
+        return own
+    if not stops:
+        raise ModelError(f"{folder}: names no token that ends a turn, with which a response to learn must end. "
+                         "Give eos_token in tokenizer_config.json, and eos_token_id in config.json")
+    return stops[0]
