@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.files import read_lines
+from workers.files import read_lines, sync
 from workers.messages.types import Version
 from workers.rundir import RunFolder
 from workers.weights.manifest import FileEntry, digest_file
@@ -126,7 +126,7 @@ def commit(run: RunFolder, folder: Path, version: Version, retention: Retention,
         file.flush()
         os.fsync(file.fileno())
     for inner in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
-        _sync_folder(inner)
+        sync(inner)
     if run.newest_epoch() != version.epoch:
         shutil.rmtree(folder, ignore_errors=True)
         raise Fenced(f"checkpoint {version}: epoch {run.newest_epoch()} has begun, this one may publish nothing any more")
@@ -134,7 +134,7 @@ def commit(run: RunFolder, folder: Path, version: Version, retention: Retention,
     if final.exists():  # of the same step: saved by time and then again at the end
         final.rename(run.checkpoints / f".{version}.old")
     folder.rename(final)
-    _sync_folder(run.checkpoints)
+    sync(run.checkpoints)
     _remove_old(run, retention)
     return Checkpoint(final, version)
 
@@ -211,12 +211,6 @@ def find_problem(checkpoint: Checkpoint) -> str:
     except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError, ValueError) as error:
         return str(error)
     return ""
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
 
 
 def _remove_old(run: RunFolder, retention: Retention) -> None:

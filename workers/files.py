@@ -35,6 +35,15 @@ def write_once(path: Path, content: bytes, mode: int = 0o600) -> bool:
     return True
 
 
+def sync(path: Path) -> None:
+    """Bring a file's content, or a folder's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def read_lines(path: Path, offset: int = 0) -> tuple[list[dict], int]:
     """The complete lines of a JSONL file from byte `offset`, and the offset after them; nothing if there is no file."""
     try:

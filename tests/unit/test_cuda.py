@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +18,11 @@ from tests.unit.megatron_case import config, make_groups, train, write_model
 from workers.config import Dtype, Recompute
 from workers.trainer.context import part_of
 from workers.trainer.layout import pack_chunks, split_groups
-from workers.trainer.megatron import process_group
 from workers.trainer.megatron.attention_plan import plan_attention
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.packed_attention import PackedAttention
+
+pytestmark = pytest.mark.usefixtures("megatron_groups")
 
 KINDS = ["llama", "qwen2-tied", "qwen3", "qwen3moe"]
 
@@ -31,12 +31,6 @@ class Setup:
     """The one value that the attention reads of Megatron's configuration."""
 
     kv_channels = 64
-
-
-@pytest.fixture(scope="module", autouse=True)
-def groups_of_this_process() -> Iterator[None]:
-    yield
-    process_group.close()
 
 
 @pytest.fixture(scope="module")

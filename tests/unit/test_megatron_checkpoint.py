@@ -7,7 +7,7 @@ import errno
 import math
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,13 @@ pytest.importorskip("megatron.core")
 from tests.unit.megatron_case import config, make_groups, write_model
 from tests.unit.megatron_case import train as train_on
 from workers.config import Advantage, Dtype, Schedule
-from workers.trainer.megatron import checkpoint, process_group
+from workers.trainer.megatron import checkpoint
 from workers.trainer.megatron.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.optimizer_shards import boxes
 from workers.trainer.megatron.state_copy import Shard
 
-
-@pytest.fixture(scope="module", autouse=True)
-def groups_of_this_process() -> Iterator[None]:
-    torch.set_num_threads(1)
-    yield
-    process_group.close()
+pytestmark = pytest.mark.usefixtures("megatron_groups")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,15 @@ from tests.unit.megatron_case import config, make_groups, train, write_model
 from workers.config import Advantage, Config, Dtype
 from workers.trainer.batch import TrainGroup
 from workers.trainer.megatron import critic as critic_module
-from workers.trainer.megatron import process_group
 from workers.trainer.megatron.checkpoint import CheckpointError
 from workers.trainer.megatron.critic import Critic, estimates
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.stop import StepAbandoned, StopGate
 
+pytestmark = pytest.mark.usefixtures("megatron_groups")
+
 KINDS = ["llama-tied", "qwen2", "qwen3"]
 NEVER = StopGate(lambda: False)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def groups_of_this_process() -> Iterator[None]:
-    torch.set_num_threads(1)
-    yield
-    process_group.close()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ Megatron's parallel groups are global to the process, so the engines of all test
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,16 @@ from tests.unit.hf_reference import adamw, load_reference, reference_logprobs, r
 from tests.unit.megatron_case import VOCAB, config, make_groups, rewards_of, train, write_model  # noqa: E402
 from workers.config import Dtype, OffPolicy, RunConfig, Schedule, TrainerConfig  # noqa: E402
 from workers.trainer.batch import TrainGroup  # noqa: E402
-from workers.trainer.megatron import cpu_backend, process_group  # noqa: E402
+from workers.trainer.megatron import cpu_backend  # noqa: E402
 from workers.trainer.megatron.engine import MegatronEngine  # noqa: E402
 from workers.trainer.megatron.gang import Gang  # noqa: E402
 from workers.trainer.megatron.objective import PolicyTargets, microbatch_loss, per_token  # noqa: E402
 from workers.trainer.megatron.optimizer import build_scheduler  # noqa: E402
 from workers.trainer.megatron.stop import StopGate  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("megatron_groups")
+
 MODELS = ["llama", "llama-tied", "mistral", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied", "qwen3moe"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def groups_of_this_process() -> Iterator[None]:
-    torch.set_num_threads(1)
-    yield
-    process_group.close()
 
 
 @pytest.fixture(scope="module")

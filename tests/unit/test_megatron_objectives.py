@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,14 @@ from tests.unit.hf_reference import ReferenceLearner, load_reference, reference_
 from tests.unit.megatron_case import config, make_groups, rewards_of, train, write_model
 from workers.config import Advantage, Config, Proximal
 from workers.trainer.batch import TrainGroup
-from workers.trainer.megatron import process_group
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.objective import PolicyTargets, per_token
 from workers.trainer.megatron.passes import PackedPasses
 from workers.trainer.megatron.stop import StopGate
 
+pytestmark = pytest.mark.usefixtures("megatron_groups")
+
 KINDS = ["llama", "qwen2-tied", "qwen3"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def groups_of_this_process() -> Iterator[None]:
-    torch.set_num_threads(1)
-    yield
-    process_group.close()
 
 
 @pytest.fixture(scope="module")

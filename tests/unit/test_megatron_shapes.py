@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,13 @@ pytest.importorskip("megatron.core")
 
 from tests.unit.hf_reference import load_reference, reference_logprobs  # noqa: E402
 from tests.unit.megatron_case import config, make_groups  # noqa: E402
-from workers.trainer.megatron import process_group  # noqa: E402
 from workers.trainer.megatron.engine import MegatronEngine  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("megatron_groups")
 
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 SCALED = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def groups_of_this_process() -> Iterator[None]:
-    torch.set_num_threads(1)
-    yield
-    process_group.close()
 
 
 @st.composite

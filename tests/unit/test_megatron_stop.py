@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,10 @@ pytest.importorskip("megatron.core")
 
 from tests.unit.megatron_case import config, make_groups, train, write_model
 from workers.config import Dtype, Schedule
-from workers.trainer.megatron import process_group
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.stop import StepAbandoned
 
-
-@pytest.fixture(scope="module", autouse=True)
-def groups_of_this_process() -> Iterator[None]:
-    torch.set_num_threads(1)
-    yield
-    process_group.close()
+pytestmark = pytest.mark.usefixtures("megatron_groups")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,21 +22,15 @@ from workers.data.prompts import open_prompts
 from workers.messages.types import Announcement, Batch, BatchRequest, CheckpointRequest, Message, Refused, Register, Role, StepFinished, Version
 from workers.trainer.batch import TrainGroup
 from workers.trainer.heldout import HeldoutExamples, to_group
-from workers.trainer.megatron import process_group
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.objective import PolicyTargets
 from workers.trainer.megatron.stop import StopGate
 from workers.trainer.train_batch import train_batch
 from workers.weights.starting import make_tiny
 
+pytestmark = pytest.mark.usefixtures("megatron_groups")
+
 TRAINER = b"trainer"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def groups_of_this_process() -> Iterator[None]:
-    torch.set_num_threads(1)
-    yield
-    process_group.close()
 
 
 def setup_of(**trainer: object) -> Config:

@@ -27,7 +27,6 @@ from workers.trainer import exporter
 from workers.trainer.background import Background
 from workers.trainer.exporter import Exporter, verify
 from workers.trainer.link import CoordinatorLink
-from workers.trainer.megatron import process_group
 from workers.trainer.megatron.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.ranks import Ranks
@@ -36,12 +35,7 @@ from workers.weights.architecture import read_architecture
 from workers.weights.manifest import WeightsError
 from workers.weights.manifest import verify as verify_manifest
 
-
-@pytest.fixture(scope="module", autouse=True)
-def groups_of_this_process() -> Iterator[None]:
-    torch.set_num_threads(1)
-    yield
-    process_group.close()
+pytestmark = pytest.mark.usefixtures("megatron_groups")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ Training stands still for the first line only (`export_s`).
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from workers.checkpoints import Fenced
 from workers.config import Config
+from workers.files import sync
 from workers.messages.types import Version
 from workers.rundir import RunFolder
 from workers.trainer.background import Background
@@ -116,12 +116,12 @@ class Exporter:
             verify(aside, self._architecture, self._dtype, digests)
             make_manifest(aside, version)
             for path in (*aside.iterdir(), aside):
-                _sync(path)
+                sync(path)
             if self._run.newest_epoch() != version.epoch:
                 raise Fenced(f"export of {version}: epoch {self._run.newest_epoch()} has begun, this one may publish nothing any more")
             shutil.rmtree(folder, ignore_errors=True)  # of a lineage that is lost
             aside.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
         if folder.parent == self._run.exports:
             exports = sorted((path for path in folder.parent.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
             for old in exports[: -self._keep]:
@@ -163,11 +163,3 @@ def _aside(folder: Path) -> Path:
 
 def _digest(tensor: Tensor) -> str:
     return blake3(tensor.flatten().view(torch.uint8).numpy().data).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

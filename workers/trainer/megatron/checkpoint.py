@@ -17,7 +17,6 @@ Nothing in a folder is unpickled before its digests have been found right. The f
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,12 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch.distributed.checkpoint import CheckpointException
 
-from workers.files import write_atomic
+from workers.files import sync, write_atomic
 from workers.trainer.megatron import collectives, cpu_backend, process_group
 from workers.trainer.megatron.mailbox import Mailbox, MailboxError
-from workers.trainer.megatron.state_copy import Shard, WrittenPart, capture, digest_file, write_index, write_part
+from workers.trainer.megatron.state_copy import Shard, WrittenPart, capture, write_index, write_part
 from workers.trainer.megatron.training_state import TrainingState
+from workers.weights.manifest import digest_file
 
 STATE_FILE = "state.json"
 FORMAT = 2
@@ -160,13 +160,10 @@ def _seal(folder: Path, model: dict[str, Any], parts: list[WrittenPart]) -> dict
     files = {part.file: (part.size, part.digest) for part in parts}
     for path in folder.iterdir():
         if path.name not in files:
-            files[path.name] = (path.stat().st_size, digest_file(path, sync=True))
+            sync(path)
+            files[path.name] = (path.stat().st_size, digest_file(path))
     write_atomic(folder / STATE_FILE, msgspec.json.encode(StateFile(FORMAT, model, dict(sorted(files.items())))))
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(folder)
     return files
 
 

@@ -106,16 +106,6 @@ def write_index(folder: Path, parts: list[WrittenPart], common: dict[str, Any]) 
     save_config(CheckpointingConfig("torch_dist", 1), str(folder))
 
 
-def digest_file(path: Path, sync: bool = False) -> str:
-    """BLAKE3 of a file's content, hex; `sync`: bring it to disk too."""
-    digest = blake3()
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(READ_BYTES):
-            digest.update(block)
-        if sync:
-            os.fsync(file.fileno())
-    return digest.hexdigest()
-
 
 def _check_complete(tensors: dict[str, Any]) -> None:
     """Torch compares the volumes only where several ranks have written; it has checked that nothing overlaps or sticks out."""
