@@ -1,8 +1,8 @@
 """`headway logs RUN ROLE [WHICH]`: the newest log of a part of a run. ROLE: inference, train, coordinator or engine.
 
 WHICH picks one of several: the number of a rollout worker ('rollout 2' in `headway status`: 2), that of a training element in its
-array, or any SLURM element ('1234_5', or '1234_5_1' for its second process). With --follow it goes on as the log does, and
-changes to the next log when there is one.
+array (on one machine: that of a training rank), or any SLURM element ('1234_5', or '1234_5_1' for its second process). With --follow
+it goes on as the log does, and changes to the next log when there is one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def newest_log(run: RunFolder, role: str, which: str = "") -> Path:
 def _job_logs(run: RunFolder, role: str) -> list[Path]:
     if on_slurm(run):
         return [path for array in job_ids(run)[role] for path in run.jobs.glob(f"{array}_*_log.out")]
-    return [Path(job["log"]) for job in submitted_jobs(run) if job["name"].endswith(f"-{role}")]
+    ranks = run.jobs.glob("rank*.log") if role == "train" else ()
+    return [*(Path(job["log"]) for job in submitted_jobs(run) if job["name"].endswith(f"-{role}")), *ranks]
 
 
 def _named(path: Path, key: str) -> bool:
@@ -62,7 +63,9 @@ def _keys(run: RunFolder, role: str, which: str) -> list[str]:
     if not which.isdecimal():
         return [which]
     if role == "train":
-        return [f"{array}_{which}" for array in run.arrays("train")] or ["0"]
+        if not on_slurm(run):
+            return ["0" if which == "0" else f"rank{which}"]
+        return [f"{array}_{which}" for array in run.arrays("train")]
     name = f"rollout {which}"
     worker: dict = {}
     with contextlib.suppress(FileNotFoundError):

@@ -62,6 +62,12 @@ def test_logs_on_one_machine(run: RunFolder) -> None:
     log.touch()
     run.submitted.write_text(json.dumps({"cluster": "local", "jobs": [{"name": "x-train", "job_id": "55", "created": 0.0, "log": str(log)}]}))
     assert newest_log(run, "train") == log
+    (run.jobs / "rank1.log").touch()
+    (run.jobs / "rank10.log").touch()
+    for which, name in (("", log.name), ("0", log.name), ("1", "rank1.log"), ("10", "rank10.log")):
+        assert newest_log(run, "train", which).name == name
+    with pytest.raises(NoLog, match="no log of train 2 yet"):
+        newest_log(run, "train", "2")
 
 
 @pytest.mark.parametrize(("content", "num_lines", "wanted"), [
