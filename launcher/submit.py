@@ -14,8 +14,10 @@ import json
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import submitit
@@ -181,6 +183,23 @@ def outside_any_job() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def output_to(path: Path) -> Iterator[None]:
+    """What is started inside writes to `path`: a process that stays must not hold a pipe open that this command's output goes into."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = {number: os.dup(number) for number in (1, 2)}
+    try:
+        with path.open("ab") as file:
+            for number in kept:
+                os.dup2(file.fileno(), number)
+        yield
+    finally:
+        for number, own in kept.items():
+            os.dup2(own, number)
+            os.close(own)
+
+
 def _submit_processes(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder) -> list[submitit.Job]:
     jobs: list[submitit.Job] = []
     record: list[dict] = []
@@ -193,7 +212,9 @@ def _submit_processes(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFo
                 executor = submitit.LocalExecutor(folder=run.jobs)
                 minutes = math.ceil(config.run.max_hours * 60)
                 executor.update_parameters(timeout_min=minutes, tasks_per_node=spec.tasks_per_node, stderr_to_stdout=True)
-                for job in executor.submit_array([spec.element] * spec.num_elements):
+                with output_to(run.jobs / "controllers.log"):
+                    submitted = executor.submit_array([spec.element] * spec.num_elements)
+                for job in submitted:
                     jobs.append(job)
                     record.append({"name": spec.name, "job_id": job.job_id, "created": psutil.Process(int(job.job_id)).create_time(),
                                    "log": str(job.paths.stdout)})

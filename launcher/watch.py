@@ -13,7 +13,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -23,7 +22,7 @@ from launcher.arguments import add_run, open_run
 from launcher.facts import Facts, Observer, figures
 from launcher.keeping import keeping
 from launcher.living import alive, on_slurm, submitted_jobs
-from workers.files import read_lines
+from workers.files import GrowingLines
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
 
@@ -39,17 +38,23 @@ class Follower:
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
-        self.steps: list[dict] = []
-        self.evaluations: list[dict] = []
+        self._steps, self._evaluations = GrowingLines(run.metrics), GrowingLines(run.evaluations)
         self.status: dict | None = None
         self.slurm: dict | None = None
-        self._offsets = {run.metrics: 0, run.evaluations: 0}
+
+    @property
+    def steps(self) -> list[dict]:
+        """The lines of metrics.jsonl so far."""
+        return self._steps.lines
+
+    @property
+    def evaluations(self) -> list[dict]:
+        """The lines of evaluations.jsonl so far."""
+        return self._evaluations.lines
 
     def read(self) -> tuple[list[dict], list[dict]]:
         """Read on; returns the new steps and evaluations."""
-        steps, evaluations = (self._lines(path) for path in (self.run.metrics, self.run.evaluations))
-        self.steps += steps
-        self.evaluations += evaluations
+        steps, evaluations = self._steps.read(), self._evaluations.read()
         if self.run.status.exists():
             self.status = json.loads(self.run.status.read_bytes())
         return steps, evaluations
@@ -58,10 +63,6 @@ class Follower:
     def rollout_idle_s(self) -> float:
         """How long rollout workers have been without any lease, added up."""
         return self.steps[-1].get("rollout_idle_s", 0.0) if self.steps else 0.0
-
-    def _lines(self, path: Path) -> list[dict]:
-        lines, self._offsets[path] = read_lines(path, self._offsets[path])
-        return lines
 
 
 def notice_dead_jobs(run: RunFolder, min_replicas: int, gone_since: dict[str, float]) -> None:

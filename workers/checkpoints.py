@@ -177,36 +177,51 @@ def _displaced(run: RunFolder) -> list[Checkpoint]:
     return [Checkpoint(path, Version.parse(path.name[1:].removesuffix(".old"))) for path in run.checkpoints.glob(".*.old")]
 
 
-def newest(run: RunFolder) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None. Broken ones are named on stdout and passed over."""
+def newest(run: RunFolder, by_digests: bool = True) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None. Broken ones are named on stdout and passed over.
+
+    `by_digests` False: the trainer's files are compared by their sizes only. Several ranks compare their digests together when they load
+    them, and one that turns out broken then is put aside (`put_aside_if_broken`).
+    """
     for checkpoint in sorted([*all_checkpoints(run)[::-1], *_displaced(run)], key=lambda checkpoint: checkpoint.version, reverse=True):
-        problem = _find_lasting_problem(checkpoint)
+        problem = _find_lasting_problem(checkpoint, by_digests)
         if not problem:
             return checkpoint
         print(f"checkpoint {checkpoint.folder} is broken and is passed over: {problem}", flush=True)
     return None
 
 
-def _find_lasting_problem(checkpoint: Checkpoint) -> str:
+def put_aside_if_broken(checkpoint: Checkpoint) -> bool:
+    """Take a checkpoint that could not be loaded out of the race, if its files are not what was written; whether it was taken."""
+    problem = _find_lasting_problem(checkpoint)
+    if problem:
+        print(f"checkpoint {checkpoint.folder} is broken and is put aside: {problem}", flush=True)
+        checkpoint.folder.rename(checkpoint.folder.with_name(f".{checkpoint.version}.broken"))
+    return bool(problem)
+
+
+def _find_lasting_problem(checkpoint: Checkpoint, by_digests: bool = True) -> str:
     """Shared storage may fail for a moment: then look again, before a good checkpoint is passed over."""
     for _ in range(RETRIES):
         try:
-            return find_problem(checkpoint)
+            return find_problem(checkpoint, by_digests)
         except OSError as error:
             problem = str(error)
             time.sleep(RETRY_S)
     return problem
 
 
-def find_problem(checkpoint: Checkpoint) -> str:
-    """What is wrong with a checkpoint, '' if it is whole: every file is compared with its digest. Raises OSError where that fails."""
+def find_problem(checkpoint: Checkpoint, by_digests: bool = True) -> str:
+    """What is wrong with a checkpoint, '' if it is whole: every file is compared with its digest, the trainer's with their sizes only unless
+    `by_digests`. Raises OSError where that fails."""
     try:
         manifest = msgspec.json.decode((checkpoint.folder / MANIFEST).read_bytes(), type=CheckpointManifest)
         if manifest.version != checkpoint.version:
             return f"its manifest is of version {manifest.version}"
         for entry in manifest.files:
             path = checkpoint.folder / entry.name
-            if path.stat().st_size != entry.size or digest_file(path) != entry.digest:
+            hashed = by_digests or not entry.name.startswith(f"{TRAINER}/")
+            if path.stat().st_size != entry.size or (hashed and digest_file(path) != entry.digest):
                 return f"{entry.name} is not what was written"
     except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError, ValueError) as error:
         return str(error)

@@ -54,3 +54,36 @@ def read_lines(path: Path, offset: int = 0) -> tuple[list[dict], int]:
         return [], offset
     complete = content[: content.rfind(b"\n") + 1]
     return [json.loads(line) for line in complete.splitlines()], offset + len(complete)
+
+
+class GrowingLines:
+    """The lines of a JSONL file that grows, and is cut back where a run goes on from a checkpoint; `lines` are those that stand there.
+
+    A cut is noticed by the last line that was read: no two lines of such a file are alike, as they say when they were written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.lines: list[dict] = []
+        self._path, self._end, self._last = path, 0, b""
+
+    def read(self) -> list[dict]:
+        """Read on; returns the lines that are new."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._end - len(self._last))
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        if not content.startswith(self._last):  # cut back, and perhaps longer again by now
+            known, self.lines, self._end, self._last = self.lines, [], 0, b""
+            self.read()
+            same = next((number for number, (old, new) in enumerate(zip(known, self.lines, strict=False)) if old != new), len(known))
+            return self.lines[same:]
+        added = content[len(self._last):]
+        complete = added[: added.rfind(b"\n") + 1].splitlines(keepends=True)
+        if not complete:
+            return []
+        self._end, self._last = self._end + sum(map(len, complete)), complete[-1]
+        new = [json.loads(line) for line in complete]
+        self.lines += new
+        return new

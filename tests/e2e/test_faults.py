@@ -6,8 +6,10 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
+from launcher.living import submitted_jobs
 from launcher.stop import stop
 from tests.e2e.runs import END_S, headway, live_run, wait_for
 
@@ -70,6 +72,10 @@ def test_a_detached_run_outlives_the_launcher_and_can_be_asked_and_stopped(tmp_p
     with live_run(path, *ENDLESS, "launch.detach=true") as run:
         assert run.launcher.wait(END_S) == 0, run.output.read_text()
         wait_for("a training step", run.run.metrics.exists, 150.0)
+        controllers = [psutil.Process(int(job["job_id"])) for job in submitted_jobs(run.run)]
+        held = {file.path for controller in controllers for process in (controller, *controller.children(recursive=True))
+                for file in process.open_files()}
+        assert held and str(run.output) not in held, "whoever waits for the end of the command's output waits for the run"
         status = headway("status", str(path))
         assert status.returncode == 0 and "rollout 0" in status.stdout and "trainer 0" in status.stdout
         stopped = headway("stop", str(path))

@@ -31,6 +31,7 @@ from workers.checkpoints import (
     describe,
     find_problem,
     newest,
+    put_aside_if_broken,
 )
 from workers.files import read_lines
 from workers.messages.types import Version
@@ -102,6 +103,20 @@ def test_a_later_epoch_is_newer_whatever_its_step(run: RunFolder) -> None:
     found = newest(run)
     assert found is not None and found.version == Version(2, 3)
     assert [checkpoint.version for checkpoint in all_checkpoints(run)] == [Version(1, 9), Version(2, 3)]
+
+
+def test_what_several_ranks_are_to_compare_is_left_to_them(run: RunFolder) -> None:
+    before, broken = save(run, 1, 3), save(run, 1, 4)
+    part = broken.trainer / "rank" / "weights"
+    part.write_bytes(bytes(reversed(part.read_bytes())))
+    assert newest(run, by_digests=False) == broken and newest(run) == before
+    assert put_aside_if_broken(broken) and not put_aside_if_broken(before)
+    assert newest(run, by_digests=False) == before == newest(run) and names(run) == [".1.4.broken", "1.3"]
+    save(run, 1, 5)
+    assert names(run) == ["1.3", "1.5"]
+    with before.coordinator.open("ab") as file:
+        file.write(b"!")
+    assert find_problem(before, by_digests=False) == f"{before.coordinator.name} is not what was written"
 
 
 def test_the_same_step_is_saved_again(run: RunFolder) -> None:

@@ -86,7 +86,8 @@ class TrainElement:
         job, name, restarts = (self.element.job, self.element.name, self.element.restarts) if self.element else ("", "", 0)
         self.epoch = incarnations.claim(self.run, name, job, restarts, socket.gethostname(), os.getpid(),
                                         published[-1].version.step if published else 0)
-        self.restored = checkpoints.newest(self.run)
+        num_ranks = self.element.world_size if self.element else self.num_ranks
+        self.restored = checkpoints.newest(self.run, by_digests=num_ranks == 1)
         if published and self.restored is None:
             self._crashed(f"none of the {len(published)} checkpoints in {self.run.checkpoints} is whole. Remove them to begin from step 0")
             if self.element is None:
@@ -98,11 +99,17 @@ class TrainElement:
         if self.element is None and self.num_ranks > 1:
             self._gang = LocalGang(self.run, self.num_ranks, self.epoch, link.fail)
         from workers.trainer import ranks
+        from workers.trainer.megatron.checkpoint import CheckpointError
         from workers.trainer.worker import TrainerWorker
 
         place = self._gang.place if self._gang else self.element
         gang = ranks.gather(self.run, self.config, place, self.epoch, restored.folder if restored else None) if place else ranks.Ranks()
-        self._trainer = TrainerWorker(self.run, self.config, link, self.epoch, restored, gang)
+        try:
+            self._trainer = TrainerWorker(self.run, self.config, link, self.epoch, restored, gang)
+        except CheckpointError:
+            if restored is not None:
+                checkpoints.put_aside_if_broken(restored)  # who comes next goes on from the one before
+            raise
         ending = self._trainer.train()
         if self._gang is not None:
             self._gang.join()
