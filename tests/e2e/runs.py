@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from launcher.living import submitted_jobs
+from launcher.living import kill, submitted_jobs
 from workers.config import load
 from workers.files import read_lines
 from workers.rundir import RunFolder
@@ -102,6 +102,8 @@ def live_run(path: Path, *overrides: str, experiment: str = "tiny") -> Iterator[
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         run.launcher.wait()
+        if run.run.submitted.exists():
+            kill(run.run)  # what a detached launcher has left
 
 
 def environment(**changes: str) -> dict[str, str]:
