@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workers.algorithms.losses import Stats
 from workers.config import RunConfig, TrainerConfig
-from workers.trainer.megatron import cpu_backend
+from workers.trainer.megatron import cpu_backend, process_group
 from workers.trainer.megatron.model import PackedGPTModel
 from workers.trainer.megatron.objective import merge_over_ranks
 from workers.trainer.megatron.optimizer import build_optimizer, build_scheduler, clip_gradients
@@ -32,6 +32,8 @@ class TrainedModel:
         self.model, self._lr_key, self._clip_norm = model, lr_key, trainer.clip_grad
         ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
         self.parallel = DistributedDataParallel(model.config, ddp, in_dtype(model, dtype))
+        if process_group.world_size() == 1:
+            _leave_out_exchanges(self.parallel)
         self.optimizer: Any = build_optimizer(self.parallel, trainer, dtype)
         self.scheduler = build_scheduler(self.optimizer, trainer, run)
         self.passes = PackedPasses(self.parallel, trainer, inverse_frequencies, dtype)
@@ -81,3 +83,12 @@ class TrainedModel:
 def in_dtype(model: PackedGPTModel, dtype: torch.dtype) -> torch.nn.Module:
     """`model` as Megatron's schedules run it in `dtype`."""
     return Float16Module(model.config, model) if dtype is torch.bfloat16 else model
+
+
+def _leave_out_exchanges(parallel: DistributedDataParallel) -> None:
+    """A single rank's shares of gradients and parameters are the whole buffers, where they stand: sent to itself, they would only be copied."""
+    def nothing(*arguments: Any, **keywords: Any) -> None:
+        pass
+
+    for group in [*parallel.bucket_groups, *parallel.expert_parallel_bucket_groups]:
+        group.start_grad_sync = group.start_param_sync = nothing
