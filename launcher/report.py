@@ -85,7 +85,7 @@ def _heldout(evaluation: dict) -> float:
 
 def row(run: RunFolder, history: list[HistoryEntry] | None, now: float) -> dict:
     """The figures of one run; None for what is not known (yet)."""
-    steps, evaluations = read_lines(run.metrics)[0], read_lines(run.evaluations)[0]
+    steps, evaluations = read_lines(run.metrics), read_lines(run.evaluations)
     summary = json.loads(run.summary.read_bytes()) if run.summary.exists() else {}
     last, recent = steps[-1] if steps else {}, steps[-RECENT:]
     lives, outcome = incarnations.history(run), run.ended()

@@ -230,7 +230,7 @@ def find_problem(checkpoint: Checkpoint, by_digests: bool = True) -> str:
 
 def _remove_old(run: RunFolder, retention: Retention) -> None:
     published = all_checkpoints(run)
-    staying = retention.choose([checkpoint.version for checkpoint in published], scores(read_lines(run.evaluations)[0]))
+    staying = retention.choose([checkpoint.version for checkpoint in published], scores(read_lines(run.evaluations)))
     for checkpoint in published:
         if checkpoint.version not in staying:
             shutil.rmtree(checkpoint.folder, ignore_errors=True)

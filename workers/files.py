@@ -44,16 +44,9 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_lines(path: Path, offset: int = 0) -> tuple[list[dict], int]:
-    """The complete lines of a JSONL file from byte `offset`, and the offset after them; nothing if there is no file."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            content = file.read()
-    except FileNotFoundError:
-        return [], offset
-    complete = content[: content.rfind(b"\n") + 1]
-    return [json.loads(line) for line in complete.splitlines()], offset + len(complete)
+def read_lines(path: Path) -> list[dict]:
+    """The complete lines of a JSONL file; none if there is no file."""
+    return GrowingLines(path).read()
 
 
 class GrowingLines:

@@ -65,7 +65,7 @@ class LiveRun:
         def done() -> bool:
             self.look()
             assert self.launcher.poll() is None, f"the run ended early:\n{self.output.read_text()}"
-            return len(read_lines(self.run.metrics)[0]) >= number
+            return len(read_lines(self.run.metrics)) >= number
 
         wait_for(f"{number} training steps", done, START_S)
         self.look()

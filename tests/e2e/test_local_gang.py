@@ -30,7 +30,7 @@ def test_two_ranks_train_a_model(tmp_path: Path, layout: str) -> None:
         assert rank(run, 1).parent() == run.process("train task")
         assert run.launcher.wait(250) == 0, run.output.read_text()
         run.assert_nothing_left()
-        summary, steps = json.loads(run.run.summary.read_bytes()), read_lines(run.run.metrics)[0]
+        summary, steps = json.loads(run.run.summary.read_bytes()), read_lines(run.run.metrics)
     assert summary["state"] == "finished" and len(steps) == 4 and list(run.run.checkpoints.iterdir())
     before, after = (load_file(check_tensors(folder, read_architecture(folder))[0]) for folder in (run.run.model, run.run.final_model))
     assert before.keys() == after.keys() and any((before[name] != after[name]).any() for name in before)

@@ -18,8 +18,8 @@ def test_the_tiny_model_learns_asynchronously(tmp_path: Path) -> None:
         assert run.launcher.wait(250) == 0, run.output.read_text()
         run.assert_nothing_left()
         summary = json.loads(run.run.summary.read_bytes())
-        steps, _ = read_lines(run.run.metrics)
-        evaluations, _ = read_lines(run.run.evaluations)
+        steps = read_lines(run.run.metrics)
+        evaluations = read_lines(run.run.evaluations)
     assert summary["state"] == "finished" and summary["num_steps"] == 60 == len(steps)
     # The best evaluation, not the last: at this learning rate so small a model may have forgotten it all again at the end.
     assert max(record["accuracy"] for record in evaluations) > summary["heldout_before"] + 0.1, "it learns"
@@ -39,7 +39,7 @@ def test_the_bound_is_kept(tmp_path: Path, bound: str, eta: int) -> None:
     with live_run(tmp_path / "run", f"staleness.bound={bound}", f"staleness.eta={eta}", "run.num_steps=12", "evaluation.every_steps=0") as run:
         assert run.launcher.wait(250) == 0, run.output.read_text()
         summary = json.loads(run.run.summary.read_bytes())
-        steps, _ = read_lines(run.run.metrics)
+        steps = read_lines(run.run.metrics)
     assert summary["num_steps"] == 12 and summary["max_staleness"] <= eta
     if eta == 0:
         assert all(record["token_age_max"] == 0 for record in steps), "every token comes from the version it trains"

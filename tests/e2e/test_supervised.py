@@ -17,7 +17,7 @@ SFT = ("--plain", "experiment=sft_tiny")
 
 
 def consumed(run: RunFolder) -> list[int]:
-    return [index for line in read_lines(run.consumed)[0] for index in line["groups"]]
+    return [index for line in read_lines(run.consumed) for index in line["groups"]]
 
 
 def test_a_supervised_run_from_the_command_to_the_exported_model(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_supervised_run_from_the_command_to_the_exported_model(tmp_path: Path)
     done = headway(*SFT, f"run.dir={run.path}", "run.num_steps=20")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 for training, none for inference" in done.stdout and "held-out loss after step 20" in done.stdout
-    steps, heldout = read_lines(run.metrics)[0], read_lines(run.evaluations)[0]
+    steps, heldout = read_lines(run.metrics), read_lines(run.evaluations)
     assert [step["step"] for step in steps] == list(range(1, 21)) and consumed(run) == list(range(20 * 32))
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
     assert [line["step"] for line in heldout] == [0, 10, 20] and heldout[-1]["heldout_loss"] < 0.5 * heldout[0]["heldout_loss"]
@@ -43,11 +43,11 @@ def test_a_drained_supervised_run_of_two_ranks_goes_on(tmp_path: Path) -> None:
         assert headway("stop", "--drain", str(run.path)).returncode == 0
         assert (run.ended() or {})["state"] == "drained", run.ended()
         live.assert_nothing_left()
-    first = len(read_lines(run.metrics)[0])
+    first = len(read_lines(run.metrics))
     done = headway("resume", "--plain", str(run.path), f"run.num_steps={first + 10}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"goes on from the checkpoint of step {first}" in done.stdout
-    steps, heldout = read_lines(run.metrics)[0], read_lines(run.evaluations)[0]
+    steps, heldout = read_lines(run.metrics), read_lines(run.evaluations)
     assert [step["step"] for step in steps] == list(range(1, first + 11)) and consumed(run) == list(range(32 * (first + 10)))
     assert [line["step"] for line in heldout] == sorted({*range(0, first + 11, 7), first + 10})
     assert steps[-1]["loss"] < steps[0]["loss"] and json.loads(run.summary.read_bytes())["num_incarnations"] == 2

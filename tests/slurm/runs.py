@@ -72,12 +72,12 @@ class SlurmRun:
     @property
     def steps(self) -> list[dict]:
         """metrics.jsonl."""
-        return read_lines(self.run.metrics)[0]
+        return read_lines(self.run.metrics)
 
     @property
     def consumed(self) -> list[dict]:
         """consumed.jsonl."""
-        return read_lines(self.run.consumed)[0]
+        return read_lines(self.run.consumed)
 
     @property
     def status(self) -> dict:

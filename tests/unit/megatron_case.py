@@ -95,3 +95,14 @@ def train(engine: MegatronEngine, groups: list[TrainGroup], proximal: Any = None
         own += mine
     proximal, advantages = (None if values is None else [values[index] for index in own] for values in (proximal, advantages))
     return engine.train_step([groups[index] for index in own], minibatches, proximal, advantages, **arguments)
+
+
+class Asked:
+    """Counts how often it is asked, and says yes from the `at`-th time on."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.times = at, 0
+
+    def __call__(self) -> bool:
+        self.times += 1
+        return self.times >= self.at

@@ -345,9 +345,9 @@ def test_metrics_of_a_lost_lineage_are_cut_off(run: RunFolder) -> None:
     second.step({"step": 3, "loss": float("nan")})
     second.consumed(2, [8, 9])
     second.close()
-    assert [(line["step"], line["loss"]) for line in read_lines(run.metrics)[0]] == [(1, 0.5), (2, 0.5), (3, None)]
-    assert [(line["step"], line["groups"]) for line in read_lines(run.consumed)[0]] == [(0, [2, 3]), (1, [4, 5]), (2, [8, 9])]
-    assert [line["step"] for line in read_lines(run.evaluations)[0]] == [2]
+    assert [(line["step"], line["loss"]) for line in read_lines(run.metrics)] == [(1, 0.5), (2, 0.5), (3, None)]
+    assert [(line["step"], line["groups"]) for line in read_lines(run.consumed)] == [(0, [2, 3]), (1, [4, 5]), (2, [8, 9])]
+    assert [line["step"] for line in read_lines(run.evaluations)] == [2]
 
 
 def test_without_a_checkpoint_metrics_begin_anew(run: RunFolder) -> None:
@@ -359,7 +359,7 @@ def test_without_a_checkpoint_metrics_begin_anew(run: RunFolder) -> None:
     second = Recorder(run)
     second.step({"step": 1, "again": 1})
     second.close()
-    assert read_lines(run.metrics)[0] == [{"step": 1, "again": 1}] and read_lines(run.consumed)[0] == []
+    assert read_lines(run.metrics) == [{"step": 1, "again": 1}] and read_lines(run.consumed) == []
 
 
 def test_a_file_that_began_after_the_checkpoint_is_emptied(run: RunFolder) -> None:

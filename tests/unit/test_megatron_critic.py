@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
 from tests.unit.hf_reference import ReferenceCritic, ReferenceTraining
-from tests.unit.megatron_case import config, make_groups, train, write_model
+from tests.unit.megatron_case import Asked, config, make_groups, train, write_model
 from workers.config import Advantage, Config, Dtype
 from workers.trainer.batch import TrainGroup
 from workers.trainer.megatron import critic as critic_module
@@ -202,17 +202,6 @@ def everything(engine: MegatronEngine) -> list[torch.Tensor]:
     trained = critic_of(engine).trained
     found += [parameter.detach().clone() for parameter in trained.model.parameters()]
     return found + [value.clone() for state in trained.optimizer.optimizer.state.values() for value in state.values()]
-
-
-class Asked:
-    """Says yes from the `at`-th time on."""
-
-    def __init__(self, at: int) -> None:
-        self.at, self.times = at, 0
-
-    def __call__(self) -> bool:
-        self.times += 1
-        return self.times >= self.at
 
 
 def test_abandoned_at_any_time_and_taken_again(folders: dict[str, Path]) -> None:

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
-from tests.unit.megatron_case import config, make_groups, train, write_model
+from tests.unit.megatron_case import Asked, config, make_groups, train, write_model
 from workers.config import Dtype, Schedule
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.stop import StepAbandoned
@@ -21,17 +21,6 @@ pytestmark = pytest.mark.usefixtures("megatron_groups")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model("qwen3-tied", tmp_path_factory.mktemp("model") / "qwen3-tied")
-
-
-class Asked:
-    """Counts how often it is asked, and says yes from the `at`-th time on."""
-
-    def __init__(self, at: int) -> None:
-        self.at, self.times = at, 0
-
-    def __call__(self) -> bool:
-        self.times += 1
-        return self.times >= self.at
 
 
 def everything(engine: MegatronEngine) -> list[torch.Tensor]:

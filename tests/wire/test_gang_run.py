@@ -144,7 +144,7 @@ def check(run: RunFolder, rollout: PlayedRollout) -> None:
     """The run is complete; every step has trained on its batch, all of it and nothing else."""
     outcome = run.ended()
     assert outcome is not None and outcome["state"] == "finished", outcome
-    steps, consumed = read_lines(run.metrics)[0], read_lines(run.path / "consumed.jsonl")[0]
+    steps, consumed = read_lines(run.metrics), read_lines(run.path / "consumed.jsonl")
     assert [record["groups"] for record in consumed] == [list(range(BATCH * step, BATCH * (step + 1))) for step in range(NUM_STEPS)]
     trained = np.cumsum([sum(rollout.trained[f"g{index}"] for index in record["groups"]) for record in consumed])
     assert [record["tokens_trained"] for record in steps] == trained.tolist()

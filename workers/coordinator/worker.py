@@ -59,7 +59,7 @@ class CoordinatorWorker:
         self.core = Coordinator(self.config, prompts, epoch, time.monotonic(), snapshot, examples)
         self.spilled = Spilled(run, self.core, self.config.transport.max_message_mb)
         self.recorder = Recorder(run, snapshot.positions, snapshot.step) if snapshot else Recorder(run)
-        self.evaluations, _ = read_lines(run.evaluations)
+        self.evaluations = read_lines(run.evaluations)
         self._started = time.monotonic() - (snapshot.seconds if snapshot else 0.0)
         self._fleet_watch = FleetWatch(run, self.core)
         self._next_status = self._next_tick = 0.0
