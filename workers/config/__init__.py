@@ -25,7 +25,9 @@ from workers.config.choices import (
     Recompute,
     RunKind,
     Schedule,
+    Security,
     Server,
+    Transport,
 )
 from workers.config.generation import (
     DataConfig,
@@ -82,9 +84,11 @@ __all__ = [
     "RunConfig",
     "RunKind",
     "Schedule",
+    "Security",
     "Server",
     "StalenessConfig",
     "TrainerConfig",
+    "Transport",
     "TransportConfig",
     "WeightsConfig",
     "WorkflowConfig",

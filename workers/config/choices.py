@@ -41,6 +41,22 @@ class Interrupt(str, enum.Enum):
     in_place = "in_place"
 
 
+class Transport(str, enum.Enum):
+    """How new weights reach the rollout workers: streamed from the trainer and from each other; as files on shared storage; broadcast into
+    the engines' memory. Where one fails, the next of zmq, disk takes over."""
+
+    zmq = "zmq"
+    disk = "disk"
+    nccl = "nccl"
+
+
+class Security(str, enum.Enum):
+    """How streamed weights are protected: each chunk against the digest that came encrypted; or encrypted themselves as well (CURVE)."""
+
+    digest = "digest"
+    curve = "curve"
+
+
 class ModelSource(str, enum.Enum):
     """Where the starting model comes from."""
 

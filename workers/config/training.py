@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.config.choices import Advantage, Bound, Dtype, OffPolicy, Proximal, Recompute, Schedule
+from workers.config.choices import Advantage, Bound, Dtype, OffPolicy, Proximal, Recompute, Schedule, Security, Transport
 from workers.config.rules import require
 
 
@@ -154,11 +154,23 @@ class TrainerConfig:
 
 @dataclass
 class WeightsConfig:
-    """Where new weights are published for the rollout workers."""
+    """How new weights reach the rollout workers."""
 
+    transport: Transport = Transport.zmq
     dir: str = "auto"
+    security: Security = Security.digest
+    delta: bool = False
+    chunk_mb: int = 4
+    fanout: int = 2
+    rolling: bool = True
+    timeout_s: float = 120.0
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
         require(bool(self.dir), "weights.dir", self.dir, "must name a folder",
-                "'auto' takes memory-backed storage on one machine, 'run' the run folder")
+                "'auto' takes memory-backed storage for what each node holds, and the run folder for what all nodes read")
+        require(1 <= self.chunk_mb <= 256, "weights.chunk_mb", self.chunk_mb, "must be from 1 to 256", "4 suits most networks")
+        require(1 <= self.fanout <= 64, "weights.fanout", self.fanout, "must be from 1 to 64",
+                "So many workers fetch from the trainer, and as many from each worker")
+        require(self.timeout_s > 0, "weights.timeout_s", self.timeout_s, "must be positive",
+                "A transport that brings nothing for so long has failed")

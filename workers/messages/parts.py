@@ -53,11 +53,16 @@ class Version(Struct, frozen=True, order=True):
 
 
 class Announcement(Struct, frozen=True):
-    """Published weights: the folder that holds them and the digest of its manifest (BLAKE3, hex)."""
+    """Published weights, and where they can be had.
+
+    `digest`: of their manifest (BLAKE3, hex). `folder`: where workers can read them as files, '' where they cannot. `sources`: endpoints
+    of the trainer's weight servers; the manifest says which of them has which file.
+    """
 
     version: Version
-    folder: Path
+    folder: Annotated[str, msgspec.Meta(max_length=4096)]
     digest: Name
+    sources: list[Name] = []
 
 
 class Partial(Struct, frozen=True):

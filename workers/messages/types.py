@@ -1,8 +1,10 @@
 """Every message of a run, as plain typed structs. Adding one here is all that a new message needs.
 
 Worker -> coordinator    Register  Heartbeat  Draining  GroupFinished  GroupFailed  GroupParked
-                         BatchRequest  StepFinished  CheckpointRequest  WorkerFailed  Goodbye
-Coordinator -> worker    Welcome  Refused  HeartbeatReply  Leases  Acknowledged  Batch  VersionsNeeded  CheckpointPart  Drain  Suspended  Finish
+                         SourcesRequest  LoadRequest  TransportFailed
+                         BatchRequest  StepFinished  Republished  CheckpointRequest  WorkerFailed  Goodbye
+Coordinator -> worker    Welcome  Refused  HeartbeatReply  Leases  Acknowledged  Sources  LoadGranted
+                         Batch  VersionsNeeded  FallbackWanted  CheckpointPart  Drain  Suspended  Finish
 Coordinator -> all       VersionAnnounced (published; repeated in every HeartbeatReply)
 
 A struct with an unknown field, a missing field, or a field of the wrong type is refused by the codec.
@@ -34,7 +36,7 @@ from workers.messages.parts import (
 
 __all__ = ["Announcement", "Group", "HeldLease", "Lease", "Partial", "Purpose", "Role", "Version", "WorkerStatus"]
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class Message(Struct, frozen=True, tag=True):
@@ -43,7 +45,8 @@ class Message(Struct, frozen=True, tag=True):
 
 class Register(Message, frozen=True):
     """First message of a worker to a coordinator; repeated after a reconnection. `leases`: what it holds from before, perhaps
-    from an earlier coordinator. `job`: its SLURM job (array job id, underscore, task id), '' outside SLURM."""
+    from an earlier coordinator. `job`: its SLURM job (array job id, underscore, task id), '' outside SLURM. `serves`: the endpoint at which
+    others can fetch weights from it, '' for none."""
 
     role: Role
     host: Name
@@ -51,6 +54,7 @@ class Register(Message, frozen=True):
     protocol: int = PROTOCOL
     leases: list[HeldLease] = []
     job: str = ""
+    serves: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 class Heartbeat(Message, frozen=True):
@@ -115,6 +119,32 @@ class CheckpointRequest(Message, frozen=True):
     step: Count
     folder: Path
     final: bool = False
+
+
+class SourcesRequest(Message, frozen=True):
+    """A rollout worker is about to fetch `version`; sent again until answered by Sources."""
+
+    version: Version
+
+
+class LoadRequest(Message, frozen=True):
+    """A rollout worker has fetched `version` and wants to interrupt its engines to load it; sent again until answered by LoadGranted."""
+
+    version: Version
+
+
+class TransportFailed(Message, frozen=True):
+    """A rollout worker cannot get `version` by `transport`: the trainer is to offer it by the next one too."""
+
+    version: Version
+    transport: Name
+    cause: Text
+
+
+class Republished(Message, frozen=True):
+    """The trainer offers the version that it published last in more ways than before."""
+
+    announcement: Announcement
 
 
 class WorkerFailed(Message, frozen=True):
@@ -189,6 +219,27 @@ class VersionsNeeded(Message, frozen=True):
     oldest: Version
 
 
+class Sources(Message, frozen=True):
+    """Answer to SourcesRequest: other workers that have `version`, or get it now, nearest first. The trainer's own servers come last, and
+    stand in the announcement."""
+
+    version: Version
+    endpoints: list[Name]
+
+
+class LoadGranted(Message, frozen=True):
+    """Answer to LoadRequest, when enough other workers generate."""
+
+    version: Version
+
+
+class FallbackWanted(Message, frozen=True):
+    """To the trainer: a worker cannot get weights by `transport`; offer them by the next one too, the present version at once."""
+
+    transport: Name
+    cause: Text
+
+
 class CheckpointPart(Message, frozen=True):
     """The coordinator's part of the checkpoint of `step` is written: the answer to the CheckpointRequest that said `final`."""
 
@@ -220,7 +271,7 @@ class VersionAnnounced(Message, frozen=True):
     announcement: Announcement
 
 
-FromWorker = (Register | Heartbeat | Draining | GroupFinished | GroupFailed | GroupParked | BatchRequest | StepFinished | CheckpointRequest
-              | WorkerFailed | Goodbye)
-FromCoordinator = (Welcome | Refused | HeartbeatReply | Leases | Acknowledged | Batch | VersionsNeeded | CheckpointPart | Drain | Suspended
-                   | Finish | VersionAnnounced)
+FromWorker = (Register | Heartbeat | Draining | GroupFinished | GroupFailed | GroupParked | BatchRequest | StepFinished | Republished
+              | CheckpointRequest | SourcesRequest | LoadRequest | TransportFailed | WorkerFailed | Goodbye)
+FromCoordinator = (Welcome | Refused | HeartbeatReply | Leases | Acknowledged | Sources | LoadGranted | Batch | VersionsNeeded
+                   | FallbackWanted | CheckpointPart | Drain | Suspended | Finish | VersionAnnounced)
