@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SGLANG := .venv-sglang
 RUN ?= $(shell ls -dt runs/*/ 2>/dev/null | head -n 1)
 EXPERIMENT ?= demo
 ARGS ?=
@@ -11,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-slurm lint benchmarks dry-run launch sweep status watch stop model slurm-up slurm-down clean
+.PHONY: help setup demo test test-unit test-slurm test-sglang lint benchmarks dry-run launch sweep status watch stop model slurm-up slurm-down clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,6 +45,18 @@ test-slurm: $(READY)  ## every scenario on a real SLURM cluster, which is brough
 	slurm/local/install.sh
 	HEADWAY_SLURM_ALL=1 $(BIN)/python -m pytest tests/slurm --durations=10 $(ARGS)
 
+test-sglang: $(READY) $(SGLANG)/.ready  ## every call that Headway makes, against a real SGLang server on the CPU (minutes; 2.6 GB in .venv-sglang)
+	HEADWAY_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest tests/conformance tests/sglang --durations=10 $(ARGS)
+
+# SGLang pins other versions than Headway: it lives in an environment of its own, as on a cluster. Its wheels are for CUDA: see the shims.
+$(SGLANG)/.ready: tests/sglang/constraints.txt $(wildcard tests/sglang/shims/*)
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/pip install --quiet --upgrade pip
+	$(SGLANG)/bin/pip install --quiet -c tests/sglang/constraints.txt torch
+	$(SGLANG)/bin/pip install --quiet --no-deps -r tests/sglang/constraints.txt
+	cp tests/sglang/shims/* "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	touch $@
+
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check launcher workers tests benchmarks
 	$(BIN)/mypy launcher workers benchmarks
@@ -53,6 +66,8 @@ benchmarks: $(READY)  ## each prints its ratio as one JSON object on its last li
 	$(BIN)/python -m benchmarks.packing
 	$(BIN)/python -m benchmarks.trainer
 	$(BIN)/python -m benchmarks.mfu
+	$(BIN)/python -m benchmarks.weights
+	$(BIN)/python -m benchmarks.interruption
 	$(BIN)/python -m benchmarks.async_vs_sync
 	$(BIN)/python -m benchmarks.slurm
 
@@ -84,5 +99,5 @@ slurm-down:  ## end it and leave nothing behind
 	@slurm/local/down.sh
 
 clean:  ## remove .venv and caches (run folders stay)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
 	find launcher workers tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -30,19 +30,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 from safetensors.numpy import save_file
 
+from benchmarks.quiet import QUIET, Others
 from workers.weights.architecture import read_architecture
 from workers.weights.starting import make_tiny
 
@@ -51,7 +49,6 @@ ETA = 4
 WARM_UP = 6
 """Steps left out at the beginning: until the buffer of an asynchronous run is in its steady state."""
 CALIBRATION_STEPS = 8
-QUIET = 0.15
 SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
          "head_dim": 64}
 WORKLOAD = (
@@ -119,12 +116,6 @@ def make_model(folder: Path) -> None:
               folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def busy_s() -> tuple[float, float]:
-    """CPU seconds so far of the whole machine, and of the processes that this one has waited for, and theirs."""
-    times, own = psutil.cpu_times(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return sum(times) - times.idle - getattr(times, "iowait", 0.0), own.ru_utime + own.ru_stime
-
-
 def run(variant: Variant, folder: Path, steps: int, attempts: int, warm_up: int = WARM_UP) -> Measured:
     """The least disturbed of at most `attempts` runs of the workload; the first that is hardly disturbed ends the search."""
     figures: list[Measured] = []
@@ -147,15 +138,14 @@ def run_once(variant: Variant, folder: Path, steps: int, warm_up: int) -> Measur
             f"engine.num_threads={variant.num_threads}", f"trainer.num_threads={variant.num_threads}", *WORKLOAD]
         # With both cores for both phases, the threads of the phase that waits must sleep, not spin.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
-        started, (all_before, own_before) = time.monotonic(), busy_s()
+        beside = Others()
         ended = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        seconds, (all_after, own_after) = time.monotonic() - started, busy_s()
+        others = beside.cores()
         if ended.returncode:
             output = f"{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}"
             raise RuntimeError(f"{variant.name}: the run ended with status {ended.returncode}:\n{output}")
         records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    others = (all_after - all_before - own_after + own_before) / seconds
-    return measure(records, warm_up, max(0.0, others))
+    return measure(records, warm_up, others)
 
 
 def measure(records: list[dict], warm_up: int, others: float) -> Measured:

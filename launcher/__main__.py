@@ -1,4 +1,4 @@
-"""The command: `headway [overrides]` (or `python -m launcher`), and `headway status|watch|logs|stop|resume|report RUN`.
+"""The command: `headway [overrides]` (or `python -m launcher`), `headway selftest [overrides]`, `headway status|watch|logs|stop|resume|report RUN`.
 
     overrides, conf/ --Hydra--> config --check, split--> plan --prepare--> run folder --submitit--> two job arrays
                                                                                 |
@@ -24,7 +24,8 @@ from launcher.schema import register, to_object
 from launcher.sweep import Sweep
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-FLAGS = {"--dry-run": "launch.dry_run=true", "--detach": "launch.detach=true", "--plain": "launch.plain=true"}
+FLAGS = {"--dry-run": "launch.dry_run=true", "--detach": "launch.detach=true", "--plain": "launch.plain=true",
+         "--selftest": "launch.selftest=true", "--keep": "launch.keep=true"}
 
 
 MULTIRUN = ("-m", "--multirun")
@@ -34,12 +35,14 @@ COMMANDS = ("status", "watch", "logs", "stop", "resume", "report")
 def compose_and_run(composed: DictConfig, sweep: Sweep | None) -> int:
     """Check the composed config, then start a run. Errors of users are told on stderr, in one line each, with exit status 2."""
     from launcher.launch import launch
+    from launcher.selftest import selftest
     from workers.config import ConfigError
     from workers.rundir import RunFolderError
     from workers.slurm_command import SlurmError
 
     try:
-        return launch(to_object(composed), sweep)
+        config = to_object(composed)
+        return selftest(config) if config.launch.selftest else launch(config, sweep)
     except (ConfigError, RunFolderError, SlurmError) as error:
         print(f"headway: {error}", file=sys.stderr)
         return USER_ERROR
@@ -75,6 +78,8 @@ def in_order(arguments: list[str]) -> list[str]:
 def main() -> None:
     """Entry point of the console command."""
     arguments = sys.argv[1:]
+    if arguments[:1] == ["selftest"]:  # it takes what a run takes
+        arguments = [*arguments[1:], "--selftest"]
     if arguments and arguments[0] in COMMANDS:
         import importlib
 

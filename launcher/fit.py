@@ -16,18 +16,31 @@ from typing import Any
 
 from launcher.activations import MIB, layout
 from launcher.jobs import num_train_nodes
-from launcher.memory import Weights, count_weights, in_words, parts_in_words, published_bytes, rank_memory, replica_memory
+from launcher.memory import (
+    SGLANG_SHARE,
+    StoredWeights,
+    Weights,
+    count_weights,
+    in_words,
+    node_share,
+    parts_in_words,
+    rank_memory,
+    replica_memory,
+    server_memory,
+    stored_weights,
+)
 from launcher.rooms import Room, Rooms
 from launcher.schema import FullConfig
 from workers.config import ClusterKind, ConfigError, Recompute
 from workers.weights.architecture import Architecture
-from workers.weights.splitting import check_parallel
+from workers.weights.splitting import check_engine, check_parallel
 
 COORDINATOR = 300 * MIB
 """The coordinator's and the launcher's processes."""
 TRAINING = ("trainer.microbatch_tokens", "trainer.recompute", "trainer.optimizer_offload", "trainer.parallel.tp", "trainer.parallel.pp",
             "trainer.parallel.cp")
 INFERENCE = ("engine.num_slots", "engine.context_length")
+SERVER = ("engine.context_length", "engine.parallel.tp")
 
 
 @dataclass(frozen=True)
@@ -60,18 +73,24 @@ def needs(config: FullConfig, architecture: Architecture, weights: Weights, room
     plan = config.plan()
     rank = rank_memory(config, architecture, weights, layout(config, plan.num_train_devices, rooms.on_gpus))
     replica = replica_memory(config, architecture, weights)
+    stored = stored_weights(config, weights, config.cluster.kind is ClusterKind.local) if plan.num_replicas else StoredWeights(0.0, 0.0)
     found = [Need("a training rank takes", rank.parts(), rooms.gpu, TRAINING)]
     if rooms.machine is None and plan.num_replicas:
-        found.append(Need("an inference replica takes", replica, rooms.replica, INFERENCE))
+        found.append(Need("an inference replica takes", replica | {"held weights": stored.held}, rooms.replica, INFERENCE))
+    if (gpu := rooms.inference_gpu) is not None and plan.num_replicas:
+        share = config.engine.mem_fraction or SGLANG_SHARE
+        part = Room(share * gpu.size, f"{share:.0%} of {gpu.what} (engine.mem_fraction)", gpu.key)
+        found.append(Need("an inference GPU takes at least", server_memory(config, architecture, weights), part, SERVER))
     if rooms.node is not None:
         ranks = math.ceil(plan.num_train_devices / num_train_nodes(plan, config.devices_per_node("train")))
-        found.append(Need("the ranks of a training node take", {"host memory": ranks * (rank.host if rooms.on_gpus else rank.total)},
-                          rooms.node, TRAINING))
+        found.append(Need("the ranks of a training node take", {
+            "host memory": ranks * (rank.host if rooms.on_gpus else rank.total),
+            "published weights": stored.published * node_share(plan.num_train_devices, ranks, config.trainer.parallel.pp)}, rooms.node, TRAINING))
     if rooms.machine is not None:
         found.append(Need("all processes on this machine take", {
             "training": plan.num_train_devices * (rank.host if rooms.on_gpus else rank.total),
             "inference": plan.num_replicas * sum(replica.values()),
-            "published weights": published_bytes(config, weights) if config.weights.dir == "auto" and plan.num_replicas else 0.0,
+            "published and held weights": stored.published + stored.held,
             "coordinator": COORDINATOR}, rooms.machine, TRAINING + INFERENCE))
     return found
 
@@ -79,6 +98,7 @@ def needs(config: FullConfig, architecture: Architecture, weights: Weights, room
 def check(config: FullConfig, architecture: Architecture, rooms: Rooms) -> list[str]:
     """Lines to tell of what each part takes. Raises `ConfigError` where the model cannot be split so, or with the nearest that fits."""
     check_parallel(architecture, config.trainer.parallel)
+    check_engine(architecture, config.engine.parallel)
     weights = count_weights(architecture)
     found = needs(config, architecture, weights, rooms)
     for need in found:
@@ -114,6 +134,7 @@ def nearest(config: FullConfig, architecture: Architecture, weights: Weights, ro
         candidate = changed(config, changes)
         try:
             check_parallel(architecture, candidate.trainer.parallel)
+            check_engine(architecture, candidate.engine.parallel)
             if all(need.fits for need in needs(candidate, architecture, weights, rooms)):
                 return changes
         except ConfigError:  # no split of the model, or of the devices
@@ -160,9 +181,22 @@ def _axes(config: FullConfig, rooms: Rooms, concerned: set[str]) -> list[list[Ch
         _axis("allocation.num_devices", 10.0, _doubled(config.allocation.num_devices, 4) if on_slurm else []),
     ]
     inference = [_axis("engine.num_slots", 2.0, [engine.num_slots >> times for times in range(1, 8) if engine.num_slots >> times])]
+    server = [_wider_servers(config, per_node)]
     if parallel.dp:  # as many copies as there are devices for
         training[3:] = [[(cost, changes and {**changes, "trainer.parallel.dp": 0}) for cost, changes in axis] for axis in training[3:]]
-    return (training if concerned & set(TRAINING) else []) + (inference if concerned & set(INFERENCE) else [])
+    return ((training if concerned & set(TRAINING) else []) + (inference if concerned & set(INFERENCE) else [])
+            + (server if concerned & set(SERVER) else []))
+
+
+def _wider_servers(config: FullConfig, per_node: int) -> list[Choice]:
+    """More GPUs for each server, and replicas that hold whole ones."""
+    engine, size = config.engine.parallel, config.allocation.replica_size
+    found: list[Choice] = [(0.0, {})]
+    for number, tp in enumerate(_doubled(engine.tp, 3), 1):
+        if tp * engine.pp <= per_node:
+            wider = {"allocation.replica_size": tp * engine.pp} if size % (tp * engine.pp) else {}
+            found.append((3.0 * number, {"engine.parallel.tp": tp, **wider}))
+    return found
 
 
 def _axis(key: str, cost: float, values: Sequence[Any]) -> list[Choice]:

@@ -28,7 +28,7 @@ from launcher.site import settle_nodes
 from launcher.submit import describe, submit
 from launcher.sweep import Sweep
 from launcher.watch import keep_and_follow
-from workers.config import ClusterKind, ConfigError, ModelSource, require
+from workers.config import ClusterKind, ConfigError, ModelSource, SelfTestAction, require
 from workers.files import write_atomic
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
@@ -67,7 +67,12 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
     config.data.path, config.data.heldout_path = absolute(config.data.path), absolute(config.data.heldout_path)
     if config.weights.dir not in ("auto", "run"):
         config.weights.dir = absolute(config.weights.dir)
+    if os.sep in config.engine.python:  # and not a name that is looked up
+        config.engine.python = absolute(config.engine.python)
     console.print(f"plan: {config.plan().describe()}")
+    if config.self_test_action is SelfTestAction.off and not config.supervised:
+        why = "engine.server=synthetic holds no model" if config.selftest.action is SelfTestAction.auto else "selftest.action=off"
+        console.print(f"      no self-test of the engines' log-probs: {why}", soft_wrap=True)
     if config.cluster.kind is ClusterKind.slurm:
         for part in (config.cluster.inference, config.cluster.train):
             part.pythonpath = part.pythonpath or python_path()
@@ -115,6 +120,8 @@ def launch(config: FullConfig, sweep: Sweep | None = None) -> int:
             return 0
         if on_slurm:
             specs = preflight.check(specs, config, run, lambda text: console.print(text, soft_wrap=True))
+        else:
+            preflight.check_here(config)
         RunFolder.create(run.path)
         try:
             # Jobs and the preparation find the packages wherever this command was started.

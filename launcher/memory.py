@@ -14,13 +14,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.activations import BYTES, GIB, MIB, Layout, kept_bytes, logits_bytes
-from workers.config import Config, Dtype, Server
+from workers.config import Config, Dtype, Server, Transport
 from workers.weights.architecture import Architecture
 
-SHARD_BYTES = 512 * MIB
-"""As in workers/weights/publisher.py."""
-KEPT_VERSIONS = 3
-"""Two published versions (KEPT in workers/weights/publisher.py) and the one that is being written."""
+PUBLISHED = 3
+"""Versions of the weights in the memory of a training node: those kept (KEPT in workers/weights/publisher.py), and the next one's files."""
+STAGED = 2
+"""The same where they lie there only until they are on shared storage: one, and the next one's files."""
+HELD = 2
+"""Versions in the memory of a node with rollout workers: the one that is fetched, and the one before (workers/rollout/streaming.py)."""
 GPU_RESERVE = 3 * GIB
 """CUDA's context, cuBLAS's workspaces, NCCL's buffers and what the allocator loses to fragments: a choice, not a measurement."""
 TRAINER_PROCESS = 500 * MIB
@@ -29,6 +31,10 @@ CUDA_PROCESS = 4 * GIB
 """The same in the host's memory where CUDA's libraries are loaded."""
 REPLICA_PROCESSES = 700 * MIB
 """A rollout worker, its engine and one verifier with hardly any model and cache (620 MiB measured)."""
+EMBEDDED_PROCESS, SYNTHETIC_PROCESS = 300 * MIB, 100 * MIB
+"""One more engine on the same replica."""
+SGLANG_SHARE = 0.9
+"""About what SGLang takes of a GPU for weights and cache where engine.mem_fraction does not say it."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,6 @@ def _stage(config: Config, architecture: Architecture, weights: Weights, spread:
     offloaded = trainer.optimizer_offload if spread.gpu else 0.0
     largest = weights.largest * size
     saved = trained * size + state if config.checkpoint.background else 0.0  # copied to the host's memory, then written
-    published = min(SHARD_BYTES, weights.total * size) + largest
     return RankMemory(
         parameters=(trained + (policy.here if algorithm.kl_weight else 0)) * size,
         gradients=trained * 4,
@@ -121,9 +126,9 @@ def _stage(config: Config, architecture: Architecture, weights: Weights, spread:
         logits=logits_bytes(config, architecture, spread) if last else 0.0,
         checkpoint=0.0 if spread.gpu else saved,
         reserve=GPU_RESERVE if spread.gpu else TRAINER_PROCESS,
-        export=largest if spread.gpu else largest + published,
+        export=largest if spread.gpu else 2 * largest,  # and once more as it is written
         # Offloaded state is a float32 copy of parameters and gradients and two moments (HybridDeviceOptimizer).
-        host=CUDA_PROCESS + published + saved + 16 * (policy.updated + critic.updated) * offloaded if spread.gpu else 0.0,
+        host=CUDA_PROCESS + largest + saved + 16 * (policy.updated + critic.updated) * offloaded if spread.gpu else 0.0,
     )
 
 
@@ -148,19 +153,53 @@ def _held(weights: Weights, spread: Layout, layers: int, tables: int) -> Held:
 
 
 def replica_memory(config: Config, architecture: Architecture, weights: Weights) -> dict[str, float]:
-    """Bytes of one inference replica in the host's memory, by what takes them (the embedded engine runs on CPUs)."""
+    """Bytes of one inference replica in the host's memory, by what takes them. The embedded engine runs on CPUs; SGLang's models are on GPUs,
+    but for engine.device=cpu, which is not estimated."""
     if config.engine.server is Server.synthetic:
-        return {"processes": REPLICA_PROCESSES}
-    size = BYTES[config.engine.dtype]
+        return {"processes": REPLICA_PROCESSES + (config.num_servers - 1) * SYNTHETIC_PROCESS}
+    if config.engine.server is Server.sglang:
+        return {"processes": REPLICA_PROCESSES + config.allocation.replica_size * CUDA_PROCESS}
+    size, number = BYTES[config.engine.dtype], config.num_servers
     head = weights.embedding if weights.tied else 0  # packed for its kernel, besides the embedding
-    positions = (config.engine.num_slots + 1) * config.engine.context_length
-    cache = 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * positions * size
-    return {"weights": 2 * (weights.total + head) * size, "KV cache": cache, "processes": REPLICA_PROCESSES}
+    cache = (config.engine.num_slots + 1) * cache_bytes(config, architecture)
+    return {"weights": number * 2 * (weights.total + head) * size, "KV cache": number * cache,
+            "processes": REPLICA_PROCESSES + (number - 1) * EMBEDDED_PROCESS}
 
 
-def published_bytes(config: Config, weights: Weights) -> float:
-    """Bytes of the versions of the weights that are published at the same time."""
-    return KEPT_VERSIONS * weights.total * BYTES[config.engine.dtype]
+def cache_bytes(config: Config, architecture: Architecture) -> float:
+    """Bytes of the keys and values of one request of the greatest length."""
+    per_token = 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * BYTES[config.engine.dtype]
+    return per_token * config.engine.context_length
+
+
+def server_memory(config: Config, architecture: Architecture, weights: Weights) -> dict[str, float]:
+    """Bytes that SGLang takes of each GPU at least: its weights, and the cache of one request; with more cache more requests run at once."""
+    parallel = config.engine.parallel
+    copies = max(1, parallel.tp // parallel.dp_attention // architecture.num_kv_heads)  # of keys and values, where there are more ranks than heads
+    return {"weights": weights.total * BYTES[config.engine.dtype] / parallel.unit,
+            "KV cache of one request": cache_bytes(config, architecture) * copies * parallel.dp_attention / parallel.unit}
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Bytes of weights in the memory of nodes, beside processes: on all training nodes together, and on each node with rollout workers."""
+
+    published: float
+    held: float
+
+
+def stored_weights(config: Config, weights: Weights, local: bool) -> StoredWeights:
+    """What lies there (workers/trainer/publishing.py); `local`: all of it on one machine."""
+    disk, in_memory = config.weights.transport is Transport.disk, config.weights.dir == "auto"
+    version = weights.total * BYTES[config.engine.dtype]
+    if disk:
+        return StoredWeights((PUBLISHED if in_memory and local else STAGED) * version, 0.0)
+    return StoredWeights(PUBLISHED * version, HELD * version) if in_memory else StoredWeights(0.0, 0.0)
+
+
+def node_share(num_ranks: int, ranks_per_node: int, num_stages: int) -> float:
+    """The greatest share of what is published that lies on one node: each stage's first rank publishes it, `num_ranks / num_stages` apart."""
+    return min(num_stages, math.ceil(ranks_per_node * num_stages / num_ranks)) / num_stages
 
 
 def in_words(number: float) -> str:

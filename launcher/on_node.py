@@ -1,4 +1,5 @@
-"""What the preflight's probe runs on a node of the cluster, with nothing but Python's standard library: `python -c THIS RUN`.
+"""What the preflight's probe runs on a node of the cluster, with nothing but Python's standard library: `python -c THIS RUN TOKEN [SGLANG]`.
+SGLANG: the interpreter that is to have SGLang, '' for this one.
 
 Prints one line, PROBE and a JSON object: what is wrong there (`problems`), the host, and its clock.
 """
@@ -9,6 +10,7 @@ import importlib.util
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 NEEDED = ("msgspec", "numpy", "psutil", "submitit", "torch", "zmq")
 TOKEN = "probe"
 OLDEST = (3, 11)
+START_S = 60.0
 
 
 def look_at_folder(path: Path, token: str) -> list[str]:
@@ -57,6 +60,21 @@ def look_at_python() -> list[str]:
     return problems
 
 
+def look_at_sglang(python: str, start: Path) -> list[str]:
+    """What is wrong with the SGLang of an interpreter, in the words of `start`, the file that the rollout workers start it by."""
+    try:
+        asked = subprocess.run([python or sys.executable, str(start), "--check"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                               timeout=START_S, check=False)
+    except OSError as error:
+        return [f"engine.python={python}: cannot be run ({error.strerror}). Give the interpreter of an environment that has SGLang"]
+    except subprocess.TimeoutExpired:
+        return [f"engine.python={python}: has not answered in {START_S:g} s. Give the interpreter of an environment that has SGLang"]
+    return [] if asked.returncode == 0 else [asked.stderr.strip() or f"engine.python={python}: exited with status {asked.returncode}"]
+
+
 if __name__ == "__main__":
     found = look_at_folder(Path(sys.argv[1]), sys.argv[2]) + look_at_python()
+    if len(sys.argv) > 3 and not found:
+        code = Path(str(importlib.util.find_spec("workers.entry").origin)).parent  # type: ignore[union-attr]
+        found = look_at_sglang(sys.argv[3], code / "rollout" / "servers" / "sglang" / "start.py")
     print("PROBE", json.dumps({"problems": found, "host": platform.node(), "python": platform.python_version(), "time": time.time()}), flush=True)

@@ -58,8 +58,10 @@ def split(allocation: AllocationConfig, train_unit: int = 1, inference: bool = T
             raise ConfigError(f"allocation.num_devices={devices}: must be at least one training unit of {train_unit}. "
                               f"Use allocation.num_devices={train_unit}")
         return Plan(devices, size, 0, devices // train_unit * train_unit, train_unit)
-    per_node = allocation.devices_per_node or devices
-    if size < 1 or (per_node % size and size % per_node):
+    per_node = allocation.devices_per_node
+    if size < 1:
+        raise ConfigError(f"allocation.replica_size={size}: must be at least 1. It is the number of devices of a rollout worker")
+    if per_node and per_node % size and size % per_node:
         raise ConfigError(f"allocation.replica_size={size}: must divide the {per_node} devices of a node, or be a multiple of them. "
                           f"Use one of {[number for number in range(1, per_node + 1) if per_node % number == 0]}")
     if devices < size + train_unit:

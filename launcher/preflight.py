@@ -5,8 +5,8 @@
     scripts      sbatch --test-only on the very script of each role: SLURM's own word
     arrays       fewer chunks where submit limits do not let all of them in
 
-Then launcher/probe.py looks at the run folder and at this code from a node of each partition. All that is wrong is told at once;
-nothing is submitted and no folder is left.
+Then launcher/probe.py looks at the run folder, at this code and at SGLang from a node of each partition. All that is wrong is told at once;
+nothing is submitted and no folder is left. On one machine `check_here` looks at what a node would be asked.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from launcher import slurm
+from launcher import on_node, slurm
 from launcher.cluster import ClusterConfig, GpuRequest, RoleConfig
 from launcher.jobs import JobSpec, fit
 from launcher.options import check_options
 from launcher.schema import FullConfig
+from launcher.script import ROOT
 from launcher.site import Site, look
 from launcher.slurm import NodeKind
 from launcher.slurm_text import seconds
 from launcher.submit import outside_any_job, scripts
-from workers.config import ConfigError
+from workers.config import ConfigError, Server
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
 
@@ -52,6 +53,12 @@ def check(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, say: C
             say(f"{cut.role}: {cut.num_chunks} of {full.num_chunks} chunks are submitted now, as submit limits allow; "
                 "headway watch (or headway resume) submits more when these are used up")
     return fitting
+
+
+def check_here(config: FullConfig) -> None:
+    """Check what a run on this machine needs besides its own packages. Raises `ConfigError`."""
+    if config.engine.server is Server.sglang and not config.supervised:
+        refuse(on_node.look_at_sglang(config.engine.python, ROOT / "workers" / "rollout" / "servers" / "sglang" / "start.py"))
 
 
 def refuse(found: list[str]) -> None:

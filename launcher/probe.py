@@ -25,6 +25,7 @@ from launcher.preflight import refuse
 from launcher.schema import FullConfig
 from launcher.script import mounted, python_command, sbatch_options, setup_lines, srun_arguments
 from launcher.submit import outside_any_job
+from workers.config import Server
 from workers.rundir import RunFolder
 
 ANSWER_S = 90.0
@@ -75,7 +76,9 @@ def command(spec: JobSpec, part: RoleConfig, config: FullConfig, run: RunFolder,
         nodelist=part.nodelist if part.nodelist.isalnum() else "")  # several nodes cannot be asked for one
     options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in sbatch_options(one, few).items()]
     folders = mounted(config, run)
-    inside = f"{python_command(part, folders)} -c {shlex.quote(Path(on_node.__file__).read_text())} {shlex.quote(str(run.path))} {token}"
+    engine = [config.engine.python] if spec.role == "inference" and config.engine.server is Server.sglang else []
+    arguments = shlex.join([Path(on_node.__file__).read_text(), str(run.path), token, *engine])
+    inside = f"{python_command(part, folders)} -c {arguments}"
     lines = "\n".join([*setup_lines(one, part), f"exec {inside}"])
     container = [argument for argument in srun_arguments(part, folders) if part.container.kind is ContainerKind.pyxis and "container" in argument]
     return ["srun", "--quiet", f"--immediate={max(1, round(config.cluster.probe_s))}", "--nodes=1", "--ntasks=1", "--time=2",

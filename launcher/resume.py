@@ -3,7 +3,8 @@
     outcome.json -> outcome.1.json, stop -> gone, new jobs submitted --> they find the newest checkpoint by themselves
 
 Of two that resume a run at the same time one is refused: keeper.lock is held until all is submitted, then left to whoever watches.
-Without a checkpoint the run starts again at step 0. `run.num_steps=N` and `run.max_hours=H` may be given to go on for longer.
+Without a checkpoint the run starts again at step 0. `run.num_steps=N` and `run.max_hours=H` may be given to go on for longer, `selftest.action=warn`
+where the self-test has ended it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from launcher.living import living, on_slurm
 from launcher.records import unanswered
 from launcher.schema import FullConfig, as_yaml, read_full
 from launcher.script import ROOT
-from workers.config import ClusterKind, ConfigError
+from workers.config import ClusterKind, ConfigError, SelfTestAction
 from workers.files import write_atomic
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
 
-CHANGEABLE = {"run.num_steps": int, "run.max_hours": float}
+CHANGEABLE = {"run.num_steps": int, "run.max_hours": float, "selftest.action": SelfTestAction}
 
 
 def changed(config: FullConfig, changes: list[str]) -> FullConfig:
@@ -42,11 +43,13 @@ def changed(config: FullConfig, changes: list[str]) -> FullConfig:
     for change in changes:
         key, _, value = change.partition("=")
         if key not in CHANGEABLE:
-            raise ConfigError(f"{change}: cannot be changed when a run goes on. Only {' and '.join(CHANGEABLE)} can; start a new run for the rest")
+            raise ConfigError(f"{change}: cannot be changed when a run goes on. Only {', '.join(CHANGEABLE)} can; start a new run for the rest")
+        part, name = key.split(".")
         try:
-            setattr(result.run, key.removeprefix("run."), CHANGEABLE[key](value))
+            setattr(getattr(result, part), name, CHANGEABLE[key](value))
         except ValueError as error:
-            raise ConfigError(f"{change}: not a number. Give {key}=N") from error
+            kind = "one of " + ", ".join(SelfTestAction) if CHANGEABLE[key] is SelfTestAction else "a number"
+            raise ConfigError(f"{change}: not {kind}. Give {key}=VALUE") from error
     result.check()
     return result
 
@@ -145,7 +148,7 @@ def _watch(run: RunFolder, config: FullConfig, console: Console) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 2 where the run cannot be resumed."""
     parser = add_run(argparse.ArgumentParser(prog="headway resume", description=(__doc__ or "").splitlines()[0]))
-    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help=f"{' or '.join(CHANGEABLE)}")
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help=", ".join(CHANGEABLE))
     parser.add_argument("--detach", action="store_true", help="return as soon as it is submitted")
     parser.add_argument("--plain", action="store_true", help="lines instead of the live view")
     options = parser.parse_intermixed_args(arguments)

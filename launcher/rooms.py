@@ -21,7 +21,7 @@ from launcher import slurm
 from launcher.cluster import GpuRequest, RoleConfig
 from launcher.jobs import num_train_nodes
 from launcher.schema import FullConfig
-from workers.config import ClusterKind, require
+from workers.config import ClusterKind, Server, require
 from workers.slurm_command import SlurmError
 
 GIB = 2**30
@@ -43,7 +43,8 @@ class Room:
 
 @dataclass(frozen=True)
 class Rooms:
-    """The memory that is known: of a training GPU, of the job on a training node, of an inference replica's job, of this machine.
+    """The memory that is known: of a training GPU, of the job on a training node, of an inference replica's job, of this machine, of a GPU
+    for inference.
 
     `on_gpus`: whether training runs on GPUs.
     """
@@ -53,6 +54,7 @@ class Rooms:
     node: Room | None = None
     replica: Room | None = None
     machine: Room | None = None
+    inference_gpu: Room | None = None
 
 
 def look(config: FullConfig) -> Rooms:
@@ -98,8 +100,10 @@ def _on_slurm(config: FullConfig) -> Rooms:
     train, inference, plan = config.cluster.train, config.cluster.inference, config.plan()
     on_gpus = train.gpus is not GpuRequest.none
     per_node = plan.num_train_devices / num_train_nodes(plan, config.devices_per_node("train"))
+    on_sglang = config.engine.server is Server.sglang and inference.gpus is not GpuRequest.none
     return Rooms(on_gpus, _gpu(train, "cluster.train", _types(train)) if on_gpus else None, _job(train, "cluster.train", per_node),
-                 _job(inference, "cluster.inference", plan.replica_size))
+                 _job(inference, "cluster.inference", plan.replica_size),
+                 inference_gpu=_gpu(inference, "cluster.inference", _types(inference)) if on_sglang else None)
 
 
 def _types(part: RoleConfig) -> set[str]:
@@ -125,7 +129,8 @@ def _here(config: FullConfig) -> Rooms:
     gpu = _gpu(config.cluster.train, "cluster.train", set())
     if sizes and gpu is None:
         gpu = Room(min(sizes), "the smallest GPU here", "nvidia-smi")
-    return Rooms(bool(sizes), gpu if sizes else None, machine=Room(memory_here(), "this machine", "its memory and swap space"))
+    return Rooms(bool(sizes), gpu if sizes else None, machine=Room(memory_here(), "this machine", "its memory and swap space"),
+                 inference_gpu=gpu if sizes and config.engine.server is Server.sglang else None)
 
 
 def memory_here() -> float:

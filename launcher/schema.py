@@ -25,11 +25,14 @@ from workers.rundir import RunFolder
 
 @dataclass
 class LaunchConfig:
-    """What the launcher does after composing. `max_concurrent_runs` is for sweeps on SLURM: so many runs at once (0: no limit)."""
+    """What the launcher does after composing. `max_concurrent_runs` is for sweeps on SLURM: so many runs at once (0: no limit). `selftest`: only
+    test the config (launcher/selftest.py), and `keep` the run folder of a test that was passed."""
 
     dry_run: bool = False
     detach: bool = False
     plain: bool = False
+    selftest: bool = False
+    keep: bool = False
     max_concurrent_runs: int = 0
 
     def check(self) -> None:
@@ -55,8 +58,8 @@ class FullConfig(workers.Config):
     def settle(self) -> None:
         """Replace defaults that mean 'this machine' where the jobs run on several."""
         if self.cluster.kind is ClusterKind.slurm:
-            if self.weights.dir == "auto":
-                self.weights.dir = "run"  # the one folder that all nodes share
+            if self.weights.dir == "auto" and self.weights.transport is workers.Transport.disk:
+                self.weights.dir = "run"  # the one folder that all nodes share; otherwise each node has its own
             if self.transport.interface == workers.TransportConfig.interface:
                 self.transport.interface = "auto"  # the node's own address, as SLURM knows it
 

@@ -42,9 +42,10 @@ def step_line(record: dict) -> str:
     if "perplexity" in record:
         return (f"step {record['step']:>4}  {duration(record['seconds']):>7}  loss {record['loss']:.4f}  perplexity {record['perplexity']:.3f}  "
                 f"grad {record['grad_norm']:.2f}  lr {record['lr']:.2e}  tokens {record['tokens_trained']} trained")
+    gap = f"gap {record['logprob_gap_mean']:.1e}  " if record.get("logprob_gap_mean") is not None else ""
     return (f"step {record['step']:>4}  {duration(record['seconds']):>7}  reward {record['reward']:+.2f}  sampled accuracy {record['accuracy']:.3f}  "
             f"age mean {record['staleness_mean']:.1f} max {record['staleness_max']}  w {record.get('behavior_weight_mean', 1.0):.3f}  "
-            f"clip {record.get('clip_share', 0.0):.3f}  entropy {record.get('entropy', 0.0):.3f}  grad {record.get('grad_norm', 0.0):.2f}  "
+            f"clip {record.get('clip_share', 0.0):.3f}  {gap}entropy {record.get('entropy', 0.0):.3f}  grad {record.get('grad_norm', 0.0):.2f}  "
             f"tokens {record['tokens_generated']} generated {record['tokens_trained']} trained {record['tokens_interrupted']} interrupted  "
             f"buffer {record['buffer']}")
 
@@ -89,7 +90,21 @@ def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tup
         ("staleness", f"eta {status['eta']} ({status['bound']})   groups by age  {histogram(status['staleness']) or '-'}"),
         ("tokens/s", f"{generated:.1f} generated   {trained:.1f} trained   {status['tokens_interrupted']} kept across interruptions"),
         ("groups", f"{status['running']} running   {status['buffer']} in the buffer   {status['set_aside']} set aside"),
+        *_weights(status.get("weights")),
     ]
+
+
+def _weights(weights: dict | None) -> list[tuple[str, str]]:
+    """What a new version costs each worker, and what has failed on its way."""
+    if weights is None or not (weights["num_updates"] or weights["failed"]):
+        return []
+    text = (f"by {weights['transport']}   a version takes {weights['fetch_s']:.2f} s to arrive ({weights['fetch_bytes'] / 1e6:.1f} MB), "
+            f"{weights['pause_s']:.2f} s to pause, {weights['load_s']:.2f} s to load")
+    if weights["num_refetched"]:
+        text += f"   {weights['num_refetched']} chunks came wrong and were fetched elsewhere"
+    failed = [("", f"{transport} has failed, {weights['num_fallbacks']} versions came otherwise: {cause}")
+              for transport, cause in weights["failed"].items()]
+    return [("weights", text), *failed]
 
 
 def _workers(status: dict) -> Table:
@@ -100,7 +115,8 @@ def _workers(status: dict) -> Table:
         if not waits or waits == "leases":
             waits = status["waiting"].get(part, "") or waits
         silent = f" (silent {worker['silent_s']:.0f} s)" if worker["silent_s"] > STALE_S else ""
-        weights = worker["version"] + (f" -> {worker['fetching']}" if worker["fetching"] else "")
+        weights = worker["version"] + (f" by {worker['via']}" if worker.get("via") else "")
+        weights += f" -> {worker['fetching']}" if worker["fetching"] else ""
         waits += " (draining)" if worker.get("draining") else ""
         process = f"{worker['host']} job {worker['job']}" if worker.get("job") else f"{worker['host']}:{worker['pid']}"
         cells = (worker["name"], process, weights, str(worker["running"]), waits + silent)

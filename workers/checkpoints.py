@@ -24,7 +24,7 @@ import msgspec
 from workers.files import read_lines, sync
 from workers.messages.types import Version
 from workers.rundir import RunFolder
-from workers.weights.manifest import FileEntry, digest_file
+from workers.weights.manifest import digest_file
 
 MANIFEST = "manifest.json"
 COORDINATOR = "coordinator.msgpack"
@@ -34,6 +34,20 @@ RETRIES, RETRY_S = 4, 3.0
 
 class Fenced(RuntimeError):
     """Another incarnation of this run has begun: this one may publish nothing any more."""
+
+
+def check_epoch(run: RunFolder, version: Version, what: str) -> None:
+    """Raise `Fenced` unless the incarnation that made `version` still holds the run. `what`: that which it is about to publish, in words."""
+    if (newest := run.newest_epoch()) != version.epoch:
+        raise Fenced(f"{what} {version}: epoch {newest} has begun, this one may publish nothing any more")
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file: its path within the checkpoint, size in bytes, and BLAKE3 digest (hex)."""
+
+    name: str
+    size: int
+    digest: str
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,24 +10,29 @@ Errors are printed as one line; exit status 2.
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import msgspec
 from tokenizers import Tokenizer
 
-from workers.config import Config, ConfigError, ModelSource, load, require
+from workers.config import ClusterKind, Config, ConfigError, Dtype, ModelSource, Transport, load, require
 from workers.data.examples import Examples, end_token
 from workers.data.prompts import open_prompts
 from workers.files import write_atomic
 from workers.rundir import RunFolder, RunFolderError
 from workers.transport.keys import make_keys
 from workers.weights.architecture import Architecture, ModelError, check_tensors, read_architecture
+from workers.weights.places import places
 from workers.weights.splitting import check_parallel
 from workers.weights.starting import make_smollm2, make_tiny
 
 NUM_CHECKED = 512
+NUM_VERSIONS = 3
+"""As many versions of the weights are there at once, at least."""
 
 
 def resolve_model(config: Config, run: RunFolder) -> Path:
@@ -88,12 +93,19 @@ def _check_vocabulary(tokens: list[int], architecture: Architecture, path: Path)
                          "Take tokenizer and model from the same folder")
 
 
-def check_weights_folder(config: Config, run: RunFolder) -> None:
-    """Check that versions can be published. Raises `ConfigError`."""
-    folder = run.weights(config.weights.dir)
-    parent = next(parent for parent in folder.parents if parent.exists())
-    require(not folder.exists() and os.access(parent, os.W_OK), "weights.dir", config.weights.dir,
-            f"{folder} must not exist, and {parent} must be writable", "Choose another weights.dir")
+def check_weights_folder(config: Config, run: RunFolder, architecture: Architecture) -> None:
+    """Check that versions can be published, as far as this machine knows: on SLURM nodes have folders of their own. Raises `ConfigError`."""
+    store, shared = places(run, config)
+    local, disk = config.cluster.kind is ClusterKind.local, config.weights.transport is Transport.disk
+    for folder in ([shared] if shared is not None and disk else []) + ([store] if local else []):
+        parent = next(parent for parent in folder.parents if parent.exists())
+        require(not folder.exists() and os.access(parent, os.W_OK), "weights.dir", config.weights.dir,
+                f"{folder} must not exist, and {parent} must be writable", "Choose another weights.dir")
+        size = sum(math.prod(shape) for shape in architecture.tensor_shapes().values()) * (2 if config.engine.dtype is Dtype.bfloat16 else 4)
+        free = shutil.disk_usage(parent).free
+        require(free >= NUM_VERSIONS * size, "weights.dir", config.weights.dir,
+                f"{NUM_VERSIONS} versions of the weights take {NUM_VERSIONS * size >> 20} MiB in {parent}, where {free >> 20} MiB are free",
+                "Free some space there, or choose another weights.dir")
 
 
 def prepare(run: RunFolder) -> None:
@@ -102,7 +114,8 @@ def prepare(run: RunFolder) -> None:
     folder = resolve_model(config, run)
     architecture = check_model(folder, config)
     check_prompts(config, folder, architecture)
-    check_weights_folder(config, run)
+    if not config.supervised:
+        check_weights_folder(config, run, architecture)
     config.model.path = str(folder)
     write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config)))
     make_keys(run)

@@ -21,7 +21,7 @@
       exports/120/           the model after step 120, a Hugging Face folder    trainer
       final_model/           the trained model, a Hugging Face folder           trainer
       summary.json           the figures of the whole run                       coordinator
-      weights/               published weights, with weights.dir=run            trainer
+      weights/               weights as files, where workers read them as such  trainer
       stop                   its presence asks the run to end                   launcher
       launcher.lock          held by the launcher while it stays attached       launcher
 """
@@ -33,6 +33,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,9 +199,17 @@ class RunFolder:
         parent = (MEMORY if MEMORY.is_dir() else self.path) if where == "auto" else Path(where)
         return parent / f"headway-{os.getuid()}-{hashlib.sha256(str(self.path).encode()).hexdigest()[:16]}"
 
+    def store(self, where: str) -> Path:
+        """The root of this node's store (workers/weights/store.py) for `weights.dir`. On storage that nodes may share, each has its own."""
+        if where == "auto" and MEMORY.is_dir():
+            return self.weights(where)
+        parent = self.path if where in ("auto", "run") else Path(where)
+        return parent / f"headway-{os.getuid()}-{hashlib.sha256(f'{self.path}@{socket.gethostname()}'.encode()).hexdigest()[:16]}"
+
     def remove_weights(self, where: str) -> None:
-        """Remove all published versions; to be called when nobody reads them any more."""
-        shutil.rmtree(self.weights(where), ignore_errors=True)
+        """Remove all versions on shared storage and in this node's store; to be called when nobody reads them any more."""
+        for folder in {self.store("auto"), self.store(where), self.weights("run"), self.weights(where)}:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def newest_epoch(self) -> int:
         """The newest epoch that has been claimed; 0 before the first."""

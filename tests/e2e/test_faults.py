@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 
 from launcher.living import submitted_jobs
 from launcher.stop import stop
-from tests.e2e.runs import END_S, headway, live_run, wait_for
+from tests.e2e.runs import END_S, START_S, headway, live_run, wait_for
+from workers.files import read_lines
 
-ENDLESS = ("run.num_steps=1000000", "data.num_heldout=4", "evaluation.every_steps=0", "transport.reconnect_grace_s=1")
+ENDLESS = ("run.num_steps=1000000", "data.num_heldout=4", "evaluation.every_steps=0", "transport.reconnect_grace_s=1", "engine.max_restarts=0")
 
 
 @pytest.mark.parametrize(("victim", "words"), [
@@ -42,6 +44,17 @@ def test_a_killed_verifier_is_replaced_and_the_run_goes_on(tmp_path: Path) -> No
         run.after_steps(6)
         assert run.run.ended() is None
         assert "stopped" in stop(run.run, "by the test")
+        run.assert_nothing_left()
+
+
+def test_a_killed_engine_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+    with live_run(tmp_path / "run", *ENDLESS, "engine.max_restarts=3") as run:
+        run.after_steps(2).process("engine").kill()
+        wait_for("word of its restart", lambda: any(record["engine_restarts"] for record in read_lines(run.run.metrics)), START_S)
+        run.after_steps(len(read_lines(run.run.metrics)) + 4)
+        status = json.loads(run.run.status.read_bytes())
+        assert [worker["restarts"] for worker in status["workers"] if worker["name"] == "rollout 0"] == [1]
+        assert run.run.ended() is None and "stopped" in stop(run.run, "by the test")
         run.assert_nothing_left()
 
 

@@ -45,7 +45,8 @@ def test_the_bound_is_kept(tmp_path: Path, bound: str, eta: int) -> None:
         assert all(record["token_age_max"] == 0 for record in steps), "every token comes from the version it trains"
 
 
-@pytest.mark.parametrize("override", ["engine.interrupt=abort", "engine.interrupt=in_place", "algorithm.advantage=batch_norm", "algorithm=ppo"])
+@pytest.mark.parametrize("override", ["engine.interrupt=abort", "engine.interrupt=in_place", "algorithm.advantage=batch_norm", "algorithm=ppo",
+                                      "weights=disk"])
 def test_variants_run(tmp_path: Path, override: str) -> None:
     with live_run(tmp_path / "run", override, "run.num_steps=4", "evaluation.every_steps=0", "weights.dir=run") as run:
         assert run.launcher.wait(250) == 0, run.output.read_text()
@@ -58,3 +59,12 @@ def test_two_replicas_share_the_work(tmp_path: Path) -> None:
         status = json.loads(run.run.status.read_bytes())
         run.assert_nothing_left()
     assert [worker["name"] for worker in status["workers"]] == ["rollout 0", "rollout 1", "trainer 0"]
+
+
+def test_two_servers_of_one_replica_share_the_work(tmp_path: Path) -> None:
+    with live_run(tmp_path / "run", "allocation.num_devices=3", "allocation.replica_size=2", "run.num_steps=6", "evaluation.every_steps=0") as run:
+        assert run.launcher.wait(250) == 0, run.output.read_text()
+        status = json.loads(run.run.status.read_bytes())
+        run.assert_nothing_left()
+    assert [worker["name"] for worker in status["workers"]] == ["rollout 0", "trainer 0"]
+    assert len(list(run.run.jobs.glob("engine-*.log"))) == 2

@@ -64,7 +64,8 @@ def test_a_trainer_that_lives_on_beside_its_successor_publishes_nothing_and_leav
         cluster.restore_network(host)
         run.more_steps(25)
         cluster.wait("the node's return", lambda: cluster.nodes()[host] == "idle")
-        published = {path.name.split(".")[0] for path in run.run.weights(run.config.weights.dir).iterdir() if path.name[:1].isdecimal()}
+        store = run.run.store(run.config.weights.dir)
+        published = {path.name.split(".")[0] for path in (store / "published").iterdir() if path.name[:1].isdecimal()}
         assert published <= {"2"}
         run.drain()
         assert run.endings == ["fenced", "drained"]

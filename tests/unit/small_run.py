@@ -55,6 +55,7 @@ from workers.messages.types import (
     Welcome,
     WorkerFailed,
 )
+from workers.trainer.asking import Asking
 
 TRAINER = b"trainer"
 SAMPLES = 2
@@ -303,7 +304,8 @@ class Whole:
 @dataclass
 class Trainer:
     """The training loop of one incarnation, with a leader for each share of a batch; its coordinator is on the same node, so nothing is
-    lost between them. `batch`: what is being computed."""
+    lost between them. `batch`: what is being computed. A version that is `on_its_way` is announced later, together with what was trained on
+    for it; the next one waits for that, and so does a checkpoint."""
 
     world: World
     step: int
@@ -312,38 +314,56 @@ class Trainer:
     told_to_drain: bool = False
     shares: dict[tuple[int, int], Batch] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)
+    asking: Asking = field(default_factory=Asking)
+    on_its_way: tuple[Announcement, Whole | None] | None = None
 
     @property
     def peers(self) -> list[bytes]:
         """Rank 0 and the leaders of the other shares."""
         return [TRAINER, *(f"leader {share}".encode() for share in range(1, self.world.num_shares))]
 
-    def publish(self, step: int) -> None:
+    def publish(self, step: int, batch: Whole | None) -> None:
+        assert self.on_its_way is None
         self.step, self.published = step, True
-        announcement = Announcement(Version(self.world.epoch, step), f"/weights/{self.world.epoch}.{step}", "digest")
+        self.on_its_way = Announcement(Version(self.world.epoch, step), f"/weights/{self.world.epoch}.{step}", "digest"), batch
+
+    def announce(self) -> None:
+        """What is on its way is there."""
+        if self.on_its_way is None:
+            return
+        (announcement, batch), self.on_its_way = self.on_its_way, None
+        if batch is not None:
+            self.world.consumes(batch)
         self.world.hand(TRAINER, StepFinished(announcement, {"loss": 0.5}))
+        self.request(self.asking.announced(announcement.version.step))
 
     def go_on(self) -> None:
         """The next thing that it does."""
         if not self.published:
             for peer in self.peers:
                 self.world.hand(peer, Register(Role.trainer if peer == TRAINER else Role.trainer_shard, "node", 2))
-            self.ask(self.step, leaders_only=True)  # they do not wait for the weights
-            self.publish(self.step)
+            self.ask(self.step)  # they do not wait for the weights
+            self.publish(self.step, None)
         elif self.batch is not None:
             self.finish_step()
         elif (batch := self.whole(self.step)) is not None:
             self.batch = batch
-            self.ask(self.step + 1, leaders_only=not self.world.config.trainer.prefetch)
+            self.ask(self.step + 1)
+            if self.world.config.trainer.prefetch:
+                self.request(self.asking.want(self.step + 1, self.step))
         else:
-            self.ask(self.step)
+            self.request(self.asking.want(self.step, self.step))
 
-    def ask(self, step: int, leaders_only: bool = False) -> None:
-        """Each leader asks for its share, once."""
+    def ask(self, step: int) -> None:
+        """Each leader but rank 0 asks for its share, once."""
         for share, peer in enumerate(self.peers):
-            if self.asked.get(share, -1) < step and (share > 0 or not leaders_only):
+            if self.asked.get(share, -1) < step and share > 0:
                 self.asked[share] = step
                 self.world.hand(peer, BatchRequest(step, share, self.world.num_shares))
+
+    def request(self, steps: list[int]) -> None:
+        for step in steps:
+            self.world.hand(TRAINER, BatchRequest(step, 0, self.world.num_shares))
 
     def whole(self, step: int) -> Whole | None:
         """The batch of `step`, if all shares are there."""
@@ -352,11 +372,11 @@ class Trainer:
 
     def finish_step(self) -> None:
         assert self.batch is not None
-        self.world.consumes(self.batch)
-        self.batch = None
+        batch, self.batch = self.batch, None
+        self.announce()
         if self.whole(self.step + 1) is not None:
-            self.ask(self.step + 2, leaders_only=True)  # their connections may be faster than rank 0's
-        self.publish(self.step + 1)
+            self.ask(self.step + 2)  # their connections may be faster than rank 0's
+        self.publish(self.step + 1, batch)
 
     def receive(self, peer: bytes, message: Message) -> None:
         match message:
@@ -458,6 +478,7 @@ class World:
     def save(self, final: bool) -> None:
         """The trainer saves the state of its step; the coordinator's part is as `worker.py` makes it."""
         assert self.core is not None and self.trainer is not None
+        self.trainer.announce()
         self.hand(TRAINER, CheckpointRequest(self.trainer.step, "/checkpoint", final))
         assert self.core.checkpoint is not None
         self.core.checkpoint = None
@@ -664,7 +685,9 @@ class World:
                     rollout.generate(key, position)
             if rollout.leaving and not rollout.results:
                 rollout.depart()
-        if self.trainer is not None:
+        if self.trainer is not None and pace != 1:
+            self.trainer.announce()
+        if self.trainer is not None and self.ended is None:
             self.trainer.go_on()
 
     def go_to_the_end(self) -> None:

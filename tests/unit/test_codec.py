@@ -13,22 +13,31 @@ from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import MessageError, encode, from_coordinator, from_workers, pack
 from workers.messages.groups import check_group, check_partial, head_step, samples, token_steps
 from workers.messages.types import (
+    Announcement,
     Batch,
     BatchRequest,
     CheckpointPart,
     CheckpointRequest,
     Draining,
+    FallbackWanted,
     Group,
     GroupFinished,
     GroupParked,
     Heartbeat,
     HeldLease,
+    LoadGranted,
+    LoadRequest,
     Partial,
     Purpose,
     Register,
+    Republished,
     Role,
+    Sources,
+    SourcesRequest,
     Suspended,
+    TransportFailed,
     Version,
+    VersionAnnounced,
     VersionsNeeded,
 )
 
@@ -160,18 +169,30 @@ def test_directions_are_separate() -> None:
 
 
 HELD = HeldLease("g1", 3, Purpose.training, Version(1, 2))
+LESS = Announcement(Version(1, 2), "", "digest", ["tcp://10.0.0.1:4711"])
+MORE = msgspec.structs.replace(LESS, folder="/weights")
+
+
+def test_which_announcement_offers_more() -> None:
+    assert MORE.offers_more_than(LESS) and not LESS.offers_more_than(MORE) and not MORE.offers_more_than(MORE)
+    assert msgspec.structs.replace(MORE, sources=["tcp://a", "tcp://b"]).offers_more_than(MORE)
+    for other in (msgspec.structs.replace(MORE, version=Version(1, 3)), msgspec.structs.replace(MORE, digest="another")):
+        assert not other.offers_more_than(LESS), "that is another version"
 
 
 @pytest.mark.parametrize("message", [
     Register(Role.trainer, "host", 7), Register(Role.rollout, "host", 7, leases=[HELD], job="12_3"), Heartbeat(Version(1, 2), None),
     Heartbeat(capacity=3, leases=[HELD, HELD]), Draining("time limit"), CheckpointRequest(4, "/checkpoint", True),
-    BatchRequest(4), BatchRequest(4, 1, 2)])
+    BatchRequest(4), BatchRequest(4, 1, 2), Register(Role.rollout, "host", 7, serves="tcp://10.0.0.1:4711"), Heartbeat(tokens_in_flight=900),
+    SourcesRequest(Version(1, 2), ["tcp://10.0.0.2:4711"]), LoadRequest(Version(1, 2)), TransportFailed(Version(1, 2), "zmq", "no route"),
+    Republished(MORE)])
 def test_small_messages_come_back(message) -> None:
     assert from_workers(LIMIT).decode(frames_of(message)) == message
 
 
 @pytest.mark.parametrize("message", [
-    CheckpointPart(4, True), Suspended("time limit"), VersionsNeeded(Version(2, 7))])
+    CheckpointPart(4, True), Suspended("time limit"), VersionsNeeded(Version(2, 7)), LoadGranted(Version(1, 2)), FallbackWanted("zmq", "no route"),
+    Sources(Version(1, 2), ["tcp://10.0.0.1:4711"], False), VersionAnnounced(MORE)])
 def test_small_messages_of_the_coordinator_come_back(message) -> None:
     assert from_coordinator(LIMIT).decode(frames_of(message)) == message
 

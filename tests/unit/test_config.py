@@ -37,7 +37,7 @@ def test_every_experiment_composes(experiment: str) -> None:
 @pytest.mark.parametrize("override", [f"{group.name}={path.stem}" for group in sorted(CONF.iterdir()) if group.is_dir() and group.name != "experiment"
                                       for path in sorted(group.glob("*.yaml"))])
 def test_every_group_file_composes(override: str) -> None:
-    extra = ["data.path=a", "data.heldout_path=b"] if override == "data=jsonl" else []
+    extra = {"data=jsonl": ["data.path=a", "data.heldout_path=b"], "engine=sglang": ["trainer.microbatch_tokens=4096"]}.get(override, [])
     composed(override, *extra, "model.path=/model")
 
 
@@ -95,7 +95,9 @@ def test_both_roles_take_what_the_cluster_says_unless_they_have_their_own() -> N
 def test_defaults_that_mean_this_machine_are_replaced_on_slurm() -> None:
     assert (composed().weights.dir, composed().transport.interface) == ("auto", "127.0.0.1")
     config = composed(*SLURM)
-    assert (config.weights.dir, config.transport.interface) == ("run", "auto")
+    assert (config.weights.dir, config.transport.interface) == ("auto", "auto"), "each node's own memory"
+    config = composed(*SLURM, "weights=disk")
+    assert (config.weights.dir, config.transport.interface) == ("run", "auto"), "which all nodes read"
     config = composed(*SLURM, "weights.dir=/fast", "transport.interface=ib0")
     assert (config.weights.dir, config.transport.interface) == ("/fast", "ib0")
 

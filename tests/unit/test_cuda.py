@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
@@ -21,6 +22,9 @@ from workers.trainer.layout import pack_chunks, split_groups
 from workers.trainer.megatron.attention_plan import plan_attention
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.packed_attention import PackedAttention
+from workers.weights import shards
+from workers.weights.layout import lay_out
+from workers.weights.store import allocate
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")
 
@@ -96,3 +100,23 @@ def test_state_is_saved_and_loaded(folders: dict[str, Path], tmp_path: Path, dty
     resumed = MegatronEngine(config(dtype=dtype), folders["qwen2-tied"])
     resumed.load_state(tmp_path)
     assert train(resumed, make_groups(4, 2))["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_weights_are_copied_from_the_device_into_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
+    """Straight into pinned memory, and by way of CUDA's own buffers; what changes on the device afterwards does not matter."""
+    if not pinned:
+        monkeypatch.setattr(shards, "_pin", lambda content: False)
+    generator = torch.Generator("cuda").manual_seed(0)
+    tensors = {f"t{number}": torch.randn(1000, 1 + number, device="cuda", generator=generator) for number in range(8)}
+    files = lay_out({name: tuple(tensor.shape) for name, tensor in tensors.items()}, Dtype.bfloat16)
+    filling = shards.MappedShards(tmp_path, files, torch.bfloat16, lambda folder, name, size: allocate(folder / name, size))
+    expected = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        filling.put(name, tensor)
+        tensor.zero_()
+    filling.complete()
+    assert filling._pinned == [pinned] * len(files)
+    filling.close()
+    found = load_file(tmp_path / files[0].name)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

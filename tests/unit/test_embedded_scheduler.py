@@ -72,12 +72,12 @@ class Harness:
         self.collect()
         return True
 
-    def update(self, in_place: bool) -> None:
-        """New weights."""
-        if in_place:
-            self.mixed.update(self.scheduler.running)
+    def update(self, keep_cache: bool) -> None:
+        """New weights. Requests that run keep their cache."""
+        keep_cache |= bool(self.scheduler.running)
+        self.mixed.update(self.scheduler.running)
         self.cache.weights += 1
-        self.scheduler.weights_changed(str(self.cache.weights), retract=not in_place)
+        self.scheduler.weights_changed(str(self.cache.weights), keep_cache)
 
     def collect(self) -> None:
         """Take what ended; check that nothing is lost, doubled or leaked."""
@@ -103,7 +103,7 @@ actions = st.one_of(
     st.tuples(st.just("pause"), st.sampled_from(["retract", "abort", "in_place"])),
     st.tuples(st.just("resume")),
     st.tuples(st.just("update")),
-    st.tuples(st.just("update in place")),
+    st.tuples(st.just("update and keep the cache")),
     st.tuples(st.just("flush")),
     st.tuples(st.just("abort"), st.integers(0, 30)),
     st.tuples(st.just("cancel"), st.integers(0, 30)),
@@ -123,12 +123,14 @@ def test_any_interleaving(num_slots: int, chunk: int, script: list[tuple]) -> No
             for _ in range(values[0]):
                 harness.step()
         elif kind == "pause":
+            if scheduler.paused and scheduler.running:
+                scheduler.resume()
             scheduler.pause(values[0])
             assert scheduler.plan() is None
         elif kind == "resume":
             scheduler.resume()
         elif kind.startswith("update"):
-            harness.update(in_place=kind == "update in place")
+            harness.update(keep_cache=kind == "update and keep the cache")
         elif kind == "flush":
             scheduler.flush()
         elif kind == "abort":
@@ -177,7 +179,7 @@ def test_a_common_header_is_reused_across_prompts_and_after_their_end() -> None:
 
 def test_an_update_or_flush_forgets_prefixes() -> None:
     harness = Harness(num_slots=2, chunk=64)
-    for forget in (lambda: None, lambda: harness.update(in_place=False), harness.scheduler.flush, lambda: harness.update(in_place=True)):
+    for forget in (lambda: None, lambda: harness.update(keep_cache=False), harness.scheduler.flush, lambda: harness.update(keep_cache=True)):
         forget()
         harness.submit(list(range(20, 40)), 3)
         run_all(harness)
@@ -197,7 +199,7 @@ def test_spans_follow_updates_and_retractions_are_counted() -> None:
             harness.step()
         harness.step()
         harness.scheduler.pause("retract")
-        harness.update(in_place=False)
+        harness.update(keep_cache=False)
         assert not harness.step()
         harness.scheduler.resume()
     run_all(harness)
@@ -216,6 +218,20 @@ def test_decoding_goes_on_while_a_long_prompt_is_prefilled_in_chunks() -> None:
         harness.step()
     assert harness.submitted[1].output == []
     run_all(harness)
+
+
+def test_what_is_aborted_in_the_queue_has_lost_its_tokens() -> None:
+    harness = Harness(num_slots=2, chunk=64)
+    for start in (10, 20):
+        harness.submit([start, start + 1], 9)
+        harness.submitted[-1].stop_ids = frozenset()
+    for _ in range(3):
+        harness.step()
+    assert harness.scheduler.abort("r00", "test") == 1
+    harness.scheduler.pause("retract")
+    assert harness.scheduler.abort("r01", "test") == 1
+    harness.collect()
+    assert [len(request.output) for request in harness.ended] == [2, 0] and harness.ended[1].spans == []
 
 
 def test_common_prefix() -> None:

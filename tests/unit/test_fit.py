@@ -17,14 +17,26 @@ from launcher import launch, rooms, slurm
 from launcher.activations import GIB, Layout, kept_bytes, layout
 from launcher.cluster import GpuRequest
 from launcher.fit import changed, check, nearest, needs
-from launcher.memory import RankMemory, count_weights, in_words, rank_memory, replica_memory
+from launcher.memory import RankMemory, count_weights, in_words, rank_memory, replica_memory, server_memory
 from launcher.rooms import Room, Rooms, bytes_of, gib_of_type, look, types_in
 from launcher.schema import FullConfig
 from launcher.slurm import NodeKind
-from workers.config import Advantage, AllocationConfig, ClusterKind, ConfigError, Dtype, ModelSource, ParallelConfig, Recompute, Server
+from workers.config import (
+    Advantage,
+    AllocationConfig,
+    ClusterKind,
+    ConfigError,
+    Dtype,
+    EngineParallelConfig,
+    ModelSource,
+    ParallelConfig,
+    Recompute,
+    Server,
+)
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
 from workers.weights.architecture import Architecture, MixtureOfExperts
+from workers.weights.splitting import check_engine
 
 COMMON: dict[str, Any] = {"max_positions": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_scaling": None, "eos_token_ids": ()}
 QWEN_7B = Architecture("qwen2", 152064, 3584, 18944, 28, 28, 4, 128, tied=False, **COMMON)
@@ -128,12 +140,52 @@ def test_a_reference_model_and_a_critic_are_models_too() -> None:
 
 
 def test_a_replica_holds_two_versions_and_its_cache() -> None:
-    found = replica_memory(config(), QWEN_7B, count_weights(QWEN_7B))
-    assert found["weights"] == 2 * 2 * count_weights(QWEN_7B).total
+    full, weights = config(), count_weights(QWEN_7B)
+    full.allocation.replica_size = 1
+    found = replica_memory(full, QWEN_7B, weights)
+    assert found["weights"] == 2 * 2 * weights.total
     assert found["KV cache"] == 65 * 28672 * 2 * 28 * 4 * 128 * 2
-    full = config()
-    full.engine.server = Server.synthetic
-    assert replica_memory(full, QWEN_7B, count_weights(QWEN_7B)).keys() == {"processes"}
+    full.allocation.replica_size = 3
+    assert replica_memory(full, QWEN_7B, weights)["weights"] == 3 * found["weights"], "an engine on each device"
+    for server in (Server.synthetic, Server.sglang):
+        full.engine.server = server
+        assert replica_memory(full, QWEN_7B, weights).keys() == {"processes"}
+
+
+def test_a_gpu_of_sglang_holds_its_part_of_the_weights_and_of_a_request() -> None:
+    full, weights = config(), count_weights(QWEN_7B)
+    full.engine.server = Server.sglang
+    whole, cache = 2 * weights.total, 28672 * 2 * 28 * 4 * 128 * 2
+    for parallel, share in ((EngineParallelConfig(), 1.0), (EngineParallelConfig(tp=2), 0.5), (EngineParallelConfig(tp=2, pp=2), 0.25)):
+        full.engine.parallel = parallel
+        assert server_memory(full, QWEN_7B, weights) == {"weights": whole * share, "KV cache of one request": cache * share}
+    full.engine.parallel = EngineParallelConfig(tp=28)
+    assert server_memory(full, QWEN_7B, weights)["KV cache of one request"] == pytest.approx(cache / 4), "7 ranks hold each head"
+    full.engine.parallel = EngineParallelConfig(tp=4, dp_attention=4)
+    assert server_memory(full, QWEN_7B, weights)["KV cache of one request"] == cache, "one rank does the attention of a request"
+
+
+def test_a_model_that_is_too_large_for_a_gpu_of_sglang_is_spread_further() -> None:
+    full = config(gpu_gb=80, recompute=Recompute.full, parallel=ParallelConfig(tp=8, pp=4), optimizer_offload=1.0)
+    full.engine.server, full.allocation.replica_size, full.cluster.inference.gpu_memory_gb = Server.sglang, 1, 80
+    with pytest.raises(ConfigError, match=r"engine.context_length=28672, engine.parallel.tp=1: an inference GPU takes at least about 1\d\d GiB .*, "
+                                          r"and 90% of a GPU \(engine.mem_fraction\) has 72 GiB .* The nearest that fits: engine.parallel.tp=2 "
+                                          r"allocation.replica_size=2"):
+        check(full, LLAMA_70B, look(full))
+    full.engine.parallel.tp = full.allocation.replica_size = 2
+    full.engine.mem_fraction = 0.95
+    assert any(line.startswith("an inference GPU takes at least about 7") for line in check(full, LLAMA_70B, look(full)))
+
+
+@pytest.mark.parametrize(("architecture", "parallel", "words"), [
+    (QWEN_7B, EngineParallelConfig(tp=3), "num_attention_heads=28"), (QWEN_7B, EngineParallelConfig(tp=14), "num_key_value_heads=4"),
+    (QWEN_7B, EngineParallelConfig(pp=29), "num_hidden_layers=28"), (QWEN_7B, EngineParallelConfig(tp=2, ep=2), "has no experts"),
+    (QWEN_30B_A3B, EngineParallelConfig(tp=3, ep=3, dp_attention=3), "num_experts=128")])
+def test_models_that_sglang_cannot_split_so_are_refused(architecture: Architecture, parallel: EngineParallelConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine\.parallel\..*{words}"):
+        check_engine(architecture, parallel)
+    for possible in (EngineParallelConfig(), EngineParallelConfig(tp=4), EngineParallelConfig(tp=4, dp_attention=2, pp=3)):
+        check_engine(architecture, possible)
 
 
 @pytest.mark.parametrize(("number", "words"), [
@@ -203,9 +255,9 @@ def test_the_nearest_fits_and_no_part_of_it_does(architecture: Architecture, gpu
 
 def test_an_inference_replica_gets_fewer_slots() -> None:
     full = config()
-    full.cluster.inference.mem = "100G"
+    full.allocation.replica_size, full.cluster.inference.mem = 1, "100G"
     with pytest.raises(ConfigError, match=r"engine.num_slots=64, engine.context_length=28672: an inference replica takes.*a job on its node has "
-                                          r"100 GiB \(cluster.inference.mem=100G\). The nearest that fits: engine.num_slots=32"):
+                                          r"100 GiB \(cluster.inference.mem=100G\). The nearest that fits: engine.num_slots=16"):
         check(full, QWEN_7B, look(full))
 
 
@@ -226,7 +278,7 @@ def test_on_this_machine_all_processes_share_its_memory() -> None:
     full.weights.dir = "auto"
     room = Rooms(on_gpus=False, machine=Room(400 * GIB, "this machine", "the test"))
     line = check(full, QWEN_7B, room)[-1]
-    assert "all processes on this machine take about" in line and "published weights 42.6 GiB" in line
+    assert "all processes on this machine take about" in line and "published and held weights 70.9 GiB" in line
     with pytest.raises(ConfigError, match="this machine has 8 GiB"):
         check(full, QWEN_7B, Rooms(on_gpus=False, machine=Room(8 * GIB, "this machine", "the test")))
 

@@ -136,7 +136,13 @@ def test_data_knows_neither_sockets_nor_workers() -> None:
 
 
 def test_transport_carries_without_knowing_what_for() -> None:
-    assert_none(only("workers.transport", "workers.messages", "workers.config", "workers.rundir", "workers.files"))
+    """But for weights, which are too large for messages: what streams them reads and writes the node's store."""
+    store = tuple(f"workers.weights.{name}" for name in ("manifest", "mapped", "store", "incoming", "delta", "fetching"))
+    known = [entry for entry in IMPORTS if below(entry.name, *store) and entry.module.startswith("workers.transport.weight_")]
+    others = only("workers.transport", "workers.messages", "workers.config", "workers.rundir", "workers.files")
+    assert known
+    assert_none([entry for entry in others if entry not in known])
+    assert_none([entry for entry in IMPORTS if entry.module in store and below(entry.name, *HEAVY)])
 
 
 def test_nothing_is_pickled() -> None:

@@ -20,7 +20,7 @@ from launcher.logs import NoLog, main, newest_log, tail
 from launcher.resume import changed, refusal, reopen
 from launcher.schema import FullConfig
 from workers import incarnations
-from workers.config import ClusterKind, ConfigError
+from workers.config import ClusterKind, ConfigError, SelfTestAction
 from workers.rundir import RunFolder
 
 
@@ -203,7 +203,9 @@ def test_reopening_keeps_what_was(run: RunFolder) -> None:
 
 def test_what_may_be_changed() -> None:
     assert changed(config(), ["run.num_steps=7", "run.max_hours=1.5"]).run.num_steps == 7
+    assert changed(config(), ["selftest.action=warn"]).selftest.action is SelfTestAction.warn
     for change, words in (("trainer.lr=1", "cannot be changed when a run goes on"), ("run.num_steps=many", "not a number"),
+                          ("selftest.action=maybe", "not one of auto, fail, warn, off"),
                           ("run.num_steps=0", "must be at least 1")):
         with pytest.raises(ConfigError, match=words):
             changed(config(), [change])

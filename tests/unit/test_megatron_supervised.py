@@ -25,6 +25,7 @@ from workers.trainer.heldout import HeldoutExamples, to_group
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.objective import PolicyTargets
 from workers.trainer.megatron.stop import StopGate
+from workers.trainer.selftest import SelfTest
 from workers.trainer.train_batch import train_batch
 from workers.weights.starting import make_tiny
 
@@ -116,6 +117,7 @@ class Run:
         self.core = Coordinator(setup, prompts, epoch, 0.0, restored[0] if restored else None, open_examples(setup))
         self.heldout = HeldoutExamples(setup, self.engine)
         self.step = self.engine.num_steps
+        self.self_test = SelfTest(setup, self.engine.architecture, Version(epoch, self.step), print)
         self.tell(Register(Role.trainer, "node", 1))
         self.publish({})
 
@@ -134,7 +136,7 @@ class Run:
             asked = [] if batch else self.tell(BatchRequest(self.step))
             batch = batch or next(message for message in asked if isinstance(message, Batch))
             ahead = self.tell(BatchRequest(self.step + 1))
-            metrics = train_batch(self.engine, self.config, batch, lambda: False)
+            metrics = train_batch(self.engine, self.config, batch, lambda: False, self.self_test)
             self.step += 1
             self.publish(metrics)
             batch = next((message for message in ahead if isinstance(message, Batch)), None)

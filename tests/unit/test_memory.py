@@ -18,7 +18,7 @@ from launcher import activations, memory
 from launcher.activations import kept_bytes, layer_bytes, layout
 from launcher.memory import count_weights, rank_memory
 from tests.unit.model_folders import write_random_model
-from workers.config import Advantage, AlgorithmConfig, Config, Dtype, Recompute, TrainerConfig
+from workers.config import Advantage, AlgorithmConfig, Config, Dtype, Recompute, TrainerConfig, Transport
 from workers.trainer import layout as packed_layout
 from workers.trainer.batch import TrainGroup
 from workers.trainer.megatron import lm_head
@@ -143,4 +143,24 @@ def test_activations_are_what_autograd_keeps(tmp_path: Path, family: str, dtype:
 def test_constants_of_the_workers_are_what_the_estimate_takes_them_for() -> None:
     assert activations.LOGITS_BYTES == {False: lm_head.MAX_LOGITS_BYTES, True: lm_head.MAX_LOGITS_BYTES_ACCELERATOR}
     assert activations.MAX_BRANCH_TOKENS == packed_layout.MAX_BRANCH_TOKENS
-    assert (memory.SHARD_BYTES, memory.KEPT_VERSIONS) == (publisher.SHARD_BYTES, publisher.KEPT + 1)
+    assert (memory.PUBLISHED, memory.STAGED) == (publisher.KEPT + 1, 1 + 1)
+
+
+@pytest.mark.parametrize(("transport", "where", "local", "published", "held"), [
+    ("zmq", "auto", True, 3, 2), ("zmq", "auto", False, 3, 2), ("nccl", "auto", False, 3, 2), ("zmq", "/fast", False, 0, 0),
+    ("disk", "auto", True, 3, 0), ("disk", "run", True, 2, 0), ("disk", "run", False, 2, 0), ("disk", "/shared", False, 2, 0)])
+def test_weights_in_the_memory_of_nodes(tmp_path: Path, transport: str, where: str, local: bool, published: int, held: int) -> None:
+    weights, setup = count_weights(write_random_model(tmp_path, "llama", **SHAPE)), config("float32")
+    setup.weights.transport, setup.weights.dir, setup.engine.dtype = Transport(transport), where, Dtype.bfloat16
+    stored, version = memory.stored_weights(setup, weights, local), 2 * weights.total
+    assert (stored.published, stored.held) == (published * version, held * version)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("ranks_per_node", [1, 2, 4, 8])
+def test_the_share_of_a_node_is_that_of_the_stages_that_begin_on_it(stages: int, ranks_per_node: int) -> None:
+    for copies in (1, 2, 3, 4, 16):
+        ranks = stages * copies
+        begins = [stage * copies // ranks_per_node for stage in range(stages)]
+        most = max(begins.count(node) for node in set(begins))
+        assert most / stages <= memory.node_share(ranks, ranks_per_node, stages) <= min(1.0, (most + 1) / stages)

@@ -37,7 +37,7 @@ def test_decimal_fractions_are_not_missed_by_a_hair() -> None:
 
 @pytest.mark.parametrize(("allocation", "unit", "words"), [
     (AllocationConfig(1), 1, "num_devices=2"), (AllocationConfig(0), 1, "num_devices=2"), (AllocationConfig(4, replica_size=4), 1, "num_devices=5"),
-    (AllocationConfig(8, replica_size=3), 1, r"\[1, 2, 4, 8\]"), (AllocationConfig(8), 8, "num_devices=9"),
+    (AllocationConfig(8, replica_size=3, devices_per_node=8), 1, r"\[1, 2, 4, 8\]"), (AllocationConfig(8), 8, "num_devices=9"),
     (AllocationConfig(4, min_replicas=4), 1, "min_replicas=3"), (AllocationConfig(8, replica_size=0), 1, "replica_size"),
 ])
 def test_impossible_splits_name_the_nearest_possible(allocation: AllocationConfig, unit: int, words: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from launcher.probe import command, judge, unanswered
 from launcher.schema import FullConfig
 from launcher.site import Quality, Site, gpus_per_node, partitions_in, qualities_in, submit_limit_in
 from launcher.slurm import NodeKind
-from workers.config import AllocationConfig, ClusterKind, ConfigError
+from workers.config import AllocationConfig, ClusterKind, ConfigError, Server
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
 
@@ -186,3 +187,43 @@ def test_the_probe_looks_at_the_run_folder(tmp_path: Path, damage: Callable[[Pat
     answer = json.loads(done.stdout.split(" ", 1)[1])
     assert before <= answer["time"] <= time.time()
     assert answer["problems"] == [] if not words else words in answer["problems"][0]
+
+
+def test_the_probe_of_inference_looks_at_sglang_too() -> None:
+    full = config()
+    full.engine.server, full.engine.python = Server.sglang, "/an environment/bin/python"
+    inference, train = specs_of(full)
+    asked = command(inference, full.cluster.inference, full, RunFolder(Path("/run")), "token")[-1]
+    assert shlex.split(asked)[-3:] == ["/run", "token", "/an environment/bin/python"]
+    assert command(train, full.cluster.train, full, RunFolder(Path("/run")), "token")[-1].endswith("token")
+
+
+@pytest.mark.parametrize(("version", "words"), [("0.5.23", ""), ("0.5.2", "has SGLang 0.5.2: must be SGLang 0.5.21 or newer"), ("", "has no SGLang")])
+def test_the_probe_tells_an_sglang_that_cannot_be_used(tmp_path: Path, version: str, words: str) -> None:
+    run, packages = tmp_path / "run", tmp_path / "packages"
+    run.mkdir(mode=0o700)
+    (run / "probe").write_text("token")
+    if version:
+        (packages / "sglang.dist-info").mkdir(parents=True)
+        (packages / "sglang.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    done = subprocess.run([sys.executable, "-c", Path(on_node.__file__).read_text(), str(run), "token", str(python)], capture_output=True, text=True,
+                          check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}, cwd=tmp_path)
+    problems = json.loads(done.stdout.split(" ", 1)[1])["problems"]
+    assert problems == [] if not words else words in problems[0]
+    full = config()
+    full.engine.server, full.engine.python = Server.sglang, str(python)
+    if not words:
+        preflight.check_here(full)
+        return
+    with pytest.raises(ConfigError, match=words):
+        preflight.check_here(full)
+
+
+def test_an_interpreter_that_cannot_be_run_is_told() -> None:
+    full = config()
+    full.engine.server, full.engine.python = Server.sglang, "/no/such/python"
+    with pytest.raises(ConfigError, match=r"engine\.python=/no/such/python: cannot be run \(No such file or directory\)"):
+        preflight.check_here(full)

@@ -88,10 +88,16 @@ class Play:
         if self.world.trainer is not None:
             self.world.trainer.go_on()
 
+    def announce(self, number: int) -> None:
+        if self.world.trainer is not None:
+            self.world.trainer.announce()
+
     def save(self, number: int) -> None:
         trainer = self.world.trainer
-        if trainer is not None and trainer.between_steps and self.world.ended is None:
-            self.world.save(final=False)
+        if trainer is not None and trainer.between_steps:
+            trainer.announce()
+            if self.world.ended is None:
+                self.world.save(final=False)
 
     def wait(self, number: int) -> None:
         """Time passes: hidden workers are given up, those that have not come back too."""
@@ -163,6 +169,9 @@ class Play:
             world.trainer.finish_step()
             if world.ended is not None:
                 return
+        world.trainer.announce()
+        if world.ended is not None:
+            return
         wanted = world.tokens()
         world.save(final=True)
         if number // 2 % 2:
@@ -178,6 +187,9 @@ class Play:
         """The run is stopped with --drain and taken up later, by others."""
         world = self.world
         if world.core is None or world.trainer is None or not world.trainer.published:
+            return
+        world.trainer.announce()
+        if world.ended is not None:
             return
         wanted, joined = world.tokens(), world.num_rollouts
         world.core.drain("stop --drain", world.now)
@@ -221,8 +233,8 @@ class Play:
 
 
 WEIGHTS = {
-    "nothing": 1, "second": 16, "deliver": 2, "receive": 2, "beat": 2, "load": 1, "generate": 3, "finish": 3, "train": 4, "save": 3, "wait": 1,
-    "park": 1, "fail": 2, "join": 2, "die": 1, "hide": 2, "cut": 1, "lose": 2, "leave": 1, "depart": 1, "kill": 2, "begin": 1, "spoil": 1,
+    "nothing": 1, "second": 16, "deliver": 2, "receive": 2, "beat": 2, "load": 1, "generate": 3, "finish": 3, "train": 4, "announce": 3, "save": 3,
+    "wait": 1, "park": 1, "fail": 2, "join": 2, "die": 1, "hide": 2, "cut": 1, "lose": 2, "leave": 1, "depart": 1, "kill": 2, "begin": 1, "spoil": 1,
     "drain": 1, "pause": 1}
 NAMES = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
 # The length is bounded from below, or most histories would be of five events; shrunk ones have `nothing` instead.

@@ -280,8 +280,7 @@ def test_an_export_that_fails_is_said_and_its_weights_are_gone_through(run: RunF
 
     trainer.exporter = Exporter(run, trainer.config, Ranks(), trainer.engine.architecture, weights)
     with monkeypatch.context() as disk:
-        disk.setattr("workers.weights.publisher.save_file", full)
-        disk.setattr("workers.weights.publisher.SHARD_BYTES", 1000)
+        disk.setattr("workers.weights.shards.os.pwrite", full)
         trainer.step()
         trainer.exporter.after_step(trainer.version)
         assert "the model could not be exported, training goes on" in capsys.readouterr().out and exports(run) == []

@@ -81,6 +81,18 @@ def test_the_workers() -> None:
     assert "worker process" in shown(status(workers=[]))
 
 
+def test_what_a_version_costs_and_what_has_failed_on_its_way() -> None:
+    weights = {"transport": "zmq", "failed": {}, "num_updates": 4, "fetch_s": 1.25, "fetch_bytes": 270e6, "pause_s": 0.1, "load_s": 0.5,
+               "prefill_s": 0.0, "num_fallbacks": 0, "num_refetched": 0, "loading": [], "waiting_to_load": []}
+    assert "weights" not in shown(status(weights={**weights, "num_updates": 0}, workers=[])).replace("worker process weights", "")
+    text = shown(status(weights=weights))
+    assert "by zmq a version takes 1.25 s to arrive (270.0 MB), 0.10 s to pause, 0.50 s to load" in text and "wrong" not in text
+    text = shown(status(weights={**weights, "num_refetched": 3, "num_fallbacks": 2, "failed": {"zmq": "rollout 1 on node3: no route"}}), width=200)
+    assert "3 chunks came wrong and were fetched elsewhere" in text
+    assert "zmq has failed, 2 versions came otherwise: rollout 1 on node3: no route" in text
+    assert "node7:4711 1.4 by disk -> 1.5 3" in shown(status(workers=[{**WORKERS[0], "via": "disk"}]))
+
+
 def test_with_evaluations() -> None:
     text = shown(status(evaluating="17/200 at step 4"), STEPS, [evaluation(number, number / 10) for number in range(6)])
     assert "held-out 0.200 (step 2) 0.300 (step 3) 0.400 (step 4) 0.500 (step 5) evaluating 17/200 at step 4" in text

@@ -1,7 +1,7 @@
 """One rank of a gang that converts models: python -m tests.wire.conversion_rank FOLDER RANK WORLD PORT.
 
-In every layout of `LAYOUTS` for this number of ranks, each model in FOLDER that can be split so is loaded and exported again, those with
-tied embeddings in bfloat16.
+In every layout of `LAYOUTS` for this number of ranks, each model in FOLDER that can be split so is loaded and exported again, to rank 0 and by
+those who publish it, those with tied embeddings in bfloat16.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 from safetensors.torch import load_file
 
 from workers.config import ConfigError, ParallelConfig, TrainerConfig
-from workers.trainer.megatron import cpu_backend, process_group
+from workers.trainer.megatron import collectives, cpu_backend, process_group
 from workers.trainer.megatron.gang import Gang
-from workers.trainer.megatron.hf_conversion import export, iter_hf_tensors
+from workers.trainer.megatron.hf_conversion import export, iter_held_tensors, iter_hf_tensors, own_source, sources
 from workers.trainer.megatron.hf_conversion.names import all_hf_tensors
 from workers.trainer.megatron.model import build_model
 from workers.weights.architecture import Architecture, read_architecture
@@ -42,6 +43,17 @@ def check_own(model: Any, architecture: Architecture, stored: dict[str, torch.Te
             assert torch.equal(weight, whole.chunk(tp)[rank]), part
 
 
+def check_held(model: Any, architecture: Architecture, parallel: ParallelConfig, stored: dict[str, torch.Tensor]) -> None:
+    """Every tensor comes on the rank that it is said to come on, and there only."""
+    owners, own = sources(architecture, parallel.pp, parallel.ep), own_source()
+    assert list(owners) == list(architecture.tensor_shapes())
+    held = {name: tensor.clone() for name, tensor in iter_held_tensors(model, architecture)}
+    assert held.keys() == {name for name, source in owners.items() if source == own}
+    assert [name for name, tensor in held.items() if not torch.equal(tensor, stored[name])] == []
+    assert collectives.sum_over_ranks(np.array([len(held), own is not None])).tolist() == [len(stored), parallel.pp * parallel.ep]
+    assert own == 0 or process_group.rank() != 0
+
+
 def round_trip(folder: Path, parallel: ParallelConfig) -> None:
     architecture = read_architecture(folder)
     dtype = torch.bfloat16 if architecture.tied else torch.float32
@@ -49,6 +61,7 @@ def round_trip(folder: Path, parallel: ParallelConfig) -> None:
         model = build_model(architecture, folder, dtype, 1.0, TrainerConfig(parallel=parallel))
     stored = {name: tensor.to(dtype) for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
     check_own(model, architecture, stored)
+    check_held(model, architecture, parallel, stored)
     exported = list(iter_hf_tensors(model, architecture))
     if process_group.rank():
         assert exported == []

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import load_file
 
+from tests.unit.published import Publisher
 from tests.wire.test_sampler import write_endless_model
 from workers.config import (
     ClusterConfig,
@@ -35,6 +36,8 @@ from workers.messages.types import (
     HeartbeatReply,
     Lease,
     Leases,
+    LoadGranted,
+    LoadRequest,
     Message,
     Partial,
     Purpose,
@@ -48,7 +51,6 @@ from workers.rundir import RunFolder
 from workers.transport.keys import make_keys, read_keys
 from workers.transport.rendezvous import Address, publish
 from workers.transport.server import ServerSockets
-from workers.weights.publisher import Publisher
 
 DEADLINE_S = 60.0
 CONTEXT = 1024
@@ -115,6 +117,8 @@ class Play:
                     await self.say(Welcome(0, self.epoch, self.announcement))
                 case Heartbeat():
                     await self.say(HeartbeatReply(self.announcement, known=True))
+                case LoadRequest():
+                    await self.say(LoadGranted(message.version))
                 case GroupFinished() if not self.deaf:
                     await self._acknowledge(message.group.group_id, message.group.attempt)
                 case GroupParked() if not self.deaf:
@@ -190,13 +194,13 @@ async def ended(task: asyncio.Task[Ending]) -> Ending:
 
 async def generated(worker: RolloutWorker, num_tokens: int) -> None:
     """Wait until the worker's engine has generated so many tokens since its start."""
-    assert worker._holdings is not None and worker._holdings.sampler is not None
-    engine = worker._holdings.sampler._engine
     async with asyncio.timeout(DEADLINE_S):
-        while (await engine._call("GET", "/server_info", None))["generated_tokens"] < num_tokens:
+        while (await engine_state(worker))["generated_tokens"] < num_tokens:
             await asyncio.sleep(0)
 
 
 async def engine_state(worker: RolloutWorker) -> dict[str, Any]:
-    assert worker._holdings is not None and worker._holdings.sampler is not None
-    return await worker._holdings.sampler._engine._call("GET", "/server_info", None)
+    assert worker._engines is not None
+    client = worker._engines.engines[0].client
+    assert client is not None
+    return await client._call("GET", "/server_info", None)

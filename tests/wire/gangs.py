@@ -22,8 +22,9 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def run_ranks(module: str, folder: Path, world: int, *arguments: str) -> list[str]:
-    """Run `python -m MODULE FOLDER RANK WORLD PORT ARGUMENTS...` for every rank, to the end of all; returns what each has printed."""
+def run_ranks(module: str, folder: Path, world: int, *arguments: str, codes: list[int] | None = None) -> list[str]:
+    """Run `python -m MODULE FOLDER RANK WORLD PORT ARGUMENTS...` for every rank, to the end of all; returns what each has printed. `codes`: how
+    they must end, by default well."""
     port, deadline = free_port(), time.monotonic() + SETTLED_S
     logs, processes = [folder / f"{module.rsplit('.', 1)[1]}.{rank}of{world}.log" for rank in range(world)], []
     try:
@@ -32,13 +33,13 @@ def run_ranks(module: str, folder: Path, world: int, *arguments: str) -> list[st
                 processes.append(subprocess.Popen(
                     [sys.executable, "-W", "ignore", "-m", module, str(folder), str(rank), str(world), str(port), *arguments],
                     cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
-        codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
+        ends = [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
     printed = [path.read_text() for path in logs]
-    assert codes == [0] * world, "\n".join(text[-3000:] for text in printed)
+    assert ends == (codes or [0] * world), "\n".join(text[-3000:] for text in printed)
     return printed
 
 

@@ -24,12 +24,16 @@ from workers.config import (
     Advantage,
     AlgorithmConfig,
     CheckpointConfig,
+    ClusterConfig,
+    ClusterKind,
     Config,
     DataConfig,
     EngineConfig,
     ModelConfig,
     ParallelConfig,
     RunConfig,
+    SelfTestAction,
+    SelfTestConfig,
     StalenessConfig,
     TrainerConfig,
     TransportConfig,
@@ -39,17 +43,30 @@ from workers.config import (
 from workers.coordinator.ledger import index_of
 from workers.files import read_lines
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.types import Announcement, Group, GroupFinished, Heartbeat, Lease, Leases, Message, Purpose, Role, Version
+from workers.messages.types import (
+    Announcement,
+    Group,
+    GroupFinished,
+    Heartbeat,
+    Lease,
+    Leases,
+    Message,
+    Purpose,
+    Role,
+    TransportFailed,
+    Version,
+)
 from workers.rundir import RunFolder
 from workers.transport.keys import make_keys
 from workers.transport.peer import Peer
+from workers.weights.manifest import verify
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 150.0
 NUM_STEPS, BATCH, SIZE = 3, 6, 4
 
 
-def make_run(folder: Path, model: Path, parallel: ParallelConfig) -> RunFolder:
+def make_run(folder: Path, model: Path, parallel: ParallelConfig, kind: ClusterKind = ClusterKind.local) -> RunFolder:
     run = RunFolder.create(folder)
     make_keys(run)
     config = Config(
@@ -57,7 +74,7 @@ def make_run(folder: Path, model: Path, parallel: ParallelConfig) -> RunFolder:
         workflow=WorkflowConfig(group_size=SIZE), engine=EngineConfig(context_length=64), staleness=StalenessConfig(eta=1),
         algorithm=AlgorithmConfig(advantage=Advantage.batch_norm), weights=WeightsConfig(dir="run"), checkpoint=CheckpointConfig(every_steps=2),
         trainer=TrainerConfig(batch_groups=BATCH, num_minibatches=2, microbatch_tokens=128, lr=1e-3, parallel=parallel),
-        transport=TransportConfig(heartbeat_s=0.2))
+        transport=TransportConfig(heartbeat_s=0.2), selftest=SelfTestConfig(SelfTestAction.off), cluster=ClusterConfig(kind))
     run.config.write_bytes(msgspec.json.encode(dataclasses.asdict(config)))
     return run
 
@@ -89,17 +106,38 @@ class PlayedRollout:
         self.held = announcement.version
         asyncio.get_running_loop().create_task(self.peer.beat())
 
+    def say(self, message: Message) -> None:
+        asyncio.get_running_loop().create_task(self.peer.send(message))
+
     def take(self, message: Message) -> None:
         if isinstance(message, Leases):
             for lease in message.leases:
                 group = group_of(lease)
                 self.trained[lease.group_id] = int(group.loss_mask.sum())
-                asyncio.get_running_loop().create_task(self.peer.send(GroupFinished(group)))
+                self.say(GroupFinished(group))
 
 
-async def play(run: RunFolder, world: int) -> PlayedRollout:
+class CutOff(PlayedRollout):
+    """One that gets no weights but from shared storage; `announced`: what it was told, `read`: the weights of each version."""
+
+    def __init__(self, run: RunFolder, config: TransportConfig) -> None:
+        super().__init__(run, config)
+        self.announced: list[Announcement] = []
+        self.read: dict[Version, dict[str, np.ndarray]] = {}
+
+    def load(self, announcement: Announcement) -> None:
+        self.announced.append(announcement)
+        if not announcement.folder:
+            self.say(TransportFailed(announcement.version, "zmq", "no route"))
+            return
+        verify(Path(announcement.folder), announcement.version, announcement.digest)
+        self.read[announcement.version] = weights_in(Path(announcement.folder))
+        super().load(announcement)
+
+
+async def play(run: RunFolder, world: int, kind: type[PlayedRollout] = PlayedRollout) -> PlayedRollout:
     """Start all ranks and answer their leases until the run is over; what still runs then is killed."""
-    rollout, processes = PlayedRollout(run, TransportConfig(heartbeat_s=0.2)), []
+    rollout, processes = kind(run, TransportConfig(heartbeat_s=0.2)), []
     try:
         for rank in range(world):
             with (run.jobs / f"rank{rank}.log").open("wb") as log:
@@ -120,9 +158,9 @@ async def play(run: RunFolder, world: int) -> PlayedRollout:
     return rollout
 
 
-def final_weights(run: RunFolder) -> dict[str, np.ndarray]:
+def weights_in(folder: Path) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
-    for path in run.final_model.glob("*.safetensors"):
+    for path in folder.glob("*.safetensors"):
         found |= load_file(path)
     return found
 
@@ -156,7 +194,25 @@ def check(run: RunFolder, rollout: PlayedRollout) -> None:
 def test_ranks_that_fetch_their_shares_train_like_one(model: Path, alone: RunFolder, tmp_path: Path, world: int, parallel: ParallelConfig) -> None:
     run = make_run(tmp_path / "run", model, parallel)
     check(run, asyncio.run(play(run, world)))
-    expected, found = final_weights(alone), final_weights(run)
+    expected, found = weights_in(alone.final_model), weights_in(run.final_model)
     assert expected.keys() == found.keys() and expected
     for name, tensor in expected.items():
         assert np.linalg.norm(found[name] - tensor) <= 1e-5 * np.linalg.norm(tensor), name
+
+
+@pytest.mark.timeout(400)
+def test_weights_go_over_shared_storage_when_nothing_else_gets_through(model: Path, tmp_path: Path) -> None:
+    """Of two stages on nodes of their own, the first version at once: no batch comes before that."""
+    run = make_run(tmp_path / "run", model, ParallelConfig(pp=2), ClusterKind.slurm)
+    rollout = asyncio.run(play(run, 2, CutOff))
+    check(run, rollout)
+    assert isinstance(rollout, CutOff)
+    first, again, *later = rollout.announced
+    assert first.folder == "" and len(first.sources) == 2
+    assert again == msgspec.structs.replace(first, folder=str(run.path / "weights" / "1.0")), "the same one, in one more way"
+    assert [announcement.version for announcement in rollout.announced[1:]] == [Version(1, step) for step in range(NUM_STEPS + 1)]
+    assert all(announcement.folder and announcement.sources for announcement in later)
+    for folder, version in ((model, Version(1, 0)), (run.final_model, Version(1, NUM_STEPS))):
+        expected, found = weights_in(folder), rollout.read[version]
+        assert expected.keys() == found.keys() and all(np.array_equal(found[name], tensor) for name, tensor in expected.items())
+    assert not (run.path / "weights").exists() and not list(run.path.glob("headway-*")), "nothing of it is left"

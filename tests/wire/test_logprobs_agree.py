@@ -17,17 +17,16 @@ import torch
 
 pytest.importorskip("megatron.core")
 
+from tests.conformance.models import FAMILIES, prompt_of, write_model
 from tests.unit.megatron_case import train
-from tests.wire.test_engine_api import FAMILIES, prompt_of, write_model
-from workers.config import Config, EngineConfig, Interrupt, TrainerConfig
+from tests.unit.published import Publisher
+from workers.config import Config, EngineConfig, TrainerConfig
 from workers.messages.types import Version
 from workers.rollout.engine_client import EngineClient, Generation, SamplingParams
 from workers.rollout.servers.process import ServerProcess
-from workers.rollout.weight_updates import WeightHolder
 from workers.trainer.batch import TrainGroup
 from workers.trainer.megatron import process_group
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.weights.publisher import Publisher
 
 TOLERANCE = 1e-3
 TEMPERATURE = 0.9
@@ -85,17 +84,10 @@ def largest_difference(groups: list[TrainGroup], logprobs: list[list[np.ndarray]
 
 async def load(client: EngineClient, megatron: MegatronEngine, publisher: Publisher, version: Version) -> None:
     """Publish what Megatron holds and have the engine load it, as a rollout worker does."""
-    async def unheard() -> None:
-        pass
-
-    holder = WeightHolder(client, Interrupt.retract, unheard)
-    holder.announce(publisher.publish(megatron.iter_hf_tensors(), version))
-    following = asyncio.create_task(holder.follow())
-    waiting = asyncio.create_task(holder.at_least(version))
-    await asyncio.wait([following, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE_S)
-    assert waiting.done(), following
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
+    published = publisher.publish(megatron.iter_hf_tensors(), version)
+    await client.pause("retract")
+    await client.update_weights(Path(published.folder), version, flush_cache=True)
+    await client.resume()
 
 
 @pytest.mark.parametrize(("family", "share"), [("llama", True), ("qwen2", False), ("qwen3", True)])

@@ -21,6 +21,7 @@ from workers.messages.types import (
     GroupFinished,
     GroupParked,
     Heartbeat,
+    HeartbeatReply,
     HeldLease,
     Message,
     Purpose,
@@ -89,6 +90,27 @@ async def taken_over(play: Play, who: Standing) -> None:
         while who.peer.epoch != play.epoch:
             await asyncio.sleep(0.01)
     assert who.peer.in_touch
+
+
+async def test_the_same_version_is_handed_on_again_when_it_can_be_had_in_more_ways(run: RunFolder) -> None:
+    less = Announcement(Version(1, 4), "", "digest", ["tcp://trainer"])
+    more = Announcement(Version(1, 4), "/weights", "digest", ["tcp://trainer"])
+    heard: list[Announcement] = []
+    peer = Peer(run, TRANSPORT, Role.rollout, WAIT_S, heartbeat=Heartbeat, on_message=lambda _: None, on_announcement=heard.append,
+                serves="tcp://here:1")
+    async with playing(run, 1, less) as play, peer:
+        serving = asyncio.create_task(peer.serve())
+        await play.until(lambda: len(play.all(Heartbeat)) > 1)
+        await play.say(HeartbeatReply(more, known=True))
+        await play.say(HeartbeatReply(less, known=True))  # was on its way for longer
+        await play.say(HeartbeatReply(Announcement(Version(1, 5), "", "next"), known=True))
+        async with asyncio.timeout(WAIT_S):
+            while len(heard) < 3:
+                await asyncio.sleep(0.01)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        assert [register.serves for register in play.all(Register)] == ["tcp://here:1"]
+    assert heard == [less, more, Announcement(Version(1, 5), "", "next")]
 
 
 async def test_a_suspended_peer_goes_over_to_the_next_coordinator(run: RunFolder) -> None:

@@ -1,6 +1,6 @@
-"""The synthetic engine: the API tests of the embedded engine that do not look at the model, and its latency and length model.
+"""The synthetic engine: the tests of every engine and of the embedded one that do not look at the model, and its latency and length model.
 
-`one` takes the place of that file's fixture of the same name, so its tests run here against this engine.
+`engine` and `one` take the place of those files' fixtures of the same names, so their tests run here against this engine.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ import pytest
 import torch
 
 from benchmarks.engine_child import ROOT, EngineChild
+from tests.conformance import test_pauses as pauses
+from tests.conformance import test_surroundings as surroundings
+from tests.conformance import test_updates as updates
+from tests.conformance import test_weight_group as weight_group
+from tests.conformance.endpoint import DEADLINE_S, Client, Endpoint
+from tests.conformance.models import CONTEXT, EOS, SECOND_EOS, VOCAB, prompt_of, write_pair
 from tests.wire import test_engine_api as api
-from tests.wire.test_engine_api import CONTEXT, DEADLINE_S, EOS, SECOND_EOS, VOCAB, Client, Endpoint, prompt_of, write_model
 from workers.config import EngineConfig, Server
 from workers.messages.types import Version
 from workers.rollout.engine_client import SamplingParams
@@ -43,25 +48,35 @@ class SyntheticEndpoint(Endpoint):
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """A synthetic engine with 8 slots, about as fast as the embedded one on a test model."""
     folder = tmp_path_factory.mktemp("synthetic")
-    first, second = (write_model(folder / name, "llama", seed) for seed, name in enumerate(("first", "second")))
+    first, second = write_pair(folder, "llama")
     with EngineChild.start(first, server="synthetic", more=["--tokens-per-s", "8000", "--mean-tokens", str(MEAN)],
                            num_slots=8, context_length=CONTEXT, prefill_chunk=32, weight_version="first") as child:
-        yield SyntheticEndpoint(child.base_url, child.api_key, first, second, child.process.pid)
+        yield SyntheticEndpoint("synthetic", child.base_url, child.api_key, first, second, child.process.pid)
 
 
-test_pause_by_abort = api.test_pause_by_abort_returns_partial_results_and_holds_new_requests
-test_abort_request = api.test_abort_request_matches_the_start_of_the_id
-test_prefixes = api.test_prefixes_are_reused_and_exact_after_an_update
-test_in_place = api.test_in_place_keeps_the_cache
-test_an_update_without_a_pause = api.test_an_update_without_a_pause_interrupts_between_steps
+test_what_a_pause_leaves_running = api.test_what_a_pause_and_an_update_leave_running
+test_what_would_hang_sglang = api.test_what_would_hang_sglang_is_refused
+test_siblings = api.test_siblings_that_come_together_prefill_their_prompt_once
 test_a_seed_fixes_the_tokens = api.test_a_seed_fixes_the_tokens_whatever_the_batch
-test_stops = api.test_stops
 test_bad_requests = api.test_bad_requests_are_refused
 test_other_bad_requests = api.test_other_bad_requests_are_refused
-test_every_endpoint_asks_for_the_key = api.test_every_endpoint_asks_for_the_key
-test_information = api.test_information
+test_the_key = api.test_the_key_is_in_no_command_line_and_no_other_header_will_do
 test_a_failing_update = api.test_a_failing_update_leaves_the_old_weights_serving
 test_a_client_that_leaves = api.test_a_client_that_leaves_frees_its_slot
+test_every_call_asks_for_the_key = surroundings.test_every_call_but_health_asks_for_the_key
+test_information = surroundings.test_information
+test_nonsense_is_refused = surroundings.test_nonsense_is_refused
+test_abort = pauses.test_abort_brings_back_what_there_is_and_new_requests_wait
+test_abort_in_the_queue = pauses.test_what_is_aborted_in_the_queue_has_lost_its_tokens_and_what_waits_at_the_door_stays
+test_abort_request = pauses.test_abort_request_ends_a_request_and_those_whose_id_begins_with_its_id
+test_updates_take_turns = updates.test_updates_outside_a_pause_take_turns
+test_the_order_of_group_calls = weight_group.test_the_order_of_calls_is_kept
+
+
+@pytest.fixture
+def engine(one: Endpoint) -> Endpoint:
+    """The engine, as the conformance tests call it."""
+    return one
 
 
 def test_retract_keeps_tokens_and_marks_versions(one: Endpoint) -> None:

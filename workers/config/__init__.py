@@ -26,12 +26,14 @@ from workers.config.choices import (
     RunKind,
     Schedule,
     Security,
+    SelfTestAction,
     Server,
     Transport,
 )
 from workers.config.generation import (
     DataConfig,
     EngineConfig,
+    EngineParallelConfig,
     EvaluationConfig,
     ModelConfig,
     RewardConfig,
@@ -50,8 +52,10 @@ from workers.config.system import (
     TransportConfig,
 )
 from workers.config.training import (
+    MEAN_TOLERANCE,
     AlgorithmConfig,
     ParallelConfig,
+    SelfTestConfig,
     StalenessConfig,
     TrainerConfig,
     WeightsConfig,
@@ -71,6 +75,7 @@ __all__ = [
     "DataKind",
     "Dtype",
     "EngineConfig",
+    "EngineParallelConfig",
     "EvaluationConfig",
     "Interrupt",
     "ModelConfig",
@@ -85,6 +90,8 @@ __all__ = [
     "RunKind",
     "Schedule",
     "Security",
+    "SelfTestAction",
+    "SelfTestConfig",
     "Server",
     "StalenessConfig",
     "TrainerConfig",
@@ -116,12 +123,13 @@ class Config:
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    selftest: SelfTestConfig = field(default_factory=SelfTestConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
 
     def check(self) -> None:
         """Check every part, then what holds between parts. Raises `ConfigError`."""
         for name in ("run", "allocation", "cluster", "model", "data", "workflow", "reward", "rollout", "engine", "staleness",
-                     "algorithm", "trainer", "weights", "evaluation", "checkpoint", "transport"):
+                     "algorithm", "trainer", "weights", "evaluation", "checkpoint", "selftest", "transport"):
             getattr(self, name).check()
         require(self.trainer.microbatch_tokens >= self.engine.context_length, "trainer.microbatch_tokens", self.trainer.microbatch_tokens,
                 f"must be at least engine.context_length={self.engine.context_length}", "The longest sample must fit into a micro-batch")
@@ -129,6 +137,8 @@ class Config:
                 f"must be at most run.num_steps={self.run.num_steps}", "Shorten the warm-up")
         require(self.algorithm.critic_warmup_steps <= self.run.num_steps, "algorithm.critic_warmup_steps", self.algorithm.critic_warmup_steps,
                 f"must be at most run.num_steps={self.run.num_steps}", "The policy is not trained before")
+        require(self.evaluation.enabled or self.run.target_accuracy is None, "run.target_accuracy", self.run.target_accuracy,
+                "must be null with evaluation.enabled=false", "Nothing is judged on held-out prompts then")
         if self.supervised:
             self._check_supervised()
         else:
@@ -139,12 +149,46 @@ class Config:
         """Whether this run trains on answers of the data set, and generates none."""
         return self.run.kind is RunKind.supervised
 
+    @property
+    def self_test_action(self) -> SelfTestAction:
+        """`selftest.action`, settled."""
+        if self.supervised:
+            return SelfTestAction.off
+        if self.selftest.action is not SelfTestAction.auto:
+            return self.selftest.action
+        return SelfTestAction.off if self.engine.server is Server.synthetic else SelfTestAction.fail
+
+    @property
+    def mean_tolerance(self) -> float:
+        """`selftest.mean_tolerance`, settled."""
+        return self.selftest.mean_tolerance or max(MEAN_TOLERANCE[dtype] for dtype in (self.engine.dtype, self.trainer.dtype))
+
+    @property
+    def num_servers(self) -> int:
+        """Inference servers of one rollout worker."""
+        return max(1, self.allocation.replica_size // self.engine.parallel.unit)
+
     def _check_rl(self) -> None:
+        unit = self.engine.parallel.unit
+        require(self.allocation.replica_size % unit == 0, "allocation.replica_size", self.allocation.replica_size,
+                f"must be a multiple of the {unit} devices of one server (engine.parallel.tp * pp)",
+                f"Use {max(1, self.allocation.replica_size // unit) * unit}")
         require(self.workflow.max_new_tokens < self.engine.context_length, "workflow.max_new_tokens", self.workflow.max_new_tokens,
                 f"must be less than engine.context_length={self.engine.context_length}", "The prompt needs room too")
         require(self.algorithm.advantage is not Advantage.group_norm or self.workflow.group_size >= 2, "workflow.group_size",
                 self.workflow.group_size, "must be 2 or more with algorithm.advantage=group_norm",
                 "A group of one has no spread; use algorithm.advantage=batch_norm")
+        if self.weights.transport is Transport.nccl:
+            self._check_broadcasts()
+
+    def _check_broadcasts(self) -> None:
+        """What an inference server must be like so that weights can be broadcast into it."""
+        where = "with weights.transport=nccl"
+        require(self.engine.server is not Server.synthetic, "engine.server", self.engine.server.value, f"must not be synthetic {where}",
+                "It holds no weights; use weights=zmq")
+        for name in ("pp", "dp_attention"):
+            require(getattr(self.engine.parallel, name) == 1, f"engine.parallel.{name}", getattr(self.engine.parallel, name), f"must be 1 {where}",
+                    "SGLang's servers take broadcasts with tensor parallelism only; use weights=zmq")
 
     def _check_supervised(self) -> None:
         """What has no meaning without generated answers and their rewards."""

@@ -30,6 +30,7 @@ class Server(str, enum.Enum):
     """Which inference server a rollout worker starts."""
 
     embedded = "embedded"
+    sglang = "sglang"
     synthetic = "synthetic"
 
 
@@ -55,6 +56,15 @@ class Security(str, enum.Enum):
 
     digest = "digest"
     curve = "curve"
+
+
+class SelfTestAction(str, enum.Enum):
+    """What a failed self-test does to the run; see `SelfTestConfig`."""
+
+    auto = "auto"
+    fail = "fail"
+    warn = "warn"
+    off = "off"
 
 
 class ModelSource(str, enum.Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from workers.config.choices import DataKind, Dtype, Interrupt, ModelSource, Server
@@ -121,8 +122,52 @@ class RolloutConfig:
 
 
 @dataclass
+class EngineParallelConfig:
+    """How one SGLang server is spread over the devices of a replica; a replica of more devices has several servers.
+
+    `tp` split every matrix, `pp` hold a part of the layers each. Within the `tp` devices, `ep` share the experts of a mixture, and
+    `dp_attention` groups do the attention of requests of their own (for models with few key-value heads).
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    dp_attention: int = 1
+
+    @property
+    def unit(self) -> int:
+        """Devices of one server."""
+        return self.tp * self.pp
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work whatever the model."""
+        for name in ("tp", "pp", "ep", "dp_attention"):
+            require(getattr(self, name) >= 1, f"engine.parallel.{name}", getattr(self, name), "must be at least 1", "1 does not split")
+        for name in ("ep", "dp_attention"):
+            require(self.tp % getattr(self, name) == 0, f"engine.parallel.{name}", getattr(self, name),
+                    f"must divide engine.parallel.tp={self.tp}", "These devices are shared once more")
+
+
+SGLANG_FLAGS = (
+    "--model-path", "--model", "--tokenizer-path", "--host", "--port", "--api-key", "--admin-api-key", "--tp-size", "--tensor-parallel-size",
+    "--pp-size", "--pipeline-parallel-size", "--dp-size", "--data-parallel-size", "--attn-dp-size", "--attention-data-parallel-size",
+    "--enable-dp-attention", "--ep-size", "--expert-parallel-size", "--ep", "--dtype", "--context-length", "--max-running-requests",
+    "--mem-fraction-static", "--weight-version", "--sleep-on-idle", "--skip-server-warmup", "--device", "--base-gpu-id", "--gpu-id-step", "--nnodes",
+    "--node-rank", "--dist-init-addr", "--nccl-init-addr", "--nccl-port", "--log-level-http", "--tokenizer-worker-num", "--config", "--use-ray")
+"""What Headway sets itself, or what would take the server out of its hands."""
+
+
+@dataclass
 class EngineConfig:
-    """The inference server that a rollout worker starts and owns."""
+    """The inference servers that a rollout worker starts and owns: one for each engine.parallel.tp * pp devices of its replica.
+
+    A server that dies, or shows no sign of life for `health_timeout_s`, is started again, `max_restarts` times within `restart_minutes`; then
+    the worker fails. `load_timeout_s`: for pausing, and for loading weights that are on the node.
+
+    For SGLang: `python` is the interpreter of an environment that has it ('': the workers' own), `device` as in its --device ('': what it
+    finds), `mem_fraction` the share of a GPU's memory for weights and KV cache (0: SGLang decides), `extra_args` further flags of
+    `sglang.launch_server`.
+    """
 
     server: Server = Server.embedded
     dtype: Dtype = Dtype.float32
@@ -132,7 +177,16 @@ class EngineConfig:
     interrupt: Interrupt = Interrupt.retract
     start_timeout_s: float = 120.0
     request_timeout_s: float = 600.0
+    load_timeout_s: float = 300.0
+    health_timeout_s: float = 60.0
+    max_restarts: int = 3
+    restart_minutes: float = 60.0
     num_threads: int = 1
+    parallel: EngineParallelConfig = field(default_factory=EngineParallelConfig)
+    python: str = ""
+    device: str = ""
+    mem_fraction: float = 0.0
+    extra_args: list[str] = field(default_factory=list)
     synthetic_tokens_per_s: float = 2000.0
     synthetic_mean_tokens: float = 64.0
 
@@ -140,16 +194,44 @@ class EngineConfig:
         """Raise `ConfigError` on a value that cannot work."""
         for key in ("num_slots", "context_length", "prefill_chunk", "num_threads"):
             require(getattr(self, key) >= 1, f"engine.{key}", getattr(self, key), "must be at least 1", "Give 1 or more")
-        for key in ("start_timeout_s", "request_timeout_s", "synthetic_tokens_per_s", "synthetic_mean_tokens"):
-            require(getattr(self, key) > 0, f"engine.{key}", getattr(self, key), "must be positive", "Give a positive number")
+        for key in ("start_timeout_s", "request_timeout_s", "load_timeout_s", "health_timeout_s", "restart_minutes", "synthetic_tokens_per_s",
+                    "synthetic_mean_tokens"):
+            require(0 < getattr(self, key) < math.inf, f"engine.{key}", getattr(self, key), "must be positive", "Give a positive number")
+        require(self.max_restarts >= 0, "engine.max_restarts", self.max_restarts, "must not be negative", "0 lets the worker end with its server")
+        require(0 <= self.mem_fraction < 1, "engine.mem_fraction", self.mem_fraction, "must be from 0 to less than 1", "0 lets SGLang decide")
+        self.parallel.check()
+        if self.server is Server.sglang:
+            self._check_extra_args()
+        else:
+            self._check_plain()
+
+    def _check_extra_args(self) -> None:
+        for argument in self.extra_args:
+            name = argument.partition("=")[0].replace("_", "-")
+            # SGLang takes the beginning of a flag for the flag.
+            own = [flag for flag in SGLANG_FLAGS if name.startswith("--") and len(name) > 2 and flag.startswith(name)]
+            require(not own, "engine.extra_args", argument, f"must hold none of the flags that Headway sets itself (here {', '.join(own)})",
+                    "Use the keys of engine.*")
+
+    def _check_plain(self) -> None:
+        """What only SGLang knows."""
+        where = f"with engine.server={self.server.value}"
+        for name in ("tp", "pp", "ep", "dp_attention"):
+            require(getattr(self.parallel, name) == 1, f"engine.parallel.{name}", getattr(self.parallel, name), f"must be 1 {where}",
+                    "It runs on one device; a replica of several devices has a server on each")
+        for name in ("python", "device", "extra_args", "mem_fraction"):
+            require(not getattr(self, name), f"engine.{name}", getattr(self, name), f"must be empty {where}", "It is for engine.server=sglang")
 
 
 @dataclass
 class EvaluationConfig:
-    """Held-out evaluation through the same fleet: before, every `every_steps`, after."""
+    """Held-out evaluation through the same fleet: before, every `every_steps`, after; never unless `enabled`."""
 
+    enabled: bool = True
     every_steps: int = 0
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
         require(self.every_steps >= 0, "evaluation.every_steps", self.every_steps, "must not be negative", "0 evaluates only before and after")
+        require(self.enabled or not self.every_steps, "evaluation.every_steps", self.every_steps, "must be 0 with evaluation.enabled=false",
+                "Leave one of them out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.config.choices import Advantage, Bound, Dtype, OffPolicy, Proximal, Recompute, Schedule, Security, Transport
+from workers.config.choices import Advantage, Bound, Dtype, OffPolicy, Proximal, Recompute, Schedule, Security, SelfTestAction, Transport
 from workers.config.rules import require
 
 
@@ -174,3 +174,25 @@ class WeightsConfig:
                 "So many workers fetch from the trainer, and as many from each worker")
         require(self.timeout_s > 0, "weights.timeout_s", self.timeout_s, "must be positive",
                 "A transport that brings nothing for so long has failed")
+
+
+MEAN_TOLERANCE = {Dtype.float32: 1e-3, Dtype.bfloat16: 0.1}
+
+
+@dataclass
+class SelfTestConfig:
+    """Whether engines and trainer compute the same log-probs from the same weights; judged before the first update of a run or of one that goes
+    on, and once more for the first weights that were published after an update.
+
+    `action`: a failed test ends the run (`fail`) or is said in the training job's log (`warn`); `off` compares nothing. `auto` is `fail`, but
+    `off` with engine.server=synthetic, which holds no model. `mean_tolerance`: the greatest mean of |difference|, in nats a token (0: 0.001 where
+    engine and trainer compute in float32, else 0.1).
+    """
+
+    action: SelfTestAction = SelfTestAction.auto
+    mean_tolerance: float = 0.0
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(self.mean_tolerance >= 0, "selftest.mean_tolerance", self.mean_tolerance, "must not be negative",
+                "0 goes by engine.dtype and trainer.dtype")

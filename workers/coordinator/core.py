@@ -20,6 +20,9 @@ from __future__ import annotations
 
 from workers.config import ClusterKind, Config
 from workers.coordinator.accounting import Totals
+from workers.coordinator.broadcasts import Broadcasts
+from workers.coordinator.delivery import Delivery
+from workers.coordinator.departures import follow_up
 from workers.coordinator.evaluation import Evaluation
 from workers.coordinator.leases import LeaseOffice, Prompts
 from workers.coordinator.ledger import Ledger
@@ -40,8 +43,10 @@ from workers.coordinator.staleness import StalenessPolicy
 from workers.coordinator.supervised import Supervision, TrainingExamples
 from workers.coordinator.training import Refusal, Training
 from workers.coordinator.waiting import waiting
+from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
 from workers.messages.types import (
     PROTOCOL,
+    Announcement,
     BatchRequest,
     CheckpointRequest,
     Drain,
@@ -52,11 +57,15 @@ from workers.messages.types import (
     GroupParked,
     Heartbeat,
     HeartbeatReply,
+    LoadRequest,
     Message,
     Refused,
     Register,
+    Republished,
     Role,
+    SourcesRequest,
     StepFinished,
+    TransportFailed,
     VersionAnnounced,
     VersionsNeeded,
     Welcome,
@@ -81,11 +90,13 @@ class Coordinator:
         self.registry = Registry(config.transport.heartbeat_timeout_s, config.transport.reconnect_grace_s)
         heldout = prompts.heldout()
         self.evaluation = Evaluation(len(heldout), config.rollout.max_attempts, num_leases=epoch * EVALUATION_LEASES_PER_EPOCH)
-        self.office = LeaseOffice(config, prompts, heldout, self.ledger, self.evaluation, self.registry, self.policy)
         self.totals, self.lineage = Totals(), Lineage({epoch: 0})
+        self.office = LeaseOffice(config, prompts, heldout, self.ledger, self.evaluation, self.registry, self.policy, self.totals)
         self.training = Training(config, epoch, self.ledger, self.evaluation, self.registry, self.policy, self.totals)
         self.supervision = Supervision(examples, self.ledger, config.trainer.batch_groups, config.engine.context_length) if examples else None
         self.results = Results(config, self.ledger, self.evaluation, self.totals, self.lineage)
+        self.delivery = Delivery(config.weights, self.registry)
+        self.broadcasts = Broadcasts(epoch, self.registry)
         self.outbox: list[tuple[bytes | None, Message]] = []
         self.checkpoint: tuple[bytes, CheckpointRequest] | None = None
         self.ended: str | None = None
@@ -97,7 +108,7 @@ class Coordinator:
         self.replicas_expected = False
         self._drain_deadline = 0.0
         self._trainer_told = False
-        self._failed_workers = 0
+        self.failed_workers = 0
         self.returning = Returning(self.ledger, self.evaluation, self.policy, self.training, self.results, self.lineage, self.totals, now)
         if snapshot is not None:
             self._restore(snapshot)
@@ -142,7 +153,8 @@ class Coordinator:
         peer = worker.peer
         match message:
             case Heartbeat():
-                worker.held, worker.fetching, worker.status, worker.capacity = message.held, message.fetching, message.status, message.capacity
+                worker.beat(message)
+                self.delivery.beat(worker)
                 self.outbox += [(peer, unwanted) for unwanted in self.returning.reconcile(peer, message.leases, now)]
                 self.outbox.append((peer, HeartbeatReply(self.training.announcement, known=True)))
             case Draining() if worker.role is Role.rollout:
@@ -155,24 +167,38 @@ class Coordinator:
             case StepFinished() if worker.role is Role.trainer:
                 self.training.step_finished(message)
                 self.last_progress = now
-                self.outbox.append((None, VersionAnnounced(message.announcement)))
+                self._announce(message.announcement)
+                self.broadcasts.announced(now)
                 self.outbox.append((peer, VersionsNeeded(self.registry.needed(message.announcement.version))))
+            case Republished() if worker.role is Role.trainer:
+                if self.training.republished(message):
+                    self._announce(message.announcement)
+            case SourcesRequest() | LoadRequest() | TransportFailed() if worker.role is Role.rollout:
+                self.outbox += self.delivery.take(worker, message)
+            case UpdateGroupOpened() | BroadcastWanted() if worker.role is Role.trainer:
+                self.outbox += self.broadcasts.take(worker, message, now)
+            case UpdateGroupJoined() | UpdateGroupBroken() | BroadcastReady() if worker.role in (Role.trainer, Role.rollout):
+                self.outbox += self.broadcasts.take(worker, message, now)
             case CheckpointRequest() if worker.role is Role.trainer:
                 self._checkpoint(peer, message, now)
             case WorkerFailed():
-                self._failed_workers += worker.role is Role.rollout
+                self.failed_workers += worker.role is Role.rollout
                 self.lost(worker, message.cause)
             case Goodbye():
                 self.registry.remove(peer)
-                self._gone(worker, message.reason and f"{worker.name} left: {message.reason}", in_order=bool(message.reason))
+                follow_up(self, worker, message.reason and f"{worker.name} left: {message.reason}", in_order=bool(message.reason))
             case _:
                 raise Refusal(f"{type(message).__name__}: not a message for the coordinator from a {worker.role.value} worker")
+
+    def _announce(self, announcement: Announcement) -> None:
+        self.delivery.announced(announcement)
+        self.outbox.append((None, VersionAnnounced(announcement)))
 
     def _result(self, peer: bytes, message: GroupFinished | GroupFailed | GroupParked, now: float) -> None:
         answers, progress, cause = self.results.take(message)
         self.outbox += [(peer, answer) for answer in answers]
         if progress:
-            self._failed_workers, self.last_progress = 0, now
+            self.failed_workers, self.last_progress = 0, now
         if cause:
             self.end(cause)
 
@@ -189,9 +215,10 @@ class Coordinator:
         """Notice what happens by time alone: lost workers, and a run in which nothing moves."""
         for worker, why in self.registry.lost(now):
             self.lost(worker, why)
+        self.outbox += self.broadcasts.expire(now)
         self.returning.give_up_absent(now)
         if self.drain_reason and (now > self._drain_deadline or not self.registry.of(Role.rollout)):
-            self._drain_trainer()
+            self.drain_trainer()
         self._watch(now)
         self._advance(now)
 
@@ -227,7 +254,8 @@ class Coordinator:
         self.drain_reason, self._drain_deadline = reason, now + DRAIN_S
         self.outbox += [(worker.peer, Drain(reason)) for worker in self.registry.of(Role.rollout)]
 
-    def _drain_trainer(self) -> None:
+    def drain_trainer(self) -> None:
+        """Have the trainer save everything and leave."""
         if not self._trainer_told:
             self._trainer_told = True
             self.outbox += [(worker.peer, Drain(self.drain_reason)) for worker in self.registry.of(Role.trainer)]
@@ -241,10 +269,12 @@ class Coordinator:
         if message.role is Role.trainer and any(worker.peer != peer for worker in self.registry.of(Role.trainer)):
             self._refuse(peer, "a trainer is registered already")
             return
-        worker = self.registry.register(peer, message.role, message.host, message.pid, now, message.job)
+        worker = self.registry.register(peer, message, now)
         self.last_progress = now
         self.outbox.append((peer, Welcome(worker.slot, self.epoch, self.training.announcement)))
         self.outbox += [(peer, unwanted) for unwanted in self.returning.adopt(peer, message.leases, now)]
+        if message.role is Role.trainer:
+            self.outbox += self.delivery.wanted(peer)
         if self.drain_reason and (message.role is Role.rollout or (message.role is Role.trainer and self._trainer_told)):
             self.outbox.append((peer, Drain(self.drain_reason)))
 
@@ -254,42 +284,13 @@ class Coordinator:
     def lost(self, worker: Worker, why: str) -> None:
         """Give up a worker; what it had leased goes to others."""
         self.registry.remove(worker.peer)
-        self._gone(worker, f"{worker.name} (process {worker.pid} on {worker.host}) was lost: {why}")
-
-    def _gone(self, worker: Worker, cause: str = "", in_order: bool = False) -> None:
-        self.totals.num_retries += self.ledger.release(worker.peer) + self.evaluation.release(worker.peer)
-        if self.ended == "" and cause and worker.role is Role.trainer:
-            self.ended = cause  # complete, but the trained model could not be exported
-        if self.ended is not None or self.left is not None:
-            return
-        if worker.role is Role.trainer_shard and in_order:
-            return  # the trainer has told it to, and goes itself when it is done
-        cause = cause or f"{worker.name} left before the run was over"
-        if worker.role is not Role.rollout:  # training needs all its ranks
-            self._trainer_gone(cause, in_order)
-        elif self.drain_reason:
-            if not self.registry.of(Role.rollout):
-                self._drain_trainer()
-        elif self.replaceable:
-            self._count_failures(cause)
-        elif len(self.registry.of(Role.rollout)) < self.config.allocation.min_replicas:
-            self.end(f"{cause}. Fewer rollout workers are left than allocation.min_replicas={self.config.allocation.min_replicas}")
-
-    def _trainer_gone(self, cause: str, in_order: bool) -> None:
-        if in_order or self.replaceable:
-            self.left, self.left_in_order = cause, in_order
-        else:
-            self.end(cause)
-
-    def _count_failures(self, cause: str) -> None:
-        limit = self.config.cluster.max_consecutive_crashes * (1 + len(self.registry.of(Role.rollout)))
-        if self._failed_workers >= limit:
-            self.end(f"{self._failed_workers} rollout workers in a row have failed without a finished group; the last one: {cause}")
+        follow_up(self, worker, f"{worker.name} (process {worker.pid} on {worker.host}) was lost: {why}")
 
     # -- training ------------------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
         training = self.training
+        self.outbox += self.delivery.grant(now)
         paused = self.suspending or bool(self.drain_reason) or self.left is not None
         if self.ended is not None or training.announcement is None or paused:
             return
@@ -305,3 +306,5 @@ class Coordinator:
             self.end(cause)
             return
         self.outbox.extend(training.form_batch(now))
+        if not training.is_over:
+            self.outbox += self.broadcasts.consider(training.announcement.version, now)

@@ -1,4 +1,4 @@
-"""Hands out leases: evaluation prompts first, then training groups as far as staleness and concurrency allow. Pure."""
+"""Hands out leases: training groups as far as staleness and concurrency allow, and evaluation prompts in turn with them. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from workers.config import Config
+from workers.coordinator.accounting import Totals
 from workers.coordinator.evaluation import Evaluation
 from workers.coordinator.ledger import Ledger
 from workers.coordinator.registry import Registry
+from workers.coordinator.routing import Rooms, room_of
 from workers.coordinator.staleness import StalenessPolicy
 from workers.messages.types import Lease, Leases, Purpose, Version
 
@@ -37,9 +39,10 @@ class LeaseOffice:
     """Decides who gets which prompt. A worker has `capacity` samples at once; what it has leased already counts against that."""
 
     def __init__(self, config: Config, prompts: Prompts, heldout: Sequence[Prompt], ledger: Ledger, evaluation: Evaluation,
-                 registry: Registry, policy: StalenessPolicy) -> None:
+                 registry: Registry, policy: StalenessPolicy, totals: Totals) -> None:
         self.config, self.prompts, self.heldout, self.ledger = config, prompts, heldout, ledger
-        self.evaluation, self.registry, self.policy = evaluation, registry, policy
+        self.evaluation, self.registry, self.policy, self.totals = evaluation, registry, policy, totals
+        self._leased = {Purpose.evaluation: 0, Purpose.training: 0}  # samples, since the evaluation began
 
     def may_train(self, step: int) -> bool:
         """Whether another training group may start at `step`; a parked one has been admitted already."""
@@ -48,40 +51,62 @@ class LeaseOffice:
 
     def assign(self, version: Version, training: bool) -> list[tuple[bytes, Leases]]:
         """Lease whatever can be leased now; `training`: whether training groups are still wanted."""
-        size = self.config.workflow.group_size
+        if self._turn(version, training) is None:
+            return []
         granted: dict[bytes, list[Lease]] = {}
-        free = self._free()
-        while free:
-            evaluating = self.evaluation.has_work
-            if not evaluating and not (training and self.may_train(version.step)):
+        rooms, tokens = self._rooms(), self._tokens_per_sample()
+        while (purpose := self._turn(version, training)) is not None:
+            size = 1 if purpose is Purpose.evaluation else self.config.workflow.group_size
+            peer = rooms.least_busy(size)
+            if peer is not None:
+                rooms.take(peer, size, size * tokens)
+                self._leased[purpose] += size
+                granted.setdefault(peer, []).append(self._lease(peer, version, purpose))
+            elif purpose is Purpose.training and self.evaluation.has_work:
+                rooms.keep_for(size)  # else single prompts would take every sample that becomes free, and a group never find room
+                training = False
+            else:
                 break
-            cost = 1 if evaluating else size
-            peer = max(free, key=lambda candidate: free[candidate])
-            if free[peer] < cost:
-                break
-            free[peer] -= cost
-            granted.setdefault(peer, []).append(self._lease(peer, version, evaluating))
         return [(peer, Leases(leases)) for peer, leases in granted.items()]
 
-    def _free(self) -> dict[bytes, int]:
-        """How many samples each worker that holds weights can still take, by peer."""
-        free = {worker.peer: worker.capacity for worker in self.registry.ready()}
-        for lease in self.ledger.running.values():
-            if lease.worker in free:
-                free[lease.worker] -= self.config.workflow.group_size
-        for _, _, peer in self.evaluation.running.values():
-            if peer in free:
-                free[peer] -= 1
-        return free
+    def _turn(self, version: Version, training: bool) -> Purpose | None:
+        """Whose turn it is. The first evaluation goes first, as training cannot begin without it; any other one shares with training, sample
+        for sample, so that neither holds back the other."""
+        may_train = training and self.may_train(version.step)
+        if not self.evaluation.has_work:
+            self._leased = dict.fromkeys(self._leased, 0)
+            return Purpose.training if may_train else None
+        first = version.step == 0 and self.evaluation.step == 0
+        if may_train and not first and self._leased[Purpose.training] < self._leased[Purpose.evaluation]:
+            return Purpose.training
+        return Purpose.evaluation
 
-    def _lease(self, peer: bytes, version: Version, evaluating: bool) -> Lease:
+    def _rooms(self) -> Rooms:
+        """What each worker that holds weights can still take."""
+        leased: dict[bytes, list[tuple[str, int, int]]] = {worker.peer: [] for worker in self.registry.ready()}
+        for group_id, lease in self.ledger.running.items():
+            if lease.worker in leased:
+                leased[lease.worker].append((group_id, lease.attempt, self.config.workflow.group_size))
+        for group_id, (_, attempt, peer) in self.evaluation.running.items():
+            if peer in leased:
+                leased[peer].append((group_id, attempt, 1))
+        tokens = self._tokens_per_sample()
+        return Rooms({worker.peer: room_of(worker, leased[worker.peer], tokens) for worker in self.registry.ready() if worker.capacity})
+
+    def _tokens_per_sample(self) -> float:
+        """How long a response is expected to be: as those so far."""
+        if not self.ledger.num_finished:
+            return self.config.workflow.max_new_tokens / 2
+        return self.totals.tokens_generated / (self.ledger.num_finished * self.config.workflow.group_size)
+
+    def _lease(self, peer: bytes, version: Version, purpose: Purpose) -> Lease:
         partial = None
-        if evaluating:
+        if purpose is Purpose.evaluation:
             group_id, index, attempt = self.evaluation.lease(peer)
-            prompt, purpose, variant = self.heldout[index], Purpose.evaluation, 0
+            prompt, variant = self.heldout[index], 0
         else:
             group_id, index, attempt, admitted_at, variant, partial = self.ledger.lease(peer, version.step)
-            prompt, purpose, version = self.prompts.train(index), Purpose.training, Version(version.epoch, admitted_at)
+            prompt, version = self.prompts.train(index), Version(version.epoch, admitted_at)
         # By the number of failures, not by the attempt: a group that was lost with its worker is sampled again as it was.
         seed = (self.config.run.seed * 1_000_003 + index) * 64 + variant
         return Lease(group_id, attempt, purpose, version, prompt.id, prompt.text, prompt.verifier, prompt.reference, seed % 2**31, partial)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.messages.types import Role, Version, WorkerStatus
+from workers.messages.types import Heartbeat, Register, Role, Version, WorkerStatus
 
 
 @dataclass
 class Worker:
-    """One registered worker. `slot` numbers the workers of a role in order of registration."""
+    """One registered worker. `slot` numbers the workers of a role in order of registration; `measured`: the leases, by group and attempt,
+    that `tokens_in_flight` is of."""
 
     peer: bytes
     role: Role
@@ -26,13 +27,23 @@ class Worker:
     fetching: Version | None = None
     capacity: int = 0
     job: str = ""
+    serves: str = ""
     draining: str = ""
+    tokens_in_flight: int = 0
+    update_ranks: int = 0
+    measured: frozenset[tuple[str, int]] = frozenset()
     status: WorkerStatus = field(default_factory=WorkerStatus)
 
     @property
     def name(self) -> str:
         """For people: role and slot."""
         return f"{self.role.value} {self.slot}"
+
+    def beat(self, message: Heartbeat) -> None:
+        """Take note of what the worker says of itself."""
+        self.held, self.fetching, self.status, self.capacity = message.held, message.fetching, message.status, message.capacity
+        self.tokens_in_flight, self.update_ranks = message.tokens_in_flight, message.update_ranks
+        self.measured = frozenset((held.group_id, held.attempt) for held in message.leases)
 
 
 @dataclass
@@ -44,14 +55,15 @@ class Registry:
     workers: dict[bytes, Worker] = field(default_factory=dict)
     num_registered: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
 
-    def register(self, peer: bytes, role: Role, host: str, pid: int, now: float, job: str = "") -> Worker:
+    def register(self, peer: bytes, message: Register, now: float) -> Worker:
         """Take in a worker, or the same one again after a reconnection."""
         known = self.workers.get(peer)
         if known is not None:
             self.heard(peer, now)
             return known
-        worker = Worker(peer, role, self.num_registered[role], host, pid, now, job=job)
-        self.num_registered[role] += 1
+        worker = Worker(peer, message.role, self.num_registered[message.role], message.host, message.pid, now, job=message.job,
+                        serves=message.serves)
+        self.num_registered[message.role] += 1
         self.workers[peer] = worker
         return worker
 

@@ -7,6 +7,7 @@ from collections import Counter
 from workers.coordinator.core import Coordinator
 from workers.coordinator.evaluation import Result
 from workers.coordinator.training import HeldoutLoss, StepRecord
+from workers.coordinator.update_group import Phase
 from workers.coordinator.waiting import waiting
 from workers.messages.types import Role, WorkerStatus
 
@@ -42,6 +43,9 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float) ->
         "running": len(coordinator.ledger.running), "num_set_aside": len(coordinator.ledger.set_aside),
         "num_retries": coordinator.totals.num_retries, "rollout_idle_s": round(rollouts.idle_s, 3),
         "weight_updates": rollouts.num_updates, "weight_update_s": round(rollouts.update_s, 3),
+        **{f"weight_{name}": round(getattr(rollouts, name), 3) for name in ("pause_s", "load_s", "prefill_s", "fetch_s")},
+        "weight_fetch_bytes": rollouts.fetch_bytes, "weight_fallbacks": rollouts.num_fallbacks, "weight_chunks_refetched": rollouts.num_refetched,
+        "engine_restarts": rollouts.num_restarts,
         "reward_busy_s": round(rollouts.reward_busy_s, 3), "rewards_killed": rollouts.rewards_killed,
     }
 
@@ -73,13 +77,29 @@ def status(coordinator: Coordinator, now: float, seconds: float, wall: float, re
         "tokens_generated": state.totals.tokens_generated, "tokens_trained": state.totals.tokens_trained,
         "tokens_interrupted": state.totals.tokens_interrupted, "refused_peers": refused, "malformed_messages": malformed,
         "staleness": {str(age): count for age, count in sorted(state.totals.head_ages.items())},
+        "weights": _weights(state),
         "workers": [
             {"name": worker.name, "host": worker.host, "pid": worker.pid, "version": str(worker.held) if worker.held else "",
              "fetching": str(worker.fetching) if worker.fetching else "", "waiting_for": worker.status.waiting_for,
-             "running": worker.status.num_running, "tokens_generated": worker.status.tokens_generated,
+             "via": worker.status.weights_via, "fallbacks": worker.status.num_fallbacks, "restarts": worker.status.num_restarts,
+             "running": worker.status.num_running, "tokens_in_flight": worker.tokens_in_flight, "tokens_generated": worker.status.tokens_generated,
              "silent_s": round(now - worker.last_heard, 1), "job": worker.job, "draining": bool(worker.draining)}
             for role in Role for worker in state.registry.of(role)
         ],
+    }
+
+
+def _weights(state: Coordinator) -> dict:
+    """How new weights travel: means of the rollout workers' updates in seconds and bytes; what has failed, and why; who loads now."""
+    rollouts, permits = fleet(state), state.delivery.permits
+    each = {name: getattr(rollouts, name) / max(1, rollouts.num_updates) for name in ("fetch_s", "fetch_bytes", "pause_s", "load_s", "prefill_s")}
+    return {
+        "transport": state.config.weights.transport.value, "failed": dict(state.delivery.fallbacks), "num_updates": rollouts.num_updates,
+        "broadcast_to": len(state.broadcasts.group.members.ranks) if state.broadcasts.group.phase is Phase.standing else 0,
+        **{name: round(value, 3) for name, value in each.items()}, "num_fallbacks": rollouts.num_fallbacks,
+        "num_refetched": rollouts.num_refetched,
+        "loading": [worker.name for worker in state.registry.of(Role.rollout) if worker.peer in permits.loading],
+        "waiting_to_load": [worker.name for worker in state.registry.of(Role.rollout) if worker.peer in permits.waiting],
     }
 
 

@@ -25,7 +25,7 @@ from workers.coordinator.ledger import Ledger, index_of
 from workers.coordinator.registry import Registry
 from workers.coordinator.shares import make_shares
 from workers.coordinator.staleness import StalenessPolicy
-from workers.messages.types import Announcement, Batch, BatchRequest, Message, StepFinished, Version
+from workers.messages.types import Announcement, Batch, BatchRequest, Message, Republished, StepFinished, Version
 
 HELDOUT_LOSS, HELDOUT_TOKENS = "heldout_loss", "heldout_tokens"
 """Metrics of a supervised run's StepFinished: nats per token of the held-out responses, and how many tokens these have."""
@@ -150,11 +150,23 @@ class Training:
             if HELDOUT_LOSS in message.metrics:
                 self.records.append(HeldoutLoss(version.step, message.metrics[HELDOUT_LOSS], int(message.metrics[HELDOUT_TOKENS])))
             return
+        if not self.config.evaluation.enabled:
+            return
         every = self.config.evaluation.every_steps
         due = version.step == 0 or (every and version.step % every == 0 and not first and not self.is_over)
         if due and not self.evaluation.active and not (first and self.totals.num_evaluations):
             self.evaluation.start(version.step)
         self.final_evaluation_due = self.final_evaluation_due or self.is_over
+
+    def republished(self, message: Republished) -> bool:
+        """Take note that the newest version can be had in more ways; false if that is known, or a newer one is there. Raises `Refusal`."""
+        known, version = self.announcement, message.announcement.version
+        if known is None or version > known.version or (version == known.version and message.announcement.digest != known.digest):
+            raise Refusal(f"version {version}, published again: it was not announced before, or with another digest")
+        if not message.announcement.offers_more_than(known):
+            return False
+        self.announcement = message.announcement
+        return True
 
     def give_up_batches(self) -> None:
         """What is in training goes back to the buffer: no further step will be finished."""
@@ -164,7 +176,7 @@ class Training:
 
     def evaluate(self) -> str | None:
         """Take the evaluation's result if it is there, and start the last one where it is due; returns the cause if that ends the run."""
-        if self.config.supervised:
+        if self.config.supervised or not self.config.evaluation.enabled:
             return "" if self.is_over else None
         result = self.evaluation.result()
         if result is not None:

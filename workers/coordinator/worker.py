@@ -33,7 +33,7 @@ from workers.data.examples import open_examples
 from workers.data.prompts import open_prompts
 from workers.files import read_lines, write_atomic
 from workers.messages.codec import MessageError
-from workers.messages.types import CheckpointPart, Refused, Version
+from workers.messages.types import CheckpointPart, CheckpointRequest, Refused, Version
 from workers.metrics.recorder import Recorder
 from workers.processes import PARENT_DIED, end_with_parent, enlist
 from workers.rundir import RunFolder, RunFolderError
@@ -64,6 +64,7 @@ class CoordinatorWorker:
         self._fleet_watch = FleetWatch(run, self.core)
         self._next_status = self._next_tick = 0.0
         self._cancelling: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
 
     @property
     def seconds(self) -> float:
@@ -112,19 +113,22 @@ class CoordinatorWorker:
         return asyncio.create_task(self.sockets.receive())
 
     def _save(self) -> None:
-        """Write this process's part of a checkpoint, if the trainer has asked for it."""
+        """Begin to write this process's part of a checkpoint, if the trainer has asked for it. Storage may be slow: leases go on meanwhile."""
         if self.core.checkpoint is None:
             return
         (peer, request), self.core.checkpoint = self.core.checkpoint, None
         self.record()
         content = self.core.snapshot(self.seconds, self.recorder.positions()).encode()
+        self.spilled.in_checkpoint(Version(self.epoch, request.step))
+        self._saving = asyncio.create_task(self._write_part(peer, request, content))
+
+    async def _write_part(self, peer: bytes, request: CheckpointRequest, content: bytes) -> None:
         try:
-            write_atomic(Path(request.folder) / COORDINATOR, content)
+            await asyncio.to_thread(write_atomic, Path(request.folder) / COORDINATOR, content)
         except OSError as error:  # the trainer waits in vain, and says so
             print(f"the coordinator's part of the checkpoint of step {request.step} cannot be written: {error}", flush=True)
             return
-        self.spilled.in_checkpoint(Version(self.epoch, request.step))
-        self.core.outbox.append((peer, CheckpointPart(request.step, request.final)))
+        await self.sockets.send(peer, CheckpointPart(request.step, request.final))
 
     def _look_around(self) -> None:
         now, core = time.monotonic(), self.core
@@ -178,6 +182,9 @@ class CoordinatorWorker:
     async def flush(self) -> None:
         """Send what the state machine has to say."""
         outbox, self.core.outbox = self.core.outbox, []
+        notices, self.core.delivery.notices = self.core.delivery.notices, []
+        for notice in notices + self.core.broadcasts.take_notices():
+            print(notice, flush=True)
         for peer, message in outbox:
             if peer is None:
                 await self.sockets.publish(message)

@@ -19,6 +19,10 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of all parts of messages: immutable and strict."""
 
 
+class Message(Struct, frozen=True, tag=True):
+    """Base of all messages; the tag on the wire is the class name."""
+
+
 class Role(str, enum.Enum):
     """What a peer does. `trainer`: rank 0 of training. `trainer_shard`: leads another copy of the model, and may only fetch its shares of batches."""
 
@@ -63,6 +67,11 @@ class Announcement(Struct, frozen=True):
     folder: Annotated[str, msgspec.Meta(max_length=4096)]
     digest: Name
     sources: list[Name] = []
+
+    def offers_more_than(self, other: Announcement) -> bool:
+        """Whether this announces the same weights as `other`, which can be had in more ways now."""
+        same = (self.version, self.digest) == (other.version, other.digest)
+        return same and (bool(self.folder) > bool(other.folder) or len(self.sources) > len(other.sources))
 
 
 class Partial(Struct, frozen=True):
@@ -136,7 +145,13 @@ class Group(Struct, frozen=True):
 
 
 class WorkerStatus(Struct, frozen=True):
-    """What a worker reports with each heartbeat. Counters count from the worker's start."""
+    """What a worker reports with each heartbeat. Counters count from the worker's start, times in seconds.
+
+    `weights_via`: how the version that it holds came: 'zmq', 'disk' or 'nccl'. `fetch_s`, `fetch_bytes`: what fetching took and brought from other
+    nodes (deltas as they travel). `num_fallbacks`: versions that the first transport did not bring; `num_refetched`: chunks that came
+    with a wrong digest and were asked for elsewhere. An update is `pause_s` (until the engine stands still), then `load_s`, and
+    `prefill_s` from there to the first token. `num_restarts`: servers that had died or hung and were started again.
+    """
 
     waiting_for: str = ""
     num_running: Count = 0
@@ -144,6 +159,15 @@ class WorkerStatus(Struct, frozen=True):
     tokens_interrupted: Count = 0
     num_updates: Count = 0
     update_s: float = 0.0
+    pause_s: float = 0.0
+    load_s: float = 0.0
+    prefill_s: float = 0.0
+    weights_via: str = ""
+    fetch_s: float = 0.0
+    fetch_bytes: Count = 0
+    num_fallbacks: Count = 0
+    num_refetched: Count = 0
+    num_restarts: Count = 0
     reward_busy_s: float = 0.0
     rewards_killed: Count = 0
     rewards_failed: Count = 0

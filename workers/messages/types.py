@@ -2,8 +2,10 @@
 
 Worker -> coordinator    Register  Heartbeat  Draining  GroupFinished  GroupFailed  GroupParked
                          SourcesRequest  LoadRequest  TransportFailed
+                         UpdateGroupOpened  UpdateGroupJoined  UpdateGroupBroken  BroadcastWanted  BroadcastReady
                          BatchRequest  StepFinished  Republished  CheckpointRequest  WorkerFailed  Goodbye
 Coordinator -> worker    Welcome  Refused  HeartbeatReply  Leases  Acknowledged  Sources  LoadGranted
+                         OpenUpdateGroup  JoinUpdateGroup  LeaveUpdateGroup  PrepareBroadcast  Broadcast  BroadcastRefused
                          Batch  VersionsNeeded  FallbackWanted  CheckpointPart  Drain  Suspended  Finish
 Coordinator -> all       VersionAnnounced (published; repeated in every HeartbeatReply)
 
@@ -17,30 +19,39 @@ from typing import Annotated
 import msgspec
 
 from workers.messages.arrays import Float32
+from workers.messages.broadcasts import (
+    Broadcast,
+    BroadcastReady,
+    BroadcastRefused,
+    BroadcastWanted,
+    JoinUpdateGroup,
+    LeaveUpdateGroup,
+    OpenUpdateGroup,
+    PrepareBroadcast,
+    UpdateGroupBroken,
+    UpdateGroupJoined,
+    UpdateGroupOpened,
+)
 from workers.messages.parts import (
     Announcement,
     Count,
     Group,
     HeldLease,
     Lease,
+    Message,
     Name,
     Partial,
     Path,
     Purpose,
     Role,
-    Struct,
     Text,
     Version,
     WorkerStatus,
 )
 
-__all__ = ["Announcement", "Group", "HeldLease", "Lease", "Partial", "Purpose", "Role", "Version", "WorkerStatus"]
+__all__ = ["Announcement", "Group", "HeldLease", "Lease", "Message", "Partial", "Purpose", "Role", "Version", "WorkerStatus"]
 
 PROTOCOL = 4
-
-
-class Message(Struct, frozen=True, tag=True):
-    """Base of all messages; the tag on the wire is the class name."""
 
 
 class Register(Message, frozen=True):
@@ -60,13 +71,17 @@ class Register(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """`held`: the weights loaded; `fetching`: those being fetched, which must not be removed. `capacity`: how many samples the
     worker takes at once (a training group costs its size, an evaluation prompt one; 0: no leases, please). `leases`: all that it
-    holds, so that a lease that was lost on its way is noticed, and one that nobody wants any more is given up."""
+    holds, so that a lease that was lost on its way is noticed, and one that nobody wants any more is given up. `tokens_in_flight`: how
+    many tokens its leases stand for, prompts, what is generated, and what is expected to be. `update_ranks`: how many ranks its servers would
+    have in an update group; 0 where they cannot be in one, or do not all run."""
 
     held: Version | None = None
     fetching: Version | None = None
     status: WorkerStatus = WorkerStatus()
     capacity: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     leases: list[HeldLease] = []
+    tokens_in_flight: Count = 0
+    update_ranks: Count = 0
 
 
 class Draining(Message, frozen=True):
@@ -122,13 +137,16 @@ class CheckpointRequest(Message, frozen=True):
 
 
 class SourcesRequest(Message, frozen=True):
-    """A rollout worker is about to fetch `version`; sent again until answered by Sources."""
+    """A rollout worker is about to fetch `version`; sent again until answered by Sources. `failed`: endpoints of workers that did not give
+    it what they should; they are left out for others too, and the answer names others."""
 
     version: Version
+    failed: list[Name] = []
 
 
 class LoadRequest(Message, frozen=True):
-    """A rollout worker has fetched `version` and wants to interrupt its engines to load it; sent again until answered by LoadGranted."""
+    """A rollout worker has fetched `version` and wants to interrupt its engines to load it; sent again until answered by LoadGranted. From
+    then on others can fetch it there whole."""
 
     version: Version
 
@@ -221,10 +239,11 @@ class VersionsNeeded(Message, frozen=True):
 
 class Sources(Message, frozen=True):
     """Answer to SourcesRequest: other workers that have `version`, or get it now, nearest first. The trainer's own servers come last, and
-    stand in the announcement."""
+    stand in the announcement. `leads`: others are told to fetch from this worker; those of its node that do not lead let it go first."""
 
     version: Version
     endpoints: list[Name]
+    leads: bool = True
 
 
 class LoadGranted(Message, frozen=True):
@@ -272,6 +291,8 @@ class VersionAnnounced(Message, frozen=True):
 
 
 FromWorker = (Register | Heartbeat | Draining | GroupFinished | GroupFailed | GroupParked | BatchRequest | StepFinished | Republished
-              | CheckpointRequest | SourcesRequest | LoadRequest | TransportFailed | WorkerFailed | Goodbye)
+              | CheckpointRequest | SourcesRequest | LoadRequest | TransportFailed | UpdateGroupOpened | UpdateGroupJoined | UpdateGroupBroken
+              | BroadcastWanted | BroadcastReady | WorkerFailed | Goodbye)
 FromCoordinator = (Welcome | Refused | HeartbeatReply | Leases | Acknowledged | Sources | LoadGranted | Batch | VersionsNeeded
-                   | FallbackWanted | CheckpointPart | Drain | Suspended | Finish | VersionAnnounced)
+                   | FallbackWanted | OpenUpdateGroup | JoinUpdateGroup | LeaveUpdateGroup | PrepareBroadcast | Broadcast | BroadcastRefused
+                   | CheckpointPart | Drain | Suspended | Finish | VersionAnnounced)

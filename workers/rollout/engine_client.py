@@ -18,6 +18,10 @@ class BadRequest(EngineError):
     """The engine refused the request as wrong (HTTP 4xx): trying again cannot help."""
 
 
+class NoAnswer(EngineError):
+    """The engine did not answer: it is gone, or hangs, or took longer than it may."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """What a generate request asks for; names as in SGLang's API."""
@@ -40,21 +44,40 @@ class Generation:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class GroupPlace:
+    """A server's place in a weight-update group: the group's name, where its store is, torch's backend, its first rank, and how many all have."""
+
+    group: str
+    address: str
+    port: int
+    backend: str
+    first_rank: int
+    num_ranks: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors that are broadcast in one flat run of bytes; `dtype` as torch names it."""
+
+    names: list[str]
+    shapes: list[tuple[int, ...]]
+    dtype: str
+
+
 class EngineClient:
-    """Asynchronous; one connection pool for all requests of a worker."""
+    """Asynchronous; one connection pool for all requests to a server. `timeout_s` of a call: None for `request_timeout_s`."""
 
     def __init__(self, url: str, api_key: str, request_timeout_s: float) -> None:
-        self._url = url
-        self._session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {api_key}"}, timeout=aiohttp.ClientTimeout(total=request_timeout_s),
-            connector=aiohttp.TCPConnector(limit=0))
+        self._url, self._request_timeout_s = url, request_timeout_s
+        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}, connector=aiohttp.TCPConnector(limit=0))
 
     async def close(self) -> None:
         """Close all connections; the server aborts what they were waiting for."""
         await self._session.close()
 
     async def generate(self, rid: str, prompt: list[int], params: SamplingParams, seed: int) -> Generation:
-        """POST /generate. Raises `BadRequest` or `EngineError`."""
+        """POST /generate. Raises `BadRequest` or `EngineError`, the latter too where the weights that served give no log-probs."""
         answer = await self._post("/generate", {
             "rid": rid, "input_ids": prompt, "return_logprob": True,
             "sampling_params": {
@@ -62,30 +85,68 @@ class EngineClient:
                 "top_k": params.top_k, "stop": list(params.stop), "sampling_seed": seed}})
         meta = answer["meta_info"]
         spans = [(Version.parse(span["version"]), span["start"], span["end"]) for span in meta["weight_versions"]]
-        return Generation(answer["output_ids"], [entry[0] for entry in meta["output_token_logprobs"]], spans,
+        logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
+        if None in logprobs:  # how JSON writes what is no number
+            raise EngineError(f"engine: log-probs that are no numbers under weights {spans[-1][0]}: logits must be finite. The weights have "
+                              "diverged: go on from an earlier checkpoint with a lower learning rate")
+        return Generation(answer["output_ids"], logprobs, spans,
                           meta["finish_reason"]["type"], str(meta["finish_reason"].get("message", "")))
 
-    async def pause(self, mode: str) -> None:
-        """POST /pause_generation: when it returns, nothing is computed any more."""
-        await self._post("/pause_generation", {"mode": mode})
+    async def pause(self, mode: str, timeout_s: float | None = None) -> None:
+        """POST /pause_generation: what is sent after its answer finds the engine standing still."""
+        await self._post("/pause_generation", {"mode": mode}, timeout_s)
 
-    async def resume(self) -> None:
+    async def resume(self, timeout_s: float | None = None) -> None:
         """POST /continue_generation."""
-        await self._post("/continue_generation", {})
+        await self._post("/continue_generation", {}, timeout_s)
 
-    async def update_weights(self, folder: Path, version: Version, flush_cache: bool) -> None:
+    async def update_weights(self, folder: Path, version: Version, flush_cache: bool, timeout_s: float | None = None) -> None:
         """POST /update_weights_from_disk."""
-        await self._post("/update_weights_from_disk", {"model_path": str(folder), "weight_version": str(version), "flush_cache": flush_cache})
+        body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": flush_cache}
+        await self._post("/update_weights_from_disk", body, timeout_s)
 
-    async def _post(self, path: str, body: dict) -> dict:
-        return await self._call("POST", path, body)
+    async def join_group(self, place: GroupPlace, timeout_s: float) -> None:
+        """POST /init_weights_update_group: returns when all ranks of the group are there; until then the server may do nothing else."""
+        await self._post("/init_weights_update_group", {
+            "group_name": place.group, "master_address": place.address, "master_port": place.port, "backend": place.backend,
+            "rank_offset": place.first_rank, "world_size": place.num_ranks}, timeout_s)
 
-    async def _call(self, method: str, path: str, body: dict | None) -> dict:
+    async def leave_group(self, group: str, timeout_s: float) -> None:
+        """POST /destroy_weights_update_group."""
+        await self._post("/destroy_weights_update_group", {"group_name": group}, timeout_s)
+
+    async def begin_update(self, timeout_s: float) -> None:
+        """POST /begin_weight_update: `receive` may follow, and must be followed by `end_update`."""
+        await self._post("/begin_weight_update", {}, timeout_s)
+
+    async def receive(self, bucket: Bucket, group: str, version: Version | None, flush_cache: bool, timeout_s: float) -> None:
+        """POST /update_weights_from_distributed: take the next broadcast of the group, which is `bucket`; `version`: with the last one."""
+        body = {"names": bucket.names, "dtypes": [bucket.dtype] * len(bucket.names), "shapes": bucket.shapes, "group_name": group,
+                "load_format": "flattened_bucket", "flush_cache": flush_cache}
+        await self._post("/update_weights_from_distributed", body if version is None else {**body, "weight_version": str(version)}, timeout_s)
+
+    async def end_update(self, timeout_s: float) -> None:
+        """POST /end_weight_update."""
+        await self._post("/end_weight_update", {}, timeout_s)
+
+    async def answers(self, path: str, timeout_s: float) -> bool:
+        """Whether GET `path` is answered, and not by an error."""
         try:
-            async with self._session.request(method, self._url + path, json=body) as response:
+            await self._call("GET", path, None, timeout_s)
+        except EngineError:
+            return False
+        return True
+
+    async def _post(self, path: str, body: dict, timeout_s: float | None = None) -> dict:
+        return await self._call("POST", path, body, timeout_s)
+
+    async def _call(self, method: str, path: str, body: dict | None, timeout_s: float | None = None) -> dict:
+        limit = aiohttp.ClientTimeout(total=timeout_s or self._request_timeout_s)
+        try:
+            async with self._session.request(method, self._url + path, json=body, timeout=limit) as response:
                 if response.status >= 400:
                     kind = BadRequest if response.status < 500 else EngineError
                     raise kind(f"engine: {path} answered {response.status}: {(await response.text())[:2000]}")
                 return await response.json() if response.content_type == "application/json" else {}
         except (TimeoutError, aiohttp.ClientError) as error:
-            raise EngineError(f"engine: {path} failed: {str(error) or type(error).__name__}") from error
+            raise NoAnswer(f"engine: {path} failed: {str(error) or type(error).__name__}") from error

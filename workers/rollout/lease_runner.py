@@ -1,10 +1,10 @@
 """Runs the leases of one rollout worker: one task each, whose result is kept until it is acknowledged (results.py).
 
-    lease --> wait for its version --> workflow --> GroupFinished | GroupFailed --> results
-                                          |
-                                          +-- halted, abandoned --> GroupParked, with all tokens so far --> results
+    lease --> workflow --> GroupFinished | GroupFailed --> results
+                 |
+                 +-- halted, abandoned --> GroupParked, with all tokens so far --> results
 
-Who waits for whom: a lease waits for its version to be loaded; nothing waits for another lease.
+Who waits for whom: a lease waits for a server that holds its version and has room (engines.py).
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from workers.messages.types import Group, GroupFailed, GroupFinished, GroupParke
 from workers.processes import first_cause
 from workers.reward.pool import VerifierError
 from workers.rollout.engine_client import BadRequest, EngineError
+from workers.rollout.engines import Engines
 from workers.rollout.partials import park
 from workers.rollout.results import Key, Result, Results, key_of
 from workers.rollout.sampler import Sample
-from workers.rollout.servers.process import ServerProcess
-from workers.rollout.weight_updates import WeightHolder
 from workers.rollout.workflows.single_turn import Halted, SingleTurn
-
-ENGINE_EXIT_S = 1.0
 
 
 @dataclass
@@ -40,8 +37,8 @@ class Running:
 class LeaseRunner:
     """The leases in flight. `broken` fails with whatever a lease raised that is neither the engine's nor a verifier's failure."""
 
-    def __init__(self, results: Results, workflow: SingleTurn, holder: WeightHolder, server: ServerProcess) -> None:
-        self._results, self._workflow, self._holder, self._server = results, workflow, holder, server
+    def __init__(self, results: Results, workflow: SingleTurn, engines: Engines) -> None:
+        self._results, self._workflow, self._engines = results, workflow, engines
         self._running: dict[Key, Running] = {}
         self._parks = False
         self._idle_s, self._idle_since = 0.0, time.monotonic()
@@ -97,6 +94,7 @@ class LeaseRunner:
 
     def _ended(self, running: Running) -> None:
         del self._running[key_of(running.lease)]
+        self._engines.release(running.lease)
         self._idle_since = time.monotonic()
         task = running.task
         error = None if task.cancelled() else task.exception()
@@ -117,7 +115,6 @@ class LeaseRunner:
     async def _run(self, running: Running) -> Result | None:
         """The result of a lease; None where it was not finished through no fault of its own."""
         lease, failed = running.lease, None
-        await self._holder.at_least(lease.version)
         try:
             group = await self._workflow.run(lease, running.samples)
         except* BadRequest as errors:
@@ -129,8 +126,6 @@ class LeaseRunner:
         else:
             self._count(group)
             return GroupFinished(group)
-        if failed is None or await self._server.exited_within(ENGINE_EXIT_S) is not None:
-            return None  # the engine is gone, and this worker with it: the coordinator gives all its leases to others, at no fault of theirs
         return failed
 
     def _count(self, group: Group) -> None:

@@ -1,8 +1,9 @@
-"""One sample from the engine, across interruptions: what was generated is kept, and generation goes on from there.
+"""One sample from the engines, across interruptions: what was generated is kept, and generation goes on from there.
 
 With `retract` the server does this itself and says by spans which version sampled which token. With `abort` the request
-comes back early, and is sent again with the tokens so far as part of its prompt. `halt` ends all generation in the same
-way, and what came back stays unfinished: another worker can go on from there.
+comes back early, and is sent again with the tokens so far as part of its prompt. A server that ends takes with it what it had not given back:
+the sample goes on from the tokens before that, on another server or on the same one when it runs again. `halt` ends all generation,
+and what came back stays unfinished: another worker can go on from there.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from workers.messages.types import Version
-from workers.rollout.engine_client import EngineClient, EngineError, Generation, SamplingParams
+from workers.messages.types import Lease, Version
+from workers.rollout.engine import Engine
+from workers.rollout.engine_client import BadRequest, EngineError, Generation, SamplingParams
+from workers.rollout.engines import Engines
 
 PAUSE_AGAIN_S = 0.5
 
@@ -49,9 +51,8 @@ class Sample:
 class Sampler:
     """Samples by token ids; text is made of tokens here, so that every server gives the same."""
 
-    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, num_pauses: Callable[[], int]) -> None:
-        """`num_pauses`: how many pauses have begun and ended, odd while one is on; it tells our own aborts from an engine's."""
-        self._engine, self._tokenizer, self._num_pauses = engine, tokenizer, num_pauses
+    def __init__(self, engines: Engines, tokenizer: Tokenizer) -> None:
+        self._engines, self._tokenizer = engines, tokenizer
         self.halted = False
         self._num_requests = 0
         self._at_rest = asyncio.Event()
@@ -66,56 +67,73 @@ class Sampler:
         cuts = [place for place in (text.find(string) for string in stop) if place >= 0]
         return text[: min(cuts)] if cuts else text
 
-    async def sample(self, rid: str, prompt: list[int], params: SamplingParams, seed: int, sample: Sample | None = None) -> Sample:
-        """Generate one response, or go on with `sample`, which is added to as tokens come; returns it, unfinished after `halt`.
+    async def sample(self, lease: Lease, rid: str, prompt: list[int], params: SamplingParams, seed: int, sample: Sample | None = None) -> Sample:
+        """Generate one response of `lease`, or go on with `sample`, which is added to as tokens come; returns it, unfinished after `halt`.
 
         Raises `EngineError`; `BadRequest` where trying again cannot help.
         """
         sample = Sample() if sample is None else sample
         while not sample.finished and not self.halted:
             rest = SamplingParams(params.max_new_tokens - len(sample.tokens), params.temperature, params.top_p, params.top_k, params.stop)
-            pauses = self._num_pauses()
-            # Another seed for each segment, far from those of other samples: a seed's random numbers must not be used twice.
-            generation = await self._add_segment(sample, rid, prompt, rest, (seed + 1_000_003 * len(sample.tokens)) % 2**31)
-            aborted_by_us = self.halted or self._num_pauses() != pauses or pauses % 2 == 1
-            if generation.finish == "abort" and not aborted_by_us:
-                raise EngineError(f"engine: gave up a request: {generation.message}")
+            async with self._engines.seat(lease, len(prompt), len(sample.tokens)) as engine:
+                if engine is None:
+                    break
+                # Another seed for each segment, far from those of other samples: a seed's random numbers must not be used twice.
+                generation = await self._segment(engine, rid, prompt + sample.tokens, rest, (seed + 1_000_003 * len(sample.tokens)) % 2**31)
+            if generation is None:
+                continue
+            sample.add(generation)
             sample.finished = generation.finish != "abort" or len(sample.tokens) >= params.max_new_tokens or self._stopped(sample, params)
             if not sample.finished:
                 sample.num_interruptions += 1
                 sample.tokens_interrupted += len(generation.tokens)
         if sample.finished and not sample.tokens:
             raise EngineError("engine: a response without a token")
+        if sample.finished:
+            self._engines.finished(len(sample.tokens))
         return sample
 
     async def halt(self, limit_s: float) -> bool:
         """End all generation for good: every running request comes back with its tokens so far, and no other one is sent.
 
-        True once nothing is under way any more; false if the engine did not give everything back within `limit_s` seconds.
+        True once no token is under way any more; false if the engines did not give everything back within `limit_s` seconds.
         """
         self.halted = True
+        self._engines.close()
         deadline = time.monotonic() + limit_s
         while self._num_requests and time.monotonic() < deadline:
-            # Again and again: a request may still have been on its way to the engine when it was paused, or a weight update may
-            # have let it go on.
+            # Again and again: a weight update may have let requests go on.
+            before = self._num_requests
+            self._at_rest.clear()
+            answered = await self._engines.abort(deadline - time.monotonic())
             with contextlib.suppress(TimeoutError):
-                self._at_rest.clear()
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await self._engine.pause("abort")
                 async with asyncio.timeout(min(PAUSE_AGAIN_S, max(0.0, deadline - time.monotonic()))):
                     await self._at_rest.wait()
+            if answered and self._num_requests == before:
+                return True  # these came after the pause, and wait without a token
         return not self._num_requests
 
-    async def _add_segment(self, sample: Sample, rid: str, prompt: list[int], params: SamplingParams, seed: int) -> Generation:
+    async def _segment(self, engine: Engine, rid: str, prompt: list[int], params: SamplingParams, seed: int) -> Generation | None:
+        """One request; None where its server has ended with it. Raises as `sample`."""
+        client, pauses = engine.client, engine.num_pauses
+        assert client is not None, "only servers that run are given out"
         self._num_requests += 1
         try:
-            generation = await self._engine.generate(rid, prompt + sample.tokens, params, seed)
-            sample.add(generation)
-            return generation
+            generation = await client.generate(rid, prompt, params, seed)
+        except BadRequest:
+            raise
+        except EngineError:
+            if await engine.is_lost(client):
+                return None
+            raise
         finally:
             self._num_requests -= 1
             if not self._num_requests:
                 self._at_rest.set()
+        ours = self.halted or engine.num_pauses != pauses or pauses % 2 == 1
+        if generation.finish == "abort" and not ours and not await engine.is_lost(client):
+            raise EngineError(f"engine: gave up a request: {generation.message}")
+        return generation
 
     def _stopped(self, sample: Sample, params: SamplingParams) -> bool:
         text = self._tokenizer.decode(sample.tokens, skip_special_tokens=True)

@@ -1,6 +1,6 @@
-"""Keeps the engine at the newest weights: interrupts generation, loads, lets it go on.
+"""Keeps the engines at the newest weights: fetches what is announced, and has one engine after the other load it.
 
-    announcement --> fetch and verify (generation goes on) --> pause --> load --> continue --> held = version
+    announcement --> fetch and verify (generation goes on) --> permit --> each engine: pause, load, continue --> held = version
 Updates that arrive faster than they can be loaded are skipped: only the newest counts.
 """
 
@@ -8,61 +8,93 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Protocol
 
-from workers.config import Interrupt
 from workers.messages.types import Announcement, Version
-from workers.rollout.engine_client import BadRequest, EngineClient
-from workers.weights.manifest import MANIFEST, WeightsError, verify
+from workers.rollout.engine import Weights
+from workers.rollout.engines import Engines
+from workers.rollout.weight_fetch import WeightsSuperseded
+from workers.weights.manifest import WeightsError
 
 NEWER_S = 10.0
 
 
-class WeightHolder:
-    """What the engine of this worker holds. `changed` is awaited after every change, so that the coordinator knows."""
+async def _nothing_arrives() -> None:
+    pass
 
-    def __init__(self, engine: EngineClient, interrupt: Interrupt, changed: Callable[[], Awaitable[None]],
-                 in_touch: Callable[[], bool] = lambda: True) -> None:
-        """`in_touch`: whether there is a coordinator; without one a version may be gone with the training job that published it."""
-        self.held: Version | None = None
+
+class Fetch(Protocol):
+    """How weights come to this node (weight_fetch.py)."""
+
+    async def fetch(self, announcement: Announcement) -> Path:
+        """Their folder here, complete and verified. Raises `WeightsError`, `WeightsSuperseded`."""
+
+    def permit(self, version: Version) -> AbstractAsyncContextManager[None]:
+        """The time in which this worker's engines load them."""
+
+
+class WeightHolder:
+    """What the engines of this worker are to hold. `changed` is awaited after every change, so that the coordinator knows."""
+
+    def __init__(self, fetch: Fetch, changed: Callable[[], Awaitable[None]], in_touch: Callable[[], bool] = lambda: True) -> None:
+        """`in_touch`: whether there is a coordinator; without one a version may be gone with the training job that published it.
+
+        `newest`: what is on this node; None where newer weights have come by broadcast. `arriving` (to be set) returns once no broadcast is
+        under way."""
         self.fetching: Version | None = None
+        self.newest: Weights | None = None
         self.num_updates = 0
-        self.num_pauses = 0  # beginnings and ends of pauses: odd while one is on
-        self.update_s = 0.0
-        self._engine, self._interrupt, self._changed, self._in_touch = engine, interrupt, changed, in_touch
-        self._newest: Announcement | None = None
+        self.by_broadcast = False  # how the last one came
+        self.arriving: Callable[[], Awaitable[None]] = _nothing_arrives
+        self._lacking = False
+        self._received: Version | None = None
+        self._fetch, self._changed, self._in_touch = fetch, changed, in_touch
+        self._announced: Announcement | None = None
         self._news = asyncio.Event()
-        self._held_something_new = asyncio.Condition()
 
     def announce(self, announcement: Announcement) -> None:
         """Take note of a newer version."""
-        self._newest = announcement
+        self._announced = announcement
         self._news.set()
 
-    async def at_least(self, version: Version) -> None:
-        """Wait until the engine holds `version` or a newer one."""
-        async with self._held_something_new:
-            await self._held_something_new.wait_for(lambda: self.held is not None and self.held >= version)
+    def received(self, version: Version) -> None:
+        """Engines have got `version` by broadcast: what is on this node is outdated."""
+        self.num_updates += 1
+        self._received, self.by_broadcast = version, True
+        if self.newest is not None and self.newest.version < version:
+            self.newest = None
 
-    async def follow(self) -> None:
-        """Load every announced version, newest first, for as long as the worker runs. Raises `WeightsError`, `EngineError`."""
+    def look_again(self) -> None:
+        """An engine lacks the newest weights, and there is nothing on this node that it could load."""
+        self._lacking = True
+        if self._announced is not None:
+            self._news.set()
+
+    async def follow(self, engines: Engines) -> None:
+        """Have every announced version loaded, newest first, for as long as the worker runs. Raises `WeightsError`, `EngineError`."""
         while True:
             await self._news.wait()
             self._news.clear()
-            announcement = self._newest
+            announcement = self._announced
             assert announcement is not None
+            await self.arriving()
+            if engines.held is not None and engines.held >= announcement.version and not self._lacking:
+                continue  # it can be had in more ways now, or has come by broadcast
             try:
-                await self._update(announcement)
+                await self._update(announcement, engines)
+            except WeightsSuperseded as error:
+                print(f"version {announcement.version} is skipped: {error}", flush=True)
             except WeightsError as error:
                 # The publisher may have removed it because there is a newer one, of which we hear in a moment: then take that. It may be
                 # gone itself: then the next training job will publish another one. Otherwise it is an error.
-                is_newest = self._newest is announcement and not (_is_gone(announcement) and await self._newer_comes())
+                is_newest = self._announced is announcement and not await self._newer_comes()
                 if is_newest and self._in_touch():
                     raise
                 print(f"warning: version {announcement.version} is skipped: {error}", flush=True)
-                self.fetching = None
+            self.fetching = None
 
     async def _newer_comes(self) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -70,30 +102,15 @@ class WeightHolder:
                 await self._news.wait()
         return self._news.is_set()
 
-    async def _update(self, announcement: Announcement) -> None:
-        folder = Path(announcement.folder)
-        self.fetching = announcement.version
+    async def _update(self, announcement: Announcement, engines: Engines) -> None:
+        self._lacking = False
+        version = self.fetching = announcement.version
         await self._changed()
-        await asyncio.to_thread(verify, folder, announcement.version, announcement.digest)
-        started = time.monotonic()
-        self.num_pauses += 1
-        await self._engine.pause(self._interrupt.value)
-        try:
-            await self._engine.update_weights(folder, announcement.version, flush_cache=self._interrupt is not Interrupt.in_place)
-        except BadRequest as error:
-            if _is_gone(announcement):
-                raise WeightsError(f"{folder}: version {announcement.version} was removed before it was loaded") from error
-            raise
-        finally:
-            await self._engine.resume()
-            self.num_pauses += 1
-        self.update_s += time.monotonic() - started
-        self.num_updates += 1
-        self.held, self.fetching = announcement.version, None
-        async with self._held_something_new:
-            self._held_something_new.notify_all()
-        await self._changed()
-
-
-def _is_gone(announcement: Announcement) -> bool:
-    return not (Path(announcement.folder) / MANIFEST).exists()
+        folder = await self._fetch.fetch(announcement)
+        if self._received is None or version >= self._received:
+            self.newest = Weights(version, folder)
+        async with self._fetch.permit(version):
+            await engines.catch_up()
+            self.num_updates += 1
+            self.fetching, self.by_broadcast = None, False
+            await self._changed()

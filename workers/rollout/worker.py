@@ -1,18 +1,17 @@
 """The rollout worker: generates without ever waiting for training.
 
-    coordinator --Leases--> one task a lease: wait for the lease's version, run the workflow --> results --> coordinator
-    coordinator --version-> weight holder: pause, load, continue (tokens so far are kept)
-    engine (child process) <--HTTP-- sampler          reward pool (child processes) <--pipes-- workflow
+    coordinator --Leases--> one task a lease: run the workflow --> results --> coordinator
+    coordinator --version-> weight holder: fetch; then engine by engine: pause, load, continue (tokens so far are kept)
+    engines (child processes) <--HTTP-- sampler          reward pool (child processes) <--pipes-- workflow
 
-Who waits for whom: nothing here waits for training; leases wait for their version only (lease_runner.py). Whatever ends
-first (the run, the engine, the coordinator, a signal) ends all the rest, in `work`. While no coordinator is in touch the
+Who waits for whom: nothing here waits for training; leases wait for an engine with their version and room for them (engines.py). Whatever
+ends first (the run, an engine for good, the coordinator, a signal) ends all the rest, in `work`. While no coordinator is in touch the
 worker finishes what it runs, keeps the results, and hands them to the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from workers.config import ClusterKind, Config
+from workers.messages.broadcasts import Broadcast, BroadcastRefused, JoinUpdateGroup, LeaveUpdateGroup, PrepareBroadcast
 from workers.messages.types import (
     Acknowledged,
     Announcement,
@@ -28,10 +28,11 @@ from workers.messages.types import (
     Heartbeat,
     HeldLease,
     Leases,
+    LoadGranted,
     Message,
     Refused,
     Role,
-    Version,
+    Sources,
     Welcome,
     WorkerFailed,
     WorkerStatus,
@@ -40,11 +41,13 @@ from workers.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
 from workers.reward.pool import RewardPool
 from workers.rollout.drain import Holdings
 from workers.rollout.endings import Ending, Told, WorkerEnded, drain_limit_s, listen, slurm_job
-from workers.rollout.engine_client import EngineClient, EngineError
-from workers.rollout.lease_runner import ENGINE_EXIT_S, LeaseRunner
+from workers.rollout.engines import Engines
+from workers.rollout.lease_runner import LeaseRunner
+from workers.rollout.replica import spawner
 from workers.rollout.results import Results
 from workers.rollout.sampler import Sampler
-from workers.rollout.servers.process import ServerProcess
+from workers.rollout.weight_fetch import WeightFetch
+from workers.rollout.weight_group import GroupMember, membership
 from workers.rollout.weight_updates import WeightHolder
 from workers.rollout.workflows.single_turn import SingleTurn
 from workers.rundir import RunFolder
@@ -53,16 +56,15 @@ from workers.transport.peer import START_TIMEOUT_S, Peer
 
 
 class RolloutWorker:
-    """One replica: an engine, a reward pool, and the leases it holds."""
+    """One replica: its engines, a reward pool, and the leases it holds."""
 
     def __init__(self, run: RunFolder, config: Config) -> None:
         self.run, self.config = run, config
         self._on_slurm = config.cluster.kind is ClusterKind.slurm
-        size = config.workflow.group_size
-        # Half as much again as there are slots: the engine always has a request at hand when one ends.
-        self._capacity = max(size, config.engine.num_slots * 3 // 2 // size * size)
-        self._newest: Announcement | None = None
-        self._holder: WeightHolder | None = None
+        self._fetch: WeightFetch
+        self._holder: WeightHolder
+        self._engines: Engines | None = None
+        self._member: GroupMember | None = None
         self._rewards: RewardPool | None = None
         self._peer: Peer | None = None
         self._holdings: Holdings | None = None
@@ -77,9 +79,11 @@ class RolloutWorker:
         """Work until the run is over, or until told to leave. Raises `WorkerEnded`, `CoordinatorLost` or what broke."""
         idle_s = self.config.rollout.max_idle_minutes * 60
         self._told = told = listen(self.config.cluster)
+        self._fetch = fetch = WeightFetch(self.run, self.config, self._send, self._trainer_lives)
+        self._holder = WeightHolder(fetch, self._beat, self._trainer_lives)
         self._peer = peer = Peer(
             self.run, self.config.transport, Role.rollout, idle_s, heartbeat=self._heartbeat, on_message=self._on_message,
-            on_announcement=self._on_announcement, leases=self._held, job=slurm_job(), follows=self._on_slurm,
+            on_announcement=self._on_announcement, leases=self._held, job=slurm_job(), serves=fetch.endpoint, follows=self._on_slurm,
             start_timeout_s=idle_s if self._on_slurm else START_TIMEOUT_S)
         self._holdings = holdings = Holdings(self.run, Results(peer))
         told.add_done_callback(lambda _: holdings.closing())
@@ -102,6 +106,7 @@ class RolloutWorker:
         finally:
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
+            await fetch.close()
             await peer.leave()
 
     async def _work(self, peer: Peer, holdings: Holdings, told: asyncio.Future[Told]) -> Ending | BaseException:
@@ -146,46 +151,46 @@ class RolloutWorker:
         return Ending("drained", told.reason, told.signal)
 
     async def _operate(self, peer: Peer, holdings: Holdings) -> None:
-        """Run engine, reward pool and leases until one of them breaks."""
-        config, model = self.config, Path(self.config.model.path)
-        server = ServerProcess(config.engine, model, self.run.jobs / f"engine-{slurm_job() or os.getpid()}.log")
-        engine: EngineClient | None = None
-        try:
-            engine = await server.start(Version(0, 0))
-            self._holder = holder = WeightHolder(engine, config.engine.interrupt, peer.beat, lambda: peer.in_touch or not self._on_slurm)
-            if self._newest is not None:
-                holder.announce(self._newest)
-            async with RewardPool(config.reward) as self._rewards:
-                sampler = Sampler(engine, Tokenizer.from_file(str(model / "tokenizer.json")), lambda: holder.num_pauses)
-                workflow = SingleTurn(sampler, self._rewards, config.workflow, config.reward, config.engine.context_length)
-                leases = LeaseRunner(holdings.results, workflow, holder, server)
-                holdings.sampler, holdings.leases = sampler, leases
-                await peer.beat()  # there is capacity now
-                try:
-                    await self._serve_leases(server, holder, leases)
-                finally:
-                    await leases.abandon()
-        finally:
-            if engine is not None:
-                await engine.close()
-            await server.stop()
+        """Run engines, reward pool and leases until one of them breaks."""
+        config, holder = self.config, self._holder
+        self._engines = engines = Engines(config, spawner(self.run, config), lambda: holder.newest, self._changed)
+        self._member = member = membership(config, engines.engines, holder, self._send)
+        sampler = Sampler(engines, Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json")))
+        async with RewardPool(config.reward) as self._rewards:
+            workflow = SingleTurn(sampler, self._rewards, config.workflow, config.reward, config.engine.context_length)
+            leases = LeaseRunner(holdings.results, workflow, engines)
+            holdings.sampler, holdings.leases = sampler, leases
 
-    async def _serve_leases(self, server: ServerProcess, holder: WeightHolder, leases: LeaseRunner) -> None:
-        async def lease_breaks() -> None:
-            await leases.broken
+            async def lease_breaks() -> None:
+                await leases.broken
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for part in (holder.follow(), self._engine_exits(server), lease_breaks()):
-                    tasks.create_task(part)
-        except* EngineError as errors:
-            # What failed was a call to the engine; if that is because the engine died, its death is the cause.
-            if (how := await server.exited_within(ENGINE_EXIT_S)) is not None:
-                raise WorkerEnded(how) from errors
-            raise
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for part in (engines.live(), holder.follow(engines), lease_breaks()):
+                        tasks.create_task(part)
+                    if member is not None:
+                        holder.arriving = member.arriving
+                        tasks.create_task(member.live())
+            finally:
+                await leases.abandon()
 
-    async def _engine_exits(self, server: ServerProcess) -> None:
-        raise WorkerEnded(await server.exited())
+    async def _changed(self) -> None:
+        """What the engines hold has changed, or whether they take work."""
+        if self._member is not None:
+            self._member.look()
+        await self._beat()
+
+    def _trainer_lives(self) -> bool:
+        """Whether the training job is there, as far as anybody knows; on one machine the run ends without it."""
+        return self.in_touch or not self._on_slurm
+
+    async def _send(self, message: Message) -> None:
+        if self._peer is not None:
+            await self._peer.send(message)
+
+    async def _beat(self) -> None:
+        if self._peer is not None:
+            await self._peer.beat()
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -204,6 +209,10 @@ class RolloutWorker:
                     leases.give_up((message.group_id, message.attempt))
             case Drain():
                 self._tell(message.reason)
+            case Sources() | LoadGranted():
+                self._fetch.take(message)
+            case JoinUpdateGroup() | LeaveUpdateGroup() | PrepareBroadcast() | Broadcast() | BroadcastRefused() if self._member is not None:
+                self._member.take(message)
             case Refused():
                 print(f"the coordinator refused a message: {message.reason}", flush=True)
 
@@ -212,9 +221,8 @@ class RolloutWorker:
             self._told.set_result(Told(reason, drain_limit_s(self.config.cluster, None)))
 
     def _on_announcement(self, announcement: Announcement) -> None:
-        self._newest = announcement
-        if self._holder is not None:
-            self._holder.announce(announcement)
+        self._fetch.announced(announcement)
+        self._holder.announce(announcement)
 
     # -- heartbeat -----------------------------------------------------------------------------------------------------
 
@@ -225,14 +233,24 @@ class RolloutWorker:
         return running + self._holdings.results.held()
 
     def _heartbeat(self) -> Heartbeat:
-        holder, rewards, leases = self._holder, self._rewards, self._holdings.leases if self._holdings else None
-        if holder is None or leases is None:
-            return Heartbeat(None, None, WorkerStatus(waiting_for="its engine to start"), leases=self._held())
+        holder, fetch, engines, rewards, leases = (
+            self._holder, self._fetch, self._engines, self._rewards, self._holdings.leases if self._holdings else None)
+        if engines is None or leases is None:
+            return Heartbeat(None, holder.fetching, WorkerStatus(waiting_for="its start"), leases=self._held())
         leaving = self._told is not None and self._told.done()
-        waiting = "its results to be taken" if leaving else "weights" if holder.held is None else "" if leases.num_running else "leases"
         status = WorkerStatus(
-            waiting_for=waiting, num_running=leases.num_running, tokens_generated=leases.tokens_generated,
-            tokens_interrupted=leases.tokens_interrupted, num_updates=holder.num_updates, update_s=holder.update_s, idle_s=leases.idle_s,
+            waiting_for="its results to be taken" if leaving else self._waiting_for(engines, leases),
+            num_running=leases.num_running, tokens_generated=leases.tokens_generated, tokens_interrupted=leases.tokens_interrupted,
+            num_updates=holder.num_updates, update_s=engines.mean("update_s"), pause_s=engines.mean("pause_s"), load_s=engines.mean("load_s"),
+            num_restarts=sum(engine.num_restarts for engine in engines.engines), fetch_s=fetch.fetch_s,
+            weights_via="nccl" if holder.by_broadcast else fetch.via,
+            fetch_bytes=fetch.fetch_bytes, num_fallbacks=fetch.num_fallbacks, num_refetched=fetch.num_refetched, idle_s=leases.idle_s,
             reward_busy_s=rewards.busy_s if rewards else 0.0, rewards_killed=rewards.num_killed if rewards else 0,
             rewards_failed=rewards.num_failed if rewards else 0)
-        return Heartbeat(holder.held, holder.fetching, status, 0 if leaving else self._capacity, self._held())
+        return Heartbeat(engines.held, holder.fetching, status, 0 if leaving else engines.capacity, self._held(), engines.tokens_in_flight,
+                         self._member.ranks if self._member is not None and not leaving else 0)
+
+    def _waiting_for(self, engines: Engines, leases: LeaseRunner) -> str:
+        if engines.waiting_for or self._fetch.waiting_for:
+            return engines.waiting_for or self._fetch.waiting_for
+        return "weights" if engines.held is None else "" if leases.num_running else "leases"

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import NamedTuple
 
 from workers.trainer.megatron.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
@@ -14,44 +15,68 @@ from workers.trainer.megatron.engine import MegatronEngine
 Files = dict[str, tuple[int, str]]
 
 
-class Background:
-    """At most one piece of work; how it ends is learnt from `end`. The thread ends with the process."""
+LEAVE_S = 1.0
+"""How long a rank that leaves waits for work that nobody needs any more: less than link.GRACE_S."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._future: Future[None] | None = None
+
+class Work(NamedTuple):
+    """A piece of work, the thread that does it and what becomes of it."""
+
+    thread: threading.Thread
+    outcome: Future[None]
+
+
+class Background:
+    """At most one piece of work; how it ends is learnt from `end`. `ended` is called in its thread after each.
+
+    A process that leaves in order waits for its threads, with `end` or `abandon`: one that is inside of torch when the interpreter is
+    taken down aborts the process.
+    """
+
+    def __init__(self, name: str, ended: Callable[[], None] = lambda: None) -> None:
+        self._name, self._ended = name, ended
+        self._work: Work | None = None
 
     @property
     def busy(self) -> bool:
         """Whether work goes on."""
-        return self._future is not None and not self._future.done()
+        return self._work is not None and not self._work.outcome.done()
 
     def start(self, work: Callable[[], None]) -> None:
         """Begin `work`; how the one before has ended must be known."""
-        assert self._future is None
-        future = self._future = Future()
+        assert self._work is None
+        outcome: Future[None] = Future()
 
         def run() -> None:
             try:
                 work()
             except BaseException as error:  # noqa: BLE001 -- raised again where the end is asked for
-                future.set_exception(error)
+                outcome.set_exception(error)
             else:
-                future.set_result(None)
+                outcome.set_result(None)
+            self._ended()
 
-        threading.Thread(target=run, name=self._name, daemon=True).start()
+        self._work = Work(threading.Thread(target=run, name=self._name, daemon=True), outcome)
+        self._work.thread.start()
 
     def end(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the work, for `timeout_s` at most; false if it still goes on. Raises, once, what the work has raised."""
-        if self._future is None:
+        if self._work is None:
             return True
         with contextlib.suppress(TimeoutError):
-            self._future.exception(timeout_s)
-        if not self._future.done():
+            self._work.outcome.exception(timeout_s)
+        if not self._work.outcome.done():
             return False
-        future, self._future = self._future, None
-        future.result()
+        work, self._work = self._work, None
+        work.thread.join()
+        work.outcome.result()
         return True
+
+    def abandon(self, timeout_s: float) -> None:
+        """Wait for the end of the work, for `timeout_s` at most; how it ends is asked no more."""
+        if self._work is not None:
+            self._work.thread.join(timeout_s)
+            self._work = None
 
 
 class PartSaver:

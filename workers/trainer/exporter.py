@@ -19,17 +19,17 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from workers.checkpoints import Fenced
+from workers.checkpoints import check_epoch
 from workers.config import Config
 from workers.files import sync
 from workers.messages.types import Version
 from workers.rundir import RunFolder
-from workers.trainer.background import Background
+from workers.trainer.background import LEAVE_S, Background
 from workers.trainer.megatron.model import DTYPES
 from workers.trainer.ranks import IDLE_S, Ranks, StillThere
 from workers.weights.architecture import Architecture, ModelError, check_tensors
 from workers.weights.manifest import WeightsError, make_manifest
-from workers.weights.publisher import write_hf_folder
+from workers.weights.shards import write_hf_folder
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json")
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]
@@ -41,7 +41,7 @@ class Exporter:
     def __init__(self, run: RunFolder, config: Config, ranks: Ranks, architecture: Architecture, weights: Weights) -> None:
         self._run, self._ranks, self._architecture, self._weights = run, ranks, architecture, weights
         self._every, self._keep = config.trainer.export_every_steps, config.trainer.export_keep
-        self._model, self._dtype = Path(config.model.path), DTYPES[config.trainer.dtype]
+        self._model, self._dtype = Path(config.model.path), config.trainer.dtype
         self._verifying = Background("export")
         self._stood_s = 0.0
 
@@ -64,6 +64,10 @@ class Exporter:
         """Write the trained model, and return when it is verified. Raises WeightsError, OSError, `Fenced`."""
         self._look(wait=True)
         self._publish(self._run.final_model, version, self._write(self._run.final_model))
+
+    def abandon(self) -> None:
+        """This process leaves: what is still being verified is of no use."""
+        self._verifying.abandon(LEAVE_S)
 
     def take_metrics(self) -> dict[str, float]:
         """Seconds that training stood still for exports since this was last asked."""
@@ -93,7 +97,7 @@ class Exporter:
 
         def hashed() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in tensors:
-                kept = tensor.detach().to("cpu", self._dtype).contiguous()
+                kept = tensor.detach().to("cpu", DTYPES[self._dtype]).contiguous()
                 digests[name] = _digest(kept)
                 yield name, kept
 
@@ -113,12 +117,11 @@ class Exporter:
     def _publish(self, folder: Path, version: Version, digests: dict[str, str]) -> None:
         aside = _aside(folder)
         with _removed_on_failure(aside):
-            verify(aside, self._architecture, self._dtype, digests)
+            verify(aside, self._architecture, DTYPES[self._dtype], digests)
             make_manifest(aside, version)
             for path in (*aside.iterdir(), aside):
                 sync(path)
-            if self._run.newest_epoch() != version.epoch:
-                raise Fenced(f"export of {version}: epoch {self._run.newest_epoch()} has begun, this one may publish nothing any more")
+            check_epoch(self._run, version, "export of")
             shutil.rmtree(folder, ignore_errors=True)  # of a lineage that is lost
             aside.rename(folder)
         sync(folder.parent)

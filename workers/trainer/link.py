@@ -2,13 +2,15 @@
 the main thread computes.
 
     main thread   ask(step)          --BatchRequest-->   coordinator   --Batch--> kept, until next_batch(step) takes it
-                  step_finished(...) --StepFinished-->                 --VersionsNeeded--> kept: `needed`
+                  step_finished(...) --StepFinished-->                 --VersionsNeeded--> kept: `needed`; --FallbackWanted--> `fallbacks`
                   save(...)          --CheckpointRequest-->            --CheckpointPart--> returns
     link thread   heartbeats, Drain, Finish, the coordinator's exit
 
-The batch of the next step is asked for while this one is computed. `next_batch` waits until it, the end of the run or a reason to leave
-arrives; `headway status` shows why it waits. With several copies of the model, this link carries the share of rank 0's. When the run
-ends early, the main thread gets `GRACE_S` seconds to return; then the process exits under it: there is nothing to save.
+The batch of the next step is asked for while this one is computed. Versions are announced by another thread, perhaps when training has
+gone on already: the coordinator is asked for a batch no sooner than it may be (`ask`). `next_batch` waits until the batch, the end of
+the run or a reason to leave arrives; `headway status` shows why it waits. With several copies of the model, this link carries the share
+of rank 0's. When the run ends early, the main thread gets `GRACE_S` seconds to return; then the process exits under it: there is
+nothing to save.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers.config import ClusterKind, Config
+from workers.messages.broadcasts import Broadcast, BroadcastRefused, LeaveUpdateGroup, OpenUpdateGroup
 from workers.messages.types import (
     Announcement,
     Batch,
@@ -33,9 +36,11 @@ from workers.messages.types import (
     CheckpointPart,
     CheckpointRequest,
     Drain,
+    FallbackWanted,
     Heartbeat,
     Message,
     Refused,
+    Republished,
     Role,
     StepFinished,
     Version,
@@ -45,6 +50,7 @@ from workers.messages.types import (
 from workers.processes import OUT_OF_TIME, PARENT_DIED, TOLD_TO_END, describe_exit, first_cause
 from workers.rundir import RunFolder
 from workers.signals import Signals
+from workers.trainer.asking import Asking
 from workers.trainer.inbox import Inbox, Received
 from workers.transport.peer import Peer
 
@@ -65,7 +71,8 @@ class CoordinatorLink:
     """Starts the coordinator, registers the trainer, and carries batches and versions.
 
     `crashed` is told, once and from any thread, why this incarnation fails; `checkpoint` is the folder to go on from. `num_shares`: into
-    how many shares batches are divided. `needed`: published versions older than this are fetched by nobody.
+    how many shares batches are divided. `needed`: published versions older than this are fetched by nobody. `fallbacks`: transports by which a
+    worker cannot get weights, and why.
     """
 
     def __init__(self, run: RunFolder, config: Config, epoch: int, checkpoint: Path | None, signals: Signals,
@@ -75,7 +82,9 @@ class CoordinatorLink:
         self._replaceable = config.cluster.kind is ClusterKind.slurm
         self.num_shares = 1
         self.needed: Version | None = None
-        self._asked = -1
+        self.fallbacks: dict[str, str] = {}
+        self.on_broadcast: Callable[[Message], None] = lambda message: None
+        self._asking, self._telling = Asking(), threading.Lock()
         self._batches: Inbox[Received | None] = Inbox()
         self._parts: Inbox[CheckpointPart] = Inbox()
         self._left, self._told = threading.Event(), threading.Event()
@@ -114,29 +123,48 @@ class CoordinatorLink:
             self._drain(TOLD_TO_END)
         return self._drain_reason
 
-    def ask(self, step: int) -> None:
-        """Ask for the batch of `step`, once."""
-        if step > self._asked:
-            self._asked = step
+    def ask(self, step: int, announced: int) -> None:
+        """Ask for the batch of `step`, once, as soon as the version `announced` is (asking.py)."""
+        with self._telling:
+            self._ask(self._asking.want(step, announced))
+
+    def _ask(self, steps: list[int]) -> None:
+        for step in steps:
             self._send(BatchRequest(step, 0, self.num_shares))
 
     def next_batch(self, step: int, timeout_s: float | None = None) -> Received | None:
-        """Rank 0's share of the batch of `step`; waits for it, or for `timeout_s` and returns None. Raises `RunEnded`, `DrainRequested`."""
-        self.ask(step)
+        """Rank 0's share of the batch of `step`; waits for it, or returns None after `timeout_s`, or when there is something else to be looked
+        at (`wake`). Raises `RunEnded`, `DrainRequested`."""
+        self.ask(step, step)
         while True:
             if self._drain_reason:
                 raise DrainRequested(self._drain_reason)
             try:
                 item = self._batches.take(timeout_s)
             except queue.Empty:
-                self._asked = -1  # to be asked for again: request or answer may have been lost with a connection
+                with self._telling:
+                    self._asking.again()  # request or answer may have been lost with a connection
                 return None
-            if item is not None and item.batch.step == step:
+            if item is None or item.batch.step == step:
                 return item
 
+    def wake(self) -> None:
+        """Have `next_batch` return, now or when it is called next. From any thread."""
+        self._batches.put(None)
+
     def step_finished(self, announcement: Announcement, metrics: dict[str, float]) -> None:
-        """Tell that new weights are published."""
-        self._send(StepFinished(announcement, metrics))
+        """Tell that new weights are published. From any thread."""
+        with self._telling:
+            self._send(StepFinished(announcement, metrics))
+            self._ask(self._asking.announced(announcement.version.step))
+
+    def republished(self, announcement: Announcement) -> None:
+        """Tell that the last version can be had in more ways. From any thread."""
+        self._send(Republished(announcement))
+
+    def say(self, message: Message) -> None:
+        """Tell the coordinator something about broadcasts of weights; it answers `on_broadcast`. From any thread."""
+        self._send(message)
 
     def save(self, step: int, folder: Path, final: bool) -> None:
         """Have the coordinator write its part of the checkpoint of `step` into `folder`. Raises `RunEnded`; TimeoutError after `SAVE_S`."""
@@ -184,7 +212,7 @@ class CoordinatorLink:
     def _drain(self, reason: str) -> None:
         self._drain_reason = self._drain_reason or reason
         self._told.set()
-        self._batches.put(None)  # wakes whoever waits
+        self.wake()
 
     # -- link thread ---------------------------------------------------------------------------------------------------
 
@@ -230,6 +258,11 @@ class CoordinatorLink:
             self._parts.put(message)
         elif isinstance(message, VersionsNeeded):
             self.needed = message.oldest
+        elif isinstance(message, FallbackWanted):
+            self.fallbacks[message.transport] = message.cause
+            self.wake()
+        elif isinstance(message, OpenUpdateGroup | LeaveUpdateGroup | Broadcast | BroadcastRefused):
+            self.on_broadcast(message)
         elif isinstance(message, Drain):
             self._drain(message.reason)
         elif isinstance(message, Refused):

@@ -1,7 +1,7 @@
 """The ranks of one training element: how they find each other, and what rank 0 tells the others.
 
     rank 0      claims the epoch --> rendezvous/ranks.<job>.<restarts>.json (address, port, checkpoint) --> the others join
-    rank 0      TrainStep | WriteWeights | MeasureHeldout | CheckpointRequest | Finish --broadcast of some bytes--> rank r: does its part
+    rank 0      TrainStep | PublishWeights | CheckpointRequest | ... | Finish --broadcast of some bytes--> rank r: does its part
     coordinator Batch (a share for each copy of the model) --> the copy's leader (share_link.py) --broadcast in the copy--> its other ranks
 
 A rank that dies ends the element: srun kills the others (--kill-on-bad-exit), and so would their broken connections.
@@ -20,17 +20,19 @@ from workers import checkpoints
 from workers.config import Config
 from workers.files import write_once
 from workers.messages.codec import Decoder, pack
-from workers.messages.types import Batch, CheckpointRequest, Finish
+from workers.messages.types import Batch, CheckpointRequest, Finish, Version
 from workers.rundir import RunFolder
 from workers.signals import Signals
 from workers.slurm import Place
-from workers.trainer.background import PartSaver
+from workers.trainer.background import LEAVE_S, PartSaver
 from workers.trainer.heldout import HeldoutExamples
 from workers.trainer.link import RunEnded
 from workers.trainer.megatron import collectives, process_group
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.gang import Gang
 from workers.trainer.megatron.stop import StepAbandoned
+from workers.trainer.publishing import PublishWeights, RankPublisher, ShareWeights
+from workers.trainer.selftest import SelfTest, SelfTestFailed
 from workers.trainer.share_link import ShareLink
 from workers.trainer.train_batch import train_batch
 from workers.transport.interface import address_of, interface_of
@@ -60,7 +62,7 @@ class TrainStep(msgspec.Struct, frozen=True, tag=True):
 
 
 class WriteWeights(msgspec.Struct, frozen=True, tag=True):
-    """Give rank 0 the weights, to publish or to export."""
+    """Give rank 0 the weights, to export."""
 
 
 class MeasureHeldout(msgspec.Struct, frozen=True, tag=True):
@@ -71,7 +73,7 @@ class StillThere(msgspec.Struct, frozen=True, tag=True):
     """Nothing to do yet."""
 
 
-Order = TrainStep | WriteWeights | MeasureHeldout | StillThere | CheckpointRequest | Finish
+Order = TrainStep | PublishWeights | ShareWeights | WriteWeights | MeasureHeldout | StillThere | CheckpointRequest | Finish
 
 
 class Ranks:
@@ -131,7 +133,10 @@ class Follower:
         self._engine = MegatronEngine(config, Path(config.model.path), gang)
         if meeting.checkpoint:
             self._engine.load_state(Path(meeting.checkpoint) / checkpoints.TRAINER)
+        begins_with = Version(meeting.epoch, self._engine.num_steps)
+        self._self_test = SelfTest(config, self._engine.architecture, begins_with, lambda _: None)  # rank 0 tells
         self._heldout = HeldoutExamples(config, self._engine) if config.supervised else None
+        self._publisher = None if config.supervised else RankPublisher(run, config, self._engine, meeting.epoch)
         self._saver = PartSaver(self._engine, config.checkpoint.background)
         self._link: ShareLink | None = None
         if process_group.is_leader():
@@ -141,9 +146,17 @@ class Follower:
     def live(self) -> str:
         """Do what rank 0 says until it says Finish, or the run ends; returns the cause."""
         try:
-            return self._follow()
+            cause = self._follow()
         except RunEnded as end:
-            return str(end)
+            cause = str(end)
+        finally:
+            if self._publisher is not None:
+                self._publisher.close()
+        if self._link is not None:
+            self._link.close(cause)
+        self._saver.writing.abandon(LEAVE_S)
+        self._engine.close()
+        return cause
 
     def _follow(self) -> str:
         decoder = msgspec.msgpack.Decoder(Order)
@@ -152,6 +165,10 @@ class Follower:
             match order:
                 case TrainStep():
                     self._train(order.step)
+                case PublishWeights() if self._publisher is not None:
+                    self._publisher.publish(order)
+                case ShareWeights() if self._publisher is not None:
+                    self._publisher.share(order)
                 case WriteWeights():
                     for _ in self._engine.iter_hf_tensors():
                         pass
@@ -160,8 +177,6 @@ class Follower:
                 case CheckpointRequest():
                     self._saver.follow(Path(order.folder) / checkpoints.TRAINER, order.final)
                 case Finish():
-                    if self._link is not None:
-                        self._link.close(order.cause)
                     return order.cause
 
     def _train(self, step: int) -> None:
@@ -169,8 +184,8 @@ class Follower:
         if self._link is not None:
             share = self._link.fetch(step)
             self._link.ask(step + 1)  # it comes once rank 0 has asked, too
-        with contextlib.suppress(StepAbandoned):  # rank 0 has it too, and says what follows
-            train_batch(self._engine, self._config, spread_in_copy(share), lambda: self._signals.received is not None)
+        with contextlib.suppress(StepAbandoned, SelfTestFailed):  # rank 0 has it too, and says what follows
+            train_batch(self._engine, self._config, spread_in_copy(share), lambda: self._signals.received is not None, self._self_test)
 
 
 def _meeting_file(run: RunFolder, element: Place) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from workers import checkpoints
@@ -18,7 +19,7 @@ from workers.checkpoints import Checkpoint, Retention
 from workers.config import Config
 from workers.messages.types import CheckpointRequest, Version
 from workers.rundir import RunFolder
-from workers.trainer.background import Files, PartSaver
+from workers.trainer.background import LEAVE_S, Files, PartSaver
 from workers.trainer.link import CoordinatorLink
 from workers.trainer.megatron.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
@@ -26,15 +27,16 @@ from workers.trainer.ranks import IDLE_S, Ranks, StillThere
 
 
 class RunSaver:
-    """Rank 0's; `version` is the one that this incarnation begins with."""
+    """Rank 0's; `version` is the one that this incarnation begins with. `settle` returns when the coordinator is at the same step as training."""
 
     def __init__(self, run: RunFolder, config: Config, link: CoordinatorLink, ranks: Ranks, engine: MegatronEngine, version: Version,
-                 restored: Checkpoint | None) -> None:
+                 restored: Checkpoint | None, settle: Callable[[], None] = lambda: None) -> None:
         self._run, self._config, self._link, self._ranks = run, config, link, ranks
         self._parts = PartSaver(engine, config.checkpoint.background)
         self._retention = Retention(config.checkpoint.keep, config.checkpoint.keep_best, config.evaluation.every_steps,
                                     restored.version if restored else None)
         self._saved_at, self._saved_step = time.monotonic(), version.step
+        self._settle = settle
         self._version, self._folder = version, run.checkpoints / f".{version}.tmp"  # of the one that is being written
         self._stood_s = self._waited_s = 0.0
 
@@ -78,6 +80,10 @@ class RunSaver:
             self._give_up(error)
         self._waited_s += time.monotonic() - started
 
+    def abandon(self) -> None:
+        """This process leaves: what is still being written is of no use."""
+        self._parts.writing.abandon(LEAVE_S)
+
     def take_metrics(self) -> dict[str, float]:
         """Seconds that training stood still for checkpoints since this was last asked, and of those the ones spent waiting for the one before."""
         metrics = {"checkpoint_s": self._stood_s, "checkpoint_wait_s": self._waited_s}
@@ -87,6 +93,7 @@ class RunSaver:
     def _save(self, version: Version, final: bool) -> None:
         """The checkpoint of `version`: the coordinator's part and every rank's, published as one."""
         self.wait()
+        self._settle()
         self._version = version
         folder = self._folder = checkpoints.begin(self._run, version)
         self._link.save(version.step, folder, final)

@@ -13,6 +13,7 @@ from workers.messages.groups import head_step, samples
 from workers.messages.types import Batch, Group
 from workers.trainer.batch import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.selftest import SelfTest
 
 
 def to_train_group(group: Group) -> TrainGroup:
@@ -38,9 +39,10 @@ def compute_advantages(kind: Advantage, groups: list[TrainGroup], rewards: np.nd
     return [normed[first : first + group.num_samples] for first, group in zip(firsts, groups, strict=True)]
 
 
-def train_batch(engine: MegatronEngine, config: Config, share: Batch, stop_requested: Callable[[], bool]) -> dict[str, float]:
-    """Train on a batch of which `share` is this copy's; returns the metrics. Raises `StepAbandoned` where a stop came in time."""
+def train_batch(engine: MegatronEngine, config: Config, share: Batch, stop_requested: Callable[[], bool], self_test: SelfTest) -> dict[str, float]:
+    """Train on a batch of which `share` is this copy's; returns the metrics. Raises, with everything as it was before: `StepAbandoned` where a
+    stop came in time, `SelfTestFailed` where the engines' log-probs are not the trainer's."""
     groups = [to_train_group(group) for group in share.groups]
     advantages = None if config.supervised or config.algorithm.critic else compute_advantages(
         config.algorithm.advantage, groups, np.asarray(share.rewards, np.float32), share.first_rewards)
-    return engine.train_step(groups, share.minibatches, None, advantages, stop_requested)
+    return engine.train_step(groups, share.minibatches, None, advantages, stop_requested, self_test.comparison(share, groups))

@@ -1,12 +1,14 @@
 """The trainer's process: updates the model whenever a batch is there.
 
-    coordinator (child process) --Batch--> groups -> advantages -> engine.train_step -> publish -> StepFinished --> v + 1
-                                                     (proximal log-probs, PPO minibatches)    |
-                                            rollout workers <--read-- published weights <-----+
+    coordinator (child process) --Batch--> groups -> advantages -> engine.train_step -> copy the weights -> next step
+                                                     (proximal log-probs, PPO minibatches)  |
+                          rollout workers <--fetch-- digests, announced: StepFinished <-----+ a thread (announcer.py, publishing.py)
                                             checkpoints/ <-- state of trainer and coordinator, when due and before leaving
 
 Who waits for whom: the trainer waits for the batch only, and asks for the next one while it computes; rollouts go on while it computes and
-publishes. With several ranks, rank 0 does all this, and tells the others (ranks.py) what to do; their batches come from the coordinator.
+publishes. The next step begins while the last version is still being published; the version after that, checkpoints, exports and leaving
+wait until it is announced. With several ranks, rank 0 does all this, and tells the others (ranks.py) what to do; their batches come from the
+coordinator.
 
 A supervised run (`run.kind=supervised`) has no rollouts: nothing is published, and the held-out loss is measured here when it is due.
 """
@@ -16,26 +18,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from workers.checkpoints import Checkpoint, Fenced
-from workers.config import Config
+from workers.checkpoints import Checkpoint, Fenced, check_epoch
+from workers.config import Config, Transport
 from workers.messages.types import Announcement, Finish, Version
 from workers.rundir import RunFolder
+from workers.trainer.announcer import Announcer
 from workers.trainer.exporter import Exporter
 from workers.trainer.heldout import HeldoutExamples
 from workers.trainer.inbox import Received
 from workers.trainer.link import CoordinatorLink, DrainRequested, RunEnded
 from workers.trainer.megatron import process_group
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.megatron.model import DTYPES
 from workers.trainer.megatron.stop import StepAbandoned
+from workers.trainer.publishing import RankPublisher
 from workers.trainer.ranks import IDLE_S, MeasureHeldout, Order, Ranks, StillThere, TrainStep, WriteWeights, spread_in_copy
 from workers.trainer.run_saver import RunSaver
+from workers.trainer.selftest import SelfTest, SelfTestFailed
 from workers.trainer.train_batch import train_batch
-from workers.weights.publisher import Publisher
+from workers.trainer.weight_group import WeightGroup
 
 NOWHERE = "not published"
 
@@ -63,20 +68,35 @@ class TrainerWorker:
             self._engine.load_state(restored.trainer)
         self.version = Version(epoch, self._engine.num_steps)
         self._heldout = HeldoutExamples(config, self._engine) if config.supervised else None
-        self._publisher = None if config.supervised else Publisher(run.weights(config.weights.dir), model, DTYPES[config.engine.dtype])
+        self._announcer = None if config.supervised else Announcer(
+            run, config, link, ranks, RankPublisher(run, config, self._engine, epoch, link.wake), self._weight_group())
+        self._self_test = SelfTest(config, self._engine.architecture, self.version, partial(print, flush=True))
         self._begins_new = restored is None
         self._published = False
-        self._saver = RunSaver(run, config, link, ranks, self._engine, self.version, restored)
+        self._saver = RunSaver(run, config, link, ranks, self._engine, self.version, restored, self._settle)
         self._exporter = Exporter(run, config, ranks, self._engine.architecture, self._weights)
 
     def train(self) -> Ending:
         """Train until the run is over, or until this incarnation is told to leave."""
+        try:
+            ending = self._train()
+        finally:
+            if self._announcer is not None:
+                self._announcer.close()
+        self._saver.abandon()
+        self._exporter.abandon()
+        self._engine.close()
+        return ending
+
+    def _train(self) -> Ending:
         try:
             self._link.wait_until_welcome()
             self._publish({})
             while True:
                 self._step()
                 self._saver.after_step(self.version)
+                if self._exporter.due(self.version.step):
+                    self._settle()
                 self._exporter.after_step(self.version)
         except RunEnded as end:
             return self._finish(str(end))
@@ -85,6 +105,8 @@ class TrainerWorker:
         except Fenced as error:
             self._tell(Finish(str(error)))
             return Ending("fenced", str(error))
+        except SelfTestFailed as error:
+            return self._refuse(str(error))
 
     def _finish(self, cause: str) -> Ending:
         """The run is over: if it is complete, nothing of it is left half-written."""
@@ -98,6 +120,14 @@ class TrainerWorker:
                 return Ending("fenced", str(error))
         self._tell(Finish(cause))
         return Ending("ended" if cause else "finished", cause)
+
+    def _refuse(self, cause: str) -> Ending:
+        """End the run before an update that would spoil it: another incarnation would come to the same."""
+        self._tell(Finish(cause))
+        if self.run.newest_epoch() != self.version.epoch:
+            return Ending("fenced", cause)
+        self.run.end(cause, "trainer")
+        return Ending("ended", cause)
 
     def _leave(self) -> Ending:
         """Save the state of the last completed step, which is what the next incarnation goes on from."""
@@ -115,38 +145,43 @@ class TrainerWorker:
         received = self._next_batch()
         waited = time.monotonic() - started
         if self.config.trainer.prefetch:
-            self._link.ask(self.version.step + 1)
+            self._link.ask(self.version.step + 1, self.version.step)
         self._tell(TrainStep(self.version.step))
-        metrics = train_batch(self._engine, self.config, spread_in_copy(received.batch), lambda: bool(self._link.drain_reason))
+        metrics = train_batch(self._engine, self.config, spread_in_copy(received.batch), lambda: bool(self._link.drain_reason),
+                              self._self_test)
         metrics |= {"wait_batch_s": waited, "batch_transfer_s": received.at - received.batch.formed_at,
                     "train_s": time.monotonic() - started - waited}
         self.version = Version(self.version.epoch, self.version.step + 1)
         self._publish(metrics)
-        if self._link.needed is not None and self._publisher is not None:
-            self._publisher.remove_older(self._link.needed)
 
     def _next_batch(self) -> Received:
         while True:
+            if self._announcer is not None:
+                self._announcer.attend()
             received = self._link.next_batch(self.version.step, IDLE_S if self._ranks.others else None)
             if received is not None:
                 return received
             self._tell(StillThere())
 
     def _publish(self, metrics: dict[str, float]) -> None:
-        started = time.monotonic()
-        if self.run.newest_epoch() != self.version.epoch:
-            raise Fenced(f"version {self.version}: epoch {self.run.newest_epoch()} has begun, this one may publish nothing any more")
-        metrics |= self._measure_heldout()
-        announcement = self._publisher.publish(self._weights(), self.version) if self._publisher else Announcement(self.version, NOWHERE, NOWHERE)
-        metrics |= {"publish_s": time.monotonic() - started, **self._saver.take_metrics(), **self._exporter.take_metrics()}
-        self._link.step_finished(announcement, metrics)
+        metrics |= self._measure_heldout() | self._saver.take_metrics() | self._exporter.take_metrics()
+        if self._announcer is not None:
+            self._announcer.publish(self.version, metrics)
+        else:
+            check_epoch(self.run, self.version, "version")
+            self._link.step_finished(Announcement(self.version, NOWHERE, NOWHERE), metrics)
         self._published = True
+
+    def _settle(self) -> None:
+        """Wait until the coordinator knows of the newest version. Raises what has prevented its publication."""
+        if self._announcer is not None:
+            self._announcer.wait()
 
     def _measure_heldout(self) -> dict[str, float]:
         """The held-out loss of this version, where it is due: before the first step, every `evaluation.every_steps`, after the last."""
         step, every = self.version.step, self.config.evaluation.every_steps
         due = (every and step % every == 0) or step >= self.config.run.num_steps
-        if self._heldout is None or not (due if self._published else self._begins_new):
+        if self._heldout is None or not self.config.evaluation.enabled or not (due if self._published else self._begins_new):
             return {}
         started = time.monotonic()
         self._tell(MeasureHeldout())
@@ -154,6 +189,14 @@ class TrainerWorker:
 
     def _tell(self, order: Order) -> None:
         self._ranks.tell(order)
+
+    def _weight_group(self) -> WeightGroup | None:
+        """Rank 0's part of broadcasts, where weights travel by them."""
+        if self.config.weights.transport is not Transport.nccl:
+            return None
+        group = WeightGroup(self.config, self._engine.architecture, self._weights, self._link.say)
+        self._link.on_broadcast = group.take
+        return group
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """The weights under their Hugging Face names, which all ranks give together: to be gone through to the end."""

@@ -48,21 +48,23 @@ LOOK_S = 10.0
 
 
 class Peer:
-    """One registered worker. `on_message` gets every Welcome and what is not handled here, `on_announcement` each newer version.
+    """One registered worker. `on_message` gets every Welcome and what is not handled here, `on_announcement` each newer version, and the
+    same one again when it can be had in more ways.
 
-    `leases`: what is held, for Register. `job`: the SLURM job. `start_timeout_s`: how long to wait for the first coordinator.
-    `parting`: the reason that is given at the end, for leaving before the run is over.
+    `leases`: what is held, for Register. `job`: the SLURM job. `serves`: where others fetch weights from this worker, '' for nowhere.
+    `start_timeout_s`: how long to wait for the first coordinator. `parting`: the reason that is given at the end, for leaving before the
+    run is over.
     """
 
     def __init__(self, run: RunFolder, config: TransportConfig, role: Role, silence_s: float, *, heartbeat: Callable[[], Heartbeat],
                  on_message: Callable[[Message], None], on_announcement: Callable[[Announcement], None],
-                 leases: Callable[[], list[HeldLease]] = list, job: str = "", follows: bool = False,
+                 leases: Callable[[], list[HeldLease]] = list, job: str = "", serves: str = "", follows: bool = False,
                  start_timeout_s: float = START_TIMEOUT_S, min_epoch: int = 0) -> None:
         self.run, self.config, self.role = run, config, role
         self.epoch = self.slot = 0
         self.finish_cause: str | None = None
         self.parting = ""
-        self._silence_s, self._start_timeout_s, self._follows, self._job = silence_s, start_timeout_s, follows, job
+        self._silence_s, self._start_timeout_s, self._follows, self._job, self._serves = silence_s, start_timeout_s, follows, job, serves
         self._min_epoch = min_epoch
         self._heartbeat, self._on_message, self._on_announcement, self._leases = heartbeat, on_message, on_announcement, leases
         self._routing_id = new_routing_id()
@@ -101,7 +103,8 @@ class Peer:
 
     async def register(self) -> None:
         """Introduce ourselves; harmless to repeat."""
-        await self.sockets.send(Register(self.role, socket.gethostname(), os.getpid(), leases=self._leases(), job=self._job))
+        await self.sockets.send(Register(self.role, socket.gethostname(), os.getpid(), leases=self._leases(), job=self._job,
+                                         serves=self._serves))
 
     async def send(self, message: Message) -> None:
         """Send to the coordinator."""
@@ -235,6 +238,7 @@ class Peer:
         return None, None
 
     def _announced(self, announcement: Announcement | None) -> None:
-        if announcement is not None and (self._newest is None or announcement.version > self._newest.version):
+        known = self._newest
+        if announcement is not None and (known is None or announcement.version > known.version or announcement.offers_more_than(known)):
             self._newest = announcement
             self._on_announcement(announcement)

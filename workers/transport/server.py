@@ -59,8 +59,8 @@ class ServerSockets:
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._publisher = self._socket(zmq.PUB, server)
         try:
-            self.router_endpoint = self._bind(self._router)
-            self.publisher_endpoint = self._bind(self._publisher)
+            self.router_endpoint = bind(self._router, config)
+            self.publisher_endpoint = bind(self._publisher, config)
         except ConfigError:
             self.close()
             raise
@@ -79,19 +79,6 @@ class ServerSockets:
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
         return socket
-
-    def _bind(self, socket: zmq.asyncio.Socket) -> str:
-        for port in self._config.ports() or ("*",):
-            try:
-                socket.bind(f"tcp://{self._config.interface}:{port}")
-            except zmq.ZMQError as error:
-                if error.errno == zmq.EADDRINUSE:
-                    continue
-                raise ConfigError(f"transport.interface={self._config.interface!r}: cannot be bound ({error.strerror}). "
-                                  "Give an address of this node") from error
-            return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        raise PortError(f"transport.port_range={self._config.port_range!r}: no port in it is free on {self._config.interface}. "
-                        "Widen the range, or leave it empty to take any free port")
 
     async def receive(self) -> tuple[bytes, Message | MessageError]:
         """The next message and the peer it came from; a malformed one comes as the error that names what is wrong."""
@@ -123,3 +110,18 @@ class ServerSockets:
             if socket is not None:
                 socket.close(linger=linger_ms)
         self._context.term()
+
+
+def bind(socket: zmq.Socket, config: TransportConfig) -> str:
+    """Bind to a port of `config` on its interface; returns the endpoint. Raises `PortError`, `ConfigError`."""
+    for port in config.ports() or ("*",):
+        try:
+            socket.bind(f"tcp://{config.interface}:{port}")
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EADDRINUSE:
+                continue
+            raise ConfigError(f"transport.interface={config.interface!r}: cannot be bound ({error.strerror}). "
+                              "Give an address of this node") from error
+        return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    raise PortError(f"transport.port_range={config.port_range!r}: no port in it is free on {config.interface}. "
+                    "Widen the range, or leave it empty to take any free port")

@@ -1,101 +1,183 @@
-"""Publishes versions of the weights: a folder each, complete or not there at all, and old ones removed.
+"""One trainer rank's files of every version, in its node's memory; and, where workers read files, on storage that all nodes share.
 
-    tensors --shards of at most SHARD_BYTES--> .<version>.tmp/ --manifest--> rename to <version>/  --> Announcement
+    prepare   allocate, map, write headers                      beforehand, beside training
+    fill      tensors --converted, copied--> published/<version>/<files of this rank>         training stands still for this
+    describe  digests of their chunks, differences to the version before                      beside training
+    SharedFolder: .<version>.part/ <--copies of all ranks' files; with the manifest it is renamed to <version>/
 """
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
 import shutil
-import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from torch import Tensor
 
-from workers.messages.types import Announcement, Version
-from workers.weights.manifest import WeightsError, make_manifest
+from workers.config import Dtype
+from workers.files import sync
+from workers.messages.types import Version
+from workers.weights.delta import DeltaSize, make_deltas
+from workers.weights.layout import NAMES, ShardFile
+from workers.weights.manifest import MANIFEST, FileEntry, Manifest, WeightsError, describe_files, write_manifest
+from workers.weights.shards import MappedShards
+from workers.weights.store import NodeStore, make_private
 
-SHARD_BYTES = 1 << 29
-RESERVE_BYTES = 1 << 20
 KEPT = 2
+"""Versions that stay whoever needs them: a worker that was just told of one may not have begun to fetch it."""
 
 
 class Publisher:
-    """Publishes into `folder`, which it makes (0700), or takes over from an earlier incarnation. `dtype`: what the engines hold."""
+    """The files of one `source` in `store`: `files` of the layout that are its, and `small` ones by name. `dtype`: what the engines hold."""
 
-    def __init__(self, folder: Path, model_folder: Path, dtype: torch.dtype) -> None:
-        self._folder, self._model_folder, self._dtype = folder, model_folder, dtype
+    def __init__(self, store: NodeStore, source: int, files: Sequence[ShardFile], small: dict[str, bytes], dtype: Dtype) -> None:
+        self._store, self._source, self._files, self._small, self._dtype = store, source, files, small, dtype
+        self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self._prepared: tuple[Version, MappedShards] | None = None
+        self._filled: list[Version] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its files."""
+        return [*(file.name for file in self._files), *self._small]
+
+    def folder(self, version: Version) -> Path:
+        """Where its files of `version` are; whole where all sources are on this node, and then with the manifest."""
+        return self._store.published(version)
+
+    def prepare(self, version: Version) -> None:
+        """Make the files of `version`. Raises `WeightsError` with the remedy where there is no room; then nothing is left of them."""
+        if self._prepared is not None and self._prepared[0] == version:
+            return
+        self.discard()
+        folder = self.folder(version)
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            state = folder.lstat()
-        except OSError as error:
-            raise WeightsError(f"weights.dir: {folder} cannot be made ({error.strerror}). Remove it if it is left over, or choose another "
-                               "weights.dir") from error
-        if state.st_uid != os.getuid() or state.st_mode & 0o077 or not stat.S_ISDIR(state.st_mode):
-            raise WeightsError(f"weights.dir: {folder} is not a private folder of this user (in a shared place it might be somebody else's). "
-                               "Remove it, or choose another weights.dir")
-        for leftover in folder.glob(".*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            with torch.cuda.device(self._device) if self._device is not None else contextlib.nullcontext():
+                self._prepared = version, MappedShards(folder, self._files, getattr(torch, self._dtype.value), self._store.allocate)
+            for name, content in self._small.items():
+                self._store.allocate(folder, name, len(content)).write_bytes(content)
+        except (WeightsError, OSError) as error:
+            self.discard()
+            self.remove(version)
+            raise WeightsError(f"weights.dir: {error}") from error
 
-    def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], version: Version) -> Announcement:
-        """Write `tensors` (Hugging Face names) as `version`. Raises `WeightsError` where there is no room; then nothing is left."""
-        temporary, final = self._folder / f".{version}.tmp", self._folder / str(version)
+    def fill(self, tensors: Iterable[tuple[str, Tensor]], version: Version) -> None:
+        """Copy the weights (Hugging Face names) into the files of `version`. Raises `WeightsError`; then nothing is left of them."""
+        self.prepare(version)
+        assert self._prepared is not None
+        _, shards = self._prepared
         try:
-            temporary.mkdir(mode=0o700)
-            write_hf_folder(temporary, tensors, self._model_folder, self._dtype)
-            digest = make_manifest(temporary, version)
-            os.rename(temporary, final)
-        except OSError as error:
-            raise WeightsError(_no_room(temporary, 0, shutil.disk_usage(self._folder).free) + f" ({error})") from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        return Announcement(version, str(final), digest)
+            for name, tensor in tensors:
+                shards.put(name, tensor)
+            shards.complete()
+        except BaseException:
+            self.discard()
+            raise
+        self._prepared = None
+        shards.close()
+        self._filled.append(version)
 
-    def remove_older(self, needed: Version) -> None:
-        """Remove versions that nobody fetches any more (older than `needed`), always keeping the newest `KEPT`."""
+    def discard(self) -> None:
+        """Remove what is prepared."""
+        if self._prepared is not None:
+            version, shards = self._prepared
+            self._prepared = None
+            shards.close()
+            self.remove(version)
+
+    def describe(self, version: Version, chunk_bytes: int, threads: int) -> list[FileEntry]:
+        """What the manifest says of its files of `version`."""
+        return describe_files(self.folder(version), self.names, chunk_bytes, self._source, threads)
+
+    def make_deltas(self, version: Version, chunk_bytes: int, threads: int) -> tuple[Path, DeltaSize] | None:
+        """The differences of `version`, the newest, to the one before it, with their sizes; None for the first one."""
+        if len(self._filled) < 2:
+            return None
+        base, path, names = self._filled[-2], self._delta(version), [file.name for file in self._files]
+        size = make_deltas(self.folder(version), self.folder(base), base, names, path, chunk_bytes=chunk_bytes, width=NAMES[self._dtype][1],
+                           threads=threads)
+        return path, size
+
+    def remove_older(self, needed: Version) -> list[Version]:
+        """Remove its files of versions that nobody fetches any more (older than `needed`), always keeping the newest `KEPT`; returns those."""
+        removed = [version for version in self._filled[:-KEPT] if version < needed]
+        for version in removed:
+            self.remove(version)
+        return removed
+
+    def remove(self, version: Version) -> None:
+        """Remove its files of a version; the folder where no other rank's are in it."""
+        folder = self.folder(version)
+        self._filled = [other for other in self._filled if other != version]
+        for path in (*(folder / name for name in self.names), *([folder / MANIFEST] if self._small else []), self._delta(version)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+    def remove_all(self) -> None:
+        """Remove everything of its: nobody serves it any more."""
+        self.discard()
+        for version in list(self._filled):
+            self.remove(version)
+
+    def remove_earlier(self, epoch: int) -> None:
+        """Remove what earlier incarnations have left on this node: nobody serves it any more."""
+        for path in (self._store.root / "published").iterdir():
+            if int(path.name.removeprefix(".").partition(".")[0]) < epoch:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+    def _delta(self, version: Version) -> Path:
+        folder = self.folder(version)
+        return folder.with_name(f".{folder.name}.{self._source}.delta")
+
+
+class SharedFolder:
+    """Versions on storage that all nodes see, below `folder`, which is made (0700). Raises `WeightsError` where it is not ours and private."""
+
+    def __init__(self, folder: Path) -> None:
+        make_private(folder)
+        self._folder = folder
+
+    def copy(self, version: Version, source: Path, names: Iterable[str]) -> None:
+        """Copy files of a rank's `source` folder, onto the disk. Raises `WeightsError` where that fails."""
+        part = self._part(version)
+        try:
+            part.mkdir(mode=0o700, exist_ok=True)
+            for name in names:
+                shutil.copyfile(source / name, part / name)
+                sync(part / name)
+        except OSError as error:
+            free = shutil.disk_usage(self._folder).free
+            raise WeightsError(f"{part}: version {version} cannot be written ({error.strerror or error}; {free >> 20} MiB are free). Free some "
+                               "space on the storage that all nodes share, or choose another folder there") from error
+
+    def complete(self, manifest: Manifest) -> Path:
+        """All ranks have copied their files: returns the folder with its final name."""
+        part, final = self._part(manifest.version), self._folder / str(manifest.version)
+        write_manifest(part, manifest)
+        for path in (*part.glob("manifest*"), part):
+            sync(path)
+        part.rename(final)
+        sync(self._folder)
+        return final
+
+    def remove_older(self, newest: Version, needed: Version) -> None:
+        """Remove versions older than `needed`, always keeping `KEPT` up to `newest`."""
         versions = sorted(Version.parse(path.name) for path in self._folder.iterdir() if not path.name.startswith("."))
-        for version in versions[:-KEPT]:
+        for version in [version for version in versions if version <= newest][:-KEPT]:
             if version < needed:
-                shutil.rmtree(self._folder / str(version))
+                shutil.rmtree(self._folder / str(version), ignore_errors=True)
 
+    def remove_unfinished(self, epoch: int) -> None:
+        """Remove what earlier incarnations did not complete; what they did is still read by workers."""
+        for part in self._folder.glob(".*.part"):
+            if int(part.name[1:].partition(".")[0]) < epoch:
+                shutil.rmtree(part, ignore_errors=True)
 
-def write_hf_folder(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], model_folder: Path, dtype: torch.dtype) -> None:
-    """Write a Hugging Face folder: config.json with `dtype`, and sharded safetensors. Raises `WeightsError` if the disk is full."""
-    config = json.loads((model_folder / "config.json").read_text())
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    config.pop("torch_dtype", None)
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    index: dict[str, str] = {}
-    for number, shard in enumerate(_shards(tensors, dtype)):
-        name, size = f"model-{number:05d}.safetensors", sum(tensor.nbytes for tensor in shard.values())
-        free = shutil.disk_usage(folder).free
-        if free < size + RESERVE_BYTES:
-            raise WeightsError(_no_room(folder, size, free))
-        try:
-            save_file(shard, folder / name, metadata={"format": "pt"})
-        except (OSError, SafetensorError) as error:
-            raise WeightsError(f"{_no_room(folder, size, free)} ({error})") from error
-        index.update(dict.fromkeys(shard, name))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    def _part(self, version: Version) -> Path:
+        return self._folder / f".{version}.part"
 
-
-def _no_room(folder: Path, size: int, free: int) -> str:
-    return (f"{folder.parent}: {free >> 20} MiB are free, the next shard of the weights takes {size >> 20} MiB. "
-            "Free some space, or choose another folder (weights.dir for published versions, run.dir for the final model)")
-
-
-def _shards(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
-    shard: dict[str, torch.Tensor] = {}
-    size = 0
-    for name, tensor in tensors:
-        tensor = tensor.detach().to("cpu", dtype, copy=True).contiguous()  # a copy: views of one storage cannot be saved
-        if shard and size + tensor.nbytes > SHARD_BYTES:
-            yield shard
-            shard, size = {}, 0
-        shard[name], size = tensor, size + tensor.nbytes
-    if shard:
-        yield shard

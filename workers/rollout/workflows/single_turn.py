@@ -81,7 +81,7 @@ class SingleTurn:
                                 -1 if greedy else workflow.top_k, tuple(workflow.stop))
         started = time.monotonic()
         rid = f"{lease.group_id:>16}.{lease.attempt:06d}.{index:06d}"  # of one length, because servers abort by prefix
-        await self._sampler.sample(rid, prompt, params, (lease.seed * 1009 + index) % 2**31, sample)
+        await self._sampler.sample(lease, rid, prompt, params, (lease.seed * 1009 + index) % 2**31, sample)
         if not sample.finished:
             return None
         generated = time.monotonic()

@@ -5,7 +5,7 @@
         v  before the step: proximal, reference log-probs; values   reference.py, critic.py; only what the objective needs
     minibatch by minibatch --passes.py--> micro-batches             spread over the ranks of the copy
         |   microbatch_loss / valid tokens of the minibatch         on all copies; sums, so micro-batches and ranks simply add up
-        v                                                           (objective.py)
+        v                                                           (objective.py); of the first: do engine and trainer agree? (selftest.py)
     gradients (float32) --reduce, finite? clip--> optimizer step    schedule: once per training step, before the first
         |                 (distributed optimizer: each rank a part of the state; trained_model.py)
         v
@@ -25,6 +25,8 @@ there it changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +34,16 @@ import torch
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch import Tensor
 
+from workers.algorithms.agreement import Agreement
 from workers.config import Config
 from workers.trainer.batch import TrainGroup, check_per_response
 from workers.trainer.megatron import checkpoint, collectives, cpu_backend, process_group
 from workers.trainer.megatron.checkpoint import CheckpointError, Saving
 from workers.trainer.megatron.critic import Critic
 from workers.trainer.megatron.gang import Gang
-from workers.trainer.megatron.hf_conversion import iter_hf_tensors
+from workers.trainer.megatron.hf_conversion import iter_held_tensors, iter_hf_tensors
 from workers.trainer.megatron.model import DTYPES
-from workers.trainer.megatron.objective import Advantages, PolicyTargets, TokenValues, add_totals, per_token
+from workers.trainer.megatron.objective import Advantages, PolicyTargets, TokenMasks, TokenValues, add_totals, per_token
 from workers.trainer.megatron.policy import Policy
 from workers.trainer.megatron.reference import ReferenceModel
 from workers.trainer.megatron.stop import StopGate
@@ -48,9 +51,25 @@ from workers.trainer.megatron.training_state import TrainingState
 from workers.weights.architecture import read_architecture
 from workers.weights.rope import inverse_frequencies
 
+NUM_EXAMINED = 8
+"""Groups of a copy of the model whose log-probs are looked at more closely where engine and trainer disagree."""
+
 
 def _never() -> bool:
     return False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Holds the engine's log-probs against the trainer's, before the weights move.
+
+    `fresh`, by group, response and token: those sampled by exactly these weights. `judge` is told, on all ranks alike, how far apart the log-probs
+    of the first minibatch are, and is given a function of a temperature that makes them anew, for some groups (the other arrays stay empty);
+    all ranks must call that together. What `judge` raises ends the step with everything as it was.
+    """
+
+    fresh: TokenMasks
+    judge: Callable[[Agreement, Callable[[float], TokenValues]], None]
 
 
 class MegatronEngine:
@@ -78,6 +97,11 @@ class MegatronEngine:
         self._state = TrainingState(self._policy.trained, self._critic.trained if self._critic else None, self.architecture)
         self._whole = True
 
+    def close(self) -> None:
+        """Let go of the models and take the process groups down, before the process ends in order. Nothing can be called afterwards."""
+        del self._policy, self._reference, self._critic, self._state
+        process_group.close()
+
     @property
     def num_steps(self) -> int:
         """Training steps done; the schedule is what counts them."""
@@ -90,6 +114,11 @@ class MegatronEngine:
         """
         self._check_whole()
         return iter_hf_tensors(self._policy.trained.model, self.architecture)
+
+    def iter_held_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """As `iter_hf_tensors`, but each tensor comes on the rank that publishes it (hf_conversion.sources)."""
+        self._check_whole()
+        return iter_held_tensors(self._policy.trained.model, self.architecture)
 
     def save_state(self, folder: Path) -> dict[str, tuple[int, str]]:
         """Write weights, optimizer, schedule and RNG states into `folder` (there, empty, private); return when they are on disk.
@@ -130,7 +159,7 @@ class MegatronEngine:
         return self._policy.evaluate(groups, list(range(len(groups))), StopGate(_never))
 
     def train_step(self, groups: list[TrainGroup], minibatches: list[list[int]], proximal: TokenValues | None, advantages: Advantages | None,
-                   stop_requested: Callable[[], bool] = _never) -> dict[str, float]:
+                   stop_requested: Callable[[], bool] = _never, comparison: Comparison | None = None) -> dict[str, float]:
         """One training step: an optimizer step for each of `minibatches`, lists of indices into `groups`.
 
         `groups` are this copy's share of the batch; a minibatch may be empty here, and has groups of other copies then. `proximal` are
@@ -139,7 +168,7 @@ class MegatronEngine:
         `stop_requested` is asked before each micro-batch until the first update is due.
 
         Returns metrics: loss, grad_norm (means over minibatches), lr, entropy (nats), the means and shares of
-        `losses.summarize` (supervised: those of `likelihood.summarize`, whose loss is the mean over all tokens), num_tokens (response
+        `losses.summarize` (supervised: those of `likelihood.summarize`, whose loss is the mean over all tokens) and `Agreement`, num_tokens (response
         tokens trained on), num_packed_tokens (input tokens of training passes), num_microbatches; with a critic value_loss, value_grad_norm
         (means over minibatches), critic_lr, and of its values before the step explained_variance, value_mean, return_mean. Raises
         ValueError on bad input; StepAbandoned where the stop came in time, on all ranks, with everything as it was; FloatingPointError
@@ -154,7 +183,7 @@ class MegatronEngine:
         tokens = collectives.sum_over_copies(np.array([sum(groups[index].num_valid_tokens for index in part) for part in minibatches]))
         estimated = self._critic.estimate(groups, gate) if self._critic else None
         reference = self._reference.logprobs(groups, gate) if self._reference else None
-        targets = PolicyTargets(estimated.advantages if estimated else given, reference, proximal)
+        targets = PolicyTargets(estimated.advantages if estimated else given, reference, proximal, fresh=comparison.fresh if comparison else None)
         moves = step > self._algorithm.critic_warmup_steps
         later = self._policy.later_targets(targets, groups, minibatches, gate) if moves else targets
         totals: list[dict[str, float]] = []
@@ -165,6 +194,8 @@ class MegatronEngine:
             value_stats = self._critic.accumulate(groups, indices, estimated, normalizer, gate) if self._critic and estimated else []
             gate.agree(last=True)
             totals.append(self._policy.clip(stats, step, number, moves))
+            if comparison is not None and number == 0:
+                comparison.judge(Agreement.of(totals[0]), partial(self._policy.logprobs_at, groups, indices[:NUM_EXAMINED], gate))
             if self._critic:
                 value_totals.append(self._critic.clip(value_stats, step, number))
                 self._critic.trained.update(step)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workers.algorithms.agreement import agreement
 from workers.algorithms.likelihood import negative_log_likelihood
 from workers.algorithms.losses import Stats, decoupled_ppo_loss, merge_stats, reference_kl
 from workers.algorithms.proximal import loglinear_logprobs
@@ -20,6 +21,7 @@ from workers.trainer.layout import PackedBatch
 from workers.trainer.megatron import collectives, process_group
 
 TokenValues = list[list[np.ndarray]]  # float32, by group, response, token
+TokenMasks = list[list[np.ndarray]]  # bool, likewise
 Advantages = Sequence[np.ndarray | list[np.ndarray]]  # float32, by group: one for each response [n], or one for each of its tokens
 
 
@@ -29,12 +31,14 @@ class PolicyTargets:
 
     Without `proximal` log-probs the current ones of a training pass take their place, which is exact where the weights have not moved yet;
     where they have, `version`, the one before the step, has them interpolated (loglinear_logprobs). `reference`: see `reference_kl`.
+    `fresh`: the tokens that the weights from before the step have sampled, where `proximal` or the pass itself has these weights' log-probs.
     """
 
     advantages: TokenValues
     reference: TokenValues | None = None
     proximal: TokenValues | None = None
     version: int | None = None
+    fresh: TokenMasks | None = None
 
     def have_gradient(self, group: int) -> bool:
         """Whether the loss of the group at `group` moves the policy at all."""
@@ -69,6 +73,9 @@ def microbatch_loss(batch: PackedBatch, part: RankPart, output: Tensor, *, group
         divergence, more = reference_kl(current, own(lambda group, sample: reference[group][sample]), mask, normalizer=normalizer)
         loss = loss + algorithm.kl_weight * divergence
         stats |= more | {"loss": loss.detach()}
+    fresh = targets.fresh
+    compared = torch.zeros_like(mask) if fresh is None else mask & own(lambda group, sample: fresh[group][sample]).bool()
+    stats |= agreement(current.detach() if proximal is None else centre, behavior, compared)
     return loss, stats | _own_stats(torch.where(mask, entropy, 0.0).sum(), _share(batch.num_real, part, batch), _share(1, part, batch))
 
 
@@ -133,7 +140,7 @@ def no_stats(algorithm: AlgorithmConfig, supervised: bool = False) -> Stats:
     zero, mask = torch.zeros(1), torch.zeros(1, dtype=torch.bool)
     if supervised:
         return negative_log_likelihood(zero, mask, normalizer=1.0)[1] | _own_stats(torch.zeros(()), 0, 0)
-    _, stats = decoupled_ppo_loss(zero, zero, zero, zero, mask, normalizer=1.0)
+    stats = decoupled_ppo_loss(zero, zero, zero, zero, mask, normalizer=1.0)[1] | agreement(zero, zero, mask)
     if algorithm.kl_weight:
         stats |= reference_kl(zero, zero, mask, normalizer=1.0)[1]
     return stats | _own_stats(torch.zeros(()), 0, 0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from workers.algorithms import likelihood
+from workers.algorithms.agreement import Agreement
 from workers.algorithms.losses import Stats, summarize
 from workers.config import Config, Proximal
 from workers.trainer.batch import TrainGroup
@@ -34,21 +35,33 @@ class Policy:
         logprobs, entropies = self.trained.passes.evaluate(groups, indices, gate)
         return logprobs, entropies
 
+    def logprobs_at(self, groups: list[TrainGroup], indices: list[int], gate: StopGate, temperature: float) -> TokenValues:
+        """The log-probs at another temperature than that of sampling."""
+        model = self.trained.model
+        model.temperature, given = temperature, model.temperature
+        try:
+            return self.evaluate(groups, indices, gate)[0]
+        finally:
+            model.temperature = given
+
     def later_targets(self, first: PolicyTargets, groups: list[TrainGroup], minibatches: list[list[int]], gate: StopGate) -> PolicyTargets:
         """Those of every minibatch but the `first`, whose own pass begins with the weights from before the step. Called before the step.
 
         Raises StepAbandoned, on all ranks, where one was asked to stop.
         """
-        if first.proximal is not None or not self._algorithm.decoupled or self._supervised:
+        if first.proximal is not None or self._supervised:
             return first
+        unknown = dataclasses.replace(first, fresh=None)  # the weights from before the step are gone by then
+        if not self._algorithm.decoupled:
+            return unknown
         match self._algorithm.proximal:
             case Proximal.recompute:
                 needed = [index for part in minibatches[1:] for index in part]
                 return dataclasses.replace(first, proximal=self.evaluate(groups, needed, gate)[0])
             case Proximal.loglinear:
-                return dataclasses.replace(first, version=self.trained.scheduler.num_steps)
+                return dataclasses.replace(unknown, version=self.trained.scheduler.num_steps)
             case Proximal.reuse:
-                return first
+                return unknown
 
     def accumulate(self, groups: list[TrainGroup], indices: list[int], targets: PolicyTargets, normalizer: float, gate: StopGate,
                    moves: bool = True) -> list[Stats]:
@@ -81,7 +94,7 @@ class Policy:
             "grad_norm": totals["grad_norm"] / number,
             "lr": self.trained.lr,
             "entropy": totals["entropy"] / max(totals["tokens"], 1.0),
-            **(likelihood.summarize(totals) if self._supervised else summarize(totals)),
+            **(likelihood.summarize(totals) if self._supervised else summarize(totals) | Agreement.of(totals).metrics()),
             "num_tokens": totals["tokens"],
             "num_packed_tokens": totals["packed_tokens"],
             "num_microbatches": totals["microbatches"],

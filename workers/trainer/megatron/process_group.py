@@ -9,11 +9,15 @@ Tensors on the CPU go through gloo, with or without CUDA; those on CUDA devices 
 its gloo connections close, and whoever waits for it there fails at once; one who waits in NCCL is ended by whoever started
 the ranks (srun, local_gang.py). A rank that is merely silent is given up after `COLLECTIVE_TIMEOUT_S`. Rank 0 must therefore say
 something (`collectives.broadcast_bytes`) at least that often while it waits itself.
+
+A rank that leaves in order takes its groups down (`close`). Gloo's threads let go of tensors a moment after the collective has returned, and
+need the interpreter for that: one that finds it gone aborts the process, after the work is done.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -31,6 +35,8 @@ from workers.weights.splitting import expert_tensor_parallel
 RENDEZVOUS_TIMEOUT_S = 120.0
 COLLECTIVE_TIMEOUT_S = 1800.0
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_FORGOTTEN = ("_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO")
+"""Groups that Megatron's own clean-up keeps."""
 
 _copy_group: dist.ProcessGroup | None = None
 
@@ -85,13 +91,17 @@ def _make_groups(parallel: ParallelConfig) -> None:
 
 
 def close() -> None:
-    """Take the groups down again, in the reverse order. Engines of this process cannot be used afterwards."""
+    """Take the groups down again, and end their threads. Engines of this process cannot be used afterwards; one that is not closed itself
+    keeps its groups' threads."""
     global _copy_group
     _copy_group = None
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
+    for name in _FORGOTTEN:
+        setattr(parallel_state, name, None)
     if dist.is_initialized():
         dist.destroy_process_group()
+    gc.collect()  # what engines were made of refers to its groups in cycles; a group's threads end with the last reference
 
 
 def rank() -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import uuid
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -38,7 +38,7 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True):
     top_k: int = -1
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool = False  # stop_token_ids are ignored as well
     skip_special_tokens: bool = True
     sampling_seed: int | None = None
     # Neutral values only.
@@ -74,7 +74,7 @@ class Generate(msgspec.Struct, forbid_unknown_fields=True):
 class Pause(msgspec.Struct, forbid_unknown_fields=True):
     """POST /pause_generation."""
 
-    mode: str = "abort"
+    mode: Literal["abort", "retract", "in_place"] = "abort"
 
 
 class Continue(msgspec.Struct, forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ class Continue(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Abort(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /abort_request. `rid` matches every request whose id starts with it."""
+    """POST /abort_request. `rid`, the id of a request, matches every other one whose id starts with it as well."""
 
     rid: str = ""
     abort_all: bool = False
@@ -97,8 +97,7 @@ class UpdateWeights(msgspec.Struct, forbid_unknown_fields=True):
     model_path: str
     weight_version: str | None = None
     flush_cache: bool = True
-    abort_all_requests: bool = False
-    load_format: str | None = None
+    load_format: Literal["auto", "safetensors"] | None = None
     # Accepted and ignored.
     is_async: bool = False
     torch_empty_cache: bool = False
@@ -107,7 +106,49 @@ class UpdateWeights(msgspec.Struct, forbid_unknown_fields=True):
     token_step: int = 0
 
 
-Body = TypeVar("Body", Generate, Pause, Continue, Abort, UpdateWeights)
+class Begin(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /begin_weight_update."""
+
+    selector: Literal["target", "draft", "all"] = "all"  # accepted and ignored: there is no draft model
+
+
+class End(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /end_weight_update."""
+
+
+class InitGroup(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /init_weights_update_group: become rank `rank_offset` of `world_size`; rank 0 is at master_address:master_port."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str = "weight_update_group"
+    backend: str = "nccl"
+
+
+class DestroyGroup(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /destroy_weights_update_group."""
+
+    group_name: str = "weight_update_group"
+
+
+class FromDistributed(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /update_weights_from_distributed: rank 0 broadcasts the named tensors now, in this order."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    group_name: str = "weight_update_group"
+    flush_cache: bool = True
+    weight_version: str | None = None
+    load_format: Literal["flattened_bucket"] | None = None
+    # Accepted and ignored.
+    selector: Literal["target", "draft", "all"] = "all"
+    torch_empty_cache: bool = False
+
+
+Body = TypeVar("Body", Generate, Pause, Continue, Abort, UpdateWeights, Begin, End, InitGroup, DestroyGroup, FromDistributed)
 _NEUTRAL: tuple[tuple[str, object], ...] = (
     ("n", 1), ("min_p", 0.0), ("frequency_penalty", 0.0), ("presence_penalty", 0.0), ("repetition_penalty", 1.0), ("no_stop_trim", False))
 
@@ -152,7 +193,7 @@ class Limits:
             prompt=prompt,
             max_new_tokens=params.max_new_tokens,
             min_new_tokens=params.min_new_tokens,
-            stop_ids=stop_ids if params.ignore_eos else stop_ids | self.eos_ids,
+            stop_ids=frozenset() if params.ignore_eos else stop_ids | self.eos_ids,
             stop_texts=tuple(stops),
             sampling=Sampling(params.temperature, params.top_p, params.top_k, seed),
         )

@@ -18,10 +18,9 @@ The event loop never waits for the engine but through a Future. The engine waits
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,20 +72,17 @@ class Engine:
         self._post(command)
         return future
 
-    def update_weights(self, folder: Path, version: str | None, flush: bool, abort_all: bool) -> Future[int]:
-        """Load `folder`'s tensors; the future gives the number of requests that it interrupted.
+    def update_weights(self, source: Path | Mapping[str, Any], version: str | None, flush: bool) -> Future[bool]:
+        """Load a folder's tensors, or these; the future tells whether the cache could be flushed, if it was to be.
 
-        With `flush`, running requests are retracted: the rest of their tokens, and their KV, are computed under the new
-        weights. Without, they keep their KV. A failing update changes nothing (`ModelError`).
+        It cannot while requests are paused in place: they keep their KV, but the weights are new all the same. No prefix that was
+        computed before is reused in any case. A failing update changes nothing (`ModelError`).
         """
-        def update(scheduler: Scheduler) -> int:
-            if abort_all:
-                scheduler.abort("", "aborted by a weight update with abort_all_requests")
-            if flush and scheduler.paused and scheduler.running:
-                raise RequestError(f"flush_cache=True: {len(scheduler.running)} requests are paused in place and need their cache. "
-                                   "Send flush_cache=false, or pause with mode=retract")
-            self._compute.replace_weights(folder, keep_cache=not flush)
-            return scheduler.weights_changed(scheduler.version if version is None else version, retract=flush)
+        def update(scheduler: Scheduler) -> bool:
+            keep = not flush or bool(scheduler.running)
+            self._compute.replace_weights(source, keep_cache=keep)
+            scheduler.weights_changed(scheduler.version if version is None else version, keep_cache=keep)
+            return not (flush and keep)
 
         return self.call(update)
 
@@ -120,17 +116,14 @@ class Engine:
         if step.prefill:
             self._compute.prefill(step.prefill)
         tokens, logprobs = self._compute.decode(step.decode) if step.decode else ([], [])
-        self._scheduler.commit(step, tokens, logprobs, self._outcomes(step.decode, tokens, logprobs))
+        self._scheduler.commit(step, tokens, logprobs, self._outcomes(step.decode, tokens))
         return True
 
-    def _outcomes(self, requests: list[Request], tokens: list[int], logprobs: list[float]) -> dict[int, Finish]:
-        """What the scheduler cannot see: stop strings, and log-probs that are no numbers."""
+    def _outcomes(self, requests: list[Request], tokens: list[int]) -> dict[int, Finish]:
+        """What the scheduler cannot see: stop strings."""
         outcomes: dict[int, Finish] = {}
-        for index, (request, token, logprob) in enumerate(zip(requests, tokens, logprobs, strict=True)):
-            if not math.isfinite(logprob):
-                outcomes[index] = Finish("abort", f"log-prob {logprob} under weights {self._scheduler.version!r}: logits must be finite. "
-                                                  "The weights have diverged; load earlier ones")
-            elif request.stop_texts and self._text is not None:
+        for index, (request, token) in enumerate(zip(requests, tokens, strict=True)):
+            if request.stop_texts and self._text is not None:
                 found = self._text.find_stop([*request.output, token], request.stop_texts)
                 if found is not None:
                     outcomes[index] = Finish("stop", found)

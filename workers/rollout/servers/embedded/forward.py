@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -68,6 +68,6 @@ class Forward:
                 logits[index, list(request.stop_ids)] = -math.inf
         return sample(logits, self._batch, [len(request.output) for request in requests])
 
-    def replace_weights(self, folder: Path, keep_cache: bool) -> None:
-        """Load `folder`'s tensors. Raises `ModelError`; the present weights then stay."""
-        self._model.replace_weights(folder, keep_cache)
+    def replace_weights(self, source: Path | Mapping[str, torch.Tensor], keep_cache: bool) -> None:
+        """Load a folder's tensors, or these. Raises `ModelError`; the present weights then stay."""
+        self._model.replace_weights(source, keep_cache)

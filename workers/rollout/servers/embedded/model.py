@@ -15,7 +15,7 @@ Against the usual modelling code:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,13 +58,13 @@ class Model:
         self._rotations = torch.polar(torch.ones_like(angles), angles)  # complex64 [position, head_dim / 2]
         self._allocate(0)
 
-    def replace_weights(self, folder: Path, keep_cache: bool) -> None:
-        """Load `folder`'s tensors. Raises `ModelError` and keeps the present weights if the folder is not this model's.
+    def replace_weights(self, source: Path | Mapping[str, torch.Tensor], keep_cache: bool) -> None:
+        """Load a folder's tensors, or these. Raises `ModelError` and keeps the present weights if they are not all of this model's.
 
         Unless `keep_cache`, the KV cache starts again from zeros: after diverged weights it may hold NaN, and masked
         positions must be finite.
         """
-        self.weights = load_weights(folder, self.architecture, self.dtype)
+        self.weights = load_weights(source, self.architecture, self.dtype)
         if not keep_cache:
             self._allocate(0)
 

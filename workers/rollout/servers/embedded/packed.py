@@ -6,7 +6,7 @@ reference. So a failing update leaves the old weights serving, and no forward ev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
-from workers.rollout.servers.embedded.compute import check_same_model
 from workers.weights.architecture import Architecture, ModelError
+from workers.weights.same_model import check_complete, check_same_model
 
 # torch's own entry to oneDNN's prepacked linear layers (what torch.compile's frozen graphs call). Without it: F.linear.
 _PACKED = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
@@ -80,8 +80,15 @@ class Weights:
     head: Matrix
 
 
-def load_weights(folder: Path, architecture: Architecture, dtype: torch.dtype) -> Weights:
-    """Read `folder`'s tensors as `dtype`. Raises `ModelError` if it is not a complete model of exactly `architecture`."""
+def load_weights(source: Path | Mapping[str, torch.Tensor], architecture: Architecture, dtype: torch.dtype) -> Weights:
+    """A folder's tensors, or these, as `dtype`. Raises `ModelError` if they are not a complete model of exactly `architecture`."""
+    tensors = _read(source, architecture) if isinstance(source, Path) else source
+    check_complete(tensors, architecture)
+    with torch.inference_mode():
+        return _assemble(architecture, lambda name: tensors[name].to(dtype))
+
+
+def _read(folder: Path, architecture: Architecture) -> dict[str, torch.Tensor]:
     files = check_same_model(folder, architecture)
     names = architecture.tensor_shapes()
     tensors: dict[str, torch.Tensor] = {}
@@ -91,8 +98,7 @@ def load_weights(folder: Path, architecture: Architecture, dtype: torch.dtype) -
                 tensors.update({name: opened.get_tensor(name) for name in names.keys() & set(opened.keys())})
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{folder}: a safetensors file cannot be read ({error}). Write the folder again") from error
-    with torch.inference_mode():
-        return _assemble(architecture, lambda name: tensors[name].to(dtype))
+    return tensors
 
 
 def _assemble(architecture: Architecture, get: Callable[[str], torch.Tensor]) -> Weights:

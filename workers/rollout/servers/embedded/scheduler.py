@@ -68,15 +68,13 @@ class Scheduler:
     def commit(self, step: Step, tokens: Sequence[int], logprobs: Sequence[float], outcomes: dict[int, Finish]) -> None:
         """Record a step's result: token and log-prob of each of `step.decode`.
 
-        `outcomes` maps an index to what the caller found: a stop string in the text, or an abort, whose token is dropped.
+        `outcomes` maps an index to what the caller found: a stop string in the text.
         """
         for segment in step.prefill:
             self.table.rows[segment.row].tokens.extend(segment.tokens)
             self.prefill_tokens += len(segment.tokens)
         for index, (request, token, logprob) in enumerate(zip(step.decode, tokens, logprobs, strict=True)):
             self.table.rows[index].tokens.append(request.last_token)
-            if index in outcomes and outcomes[index].kind == "abort":
-                continue
             request.output.append(token)
             request.logprobs.append(logprob)
             if request.spans and request.spans[-1].version == self.version:
@@ -92,6 +90,7 @@ class Scheduler:
     def pause(self, mode: str) -> int:
         """Stop planning. 'retract' puts running requests back in the queue, 'abort' ends all requests, 'in_place' keeps
         them where they are. Returns the number of requests that were running."""
+        assert not (mode == "abort" and self.paused and self.running), "requests that are paused in place cannot be aborted by a pause"
         running = len(self.running)
         self.paused = True
         if mode == "retract":
@@ -107,9 +106,12 @@ class Scheduler:
         self.paused = False
 
     def abort(self, prefix: str, message: str) -> int:
-        """End every request whose rid starts with `prefix`, keeping its tokens so far; returns how many."""
+        """End every request whose rid starts with `prefix`; returns how many. Its tokens so far are kept if it runs, and lost, as
+        SGLang's are, if it waits in the queue."""
         matching = [request for request in (*self.running, *self.queue) if request.rid.startswith(prefix)]
         for request in matching:
+            if request not in self.running:
+                request.output, request.logprobs, request.spans = [], [], []
             self._end(request, Finish("abort", message))
         return len(matching)
 
@@ -118,22 +120,21 @@ class Scheduler:
         if request.finish is None:
             self._end(request, Finish("abort", message))
 
-    def weights_changed(self, version: str, retract: bool) -> int:
-        """New weights are in place: no prefix computed before is ever reused. Running requests are retracted, or, without
-        `retract`, keep their own old KV. Returns the number of requests that were running."""
-        running = len(self.running)
-        if retract:
-            self._retract()
+    def weights_changed(self, version: str, keep_cache: bool) -> None:
+        """New weights are in place: no prefix computed before is ever reused. Running requests keep their own old KV, which takes
+        `keep_cache`; without it the caller may drop the cache."""
+        assert keep_cache or not self.running
         self.table.invalidate()
-        if retract:
-            self.table.copies.clear()  # every row is empty: the caller may drop the cache
+        if not keep_cache:
+            self.table.copies.clear()  # every row is empty
             self.capacity = 0
         self.version = version
-        return running
 
-    def flush(self) -> None:
-        """Forget every reusable prefix."""
-        self.table.invalidate()
+    def flush(self) -> bool:
+        """Forget every reusable prefix, unless requests run; returns whether."""
+        if not self.running:
+            self.table.invalidate()
+        return not self.running
 
     def take_finished(self) -> list[Request]:
         """Requests that ended since the last call; each is handed out once."""
@@ -189,8 +190,6 @@ class Scheduler:
             self.table.truncate_idle(rounded)
 
     def _finish_of(self, request: Request, outcome: Finish | None) -> Finish | None:
-        if outcome is not None and outcome.kind == "abort":
-            return outcome
         token, length = request.output[-1], len(request.output)
         if token in request.stop_ids and length >= request.min_new_tokens:
             return Finish("stop", token)

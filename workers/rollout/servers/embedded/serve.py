@@ -39,11 +39,11 @@ def serve(options: argparse.Namespace, api_key: str, start: Start) -> None:
     text = Text(folder) if (folder / "tokenizer.json").exists() else None
     limits = Limits(architecture.vocab_size, options.context_length, frozenset(eos_ids(folder, architecture)), text,
                     random.Random(options.seed))
-    asyncio.run(_serve(options, compute, scheduler, limits, api_key))
+    asyncio.run(_serve(options, lambda: Server(compute, scheduler, limits, architecture, folder, api_key)))
 
 
-async def _serve(options: argparse.Namespace, compute: Compute, scheduler: Scheduler, limits: Limits, api_key: str) -> None:
-    server = Server(compute, scheduler, limits, Path(options.model_path), api_key)
+async def _serve(options: argparse.Namespace, make: Callable[[], Server]) -> None:
+    server = make()
     server.start()
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
     await runner.setup()

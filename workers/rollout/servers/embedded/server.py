@@ -1,13 +1,13 @@
 """The embedded engine's HTTP server: SGLang's JSON on 127.0.0.1, behind an API key.
 
-    client --POST /generate--> handler --submit--> engine thread ... steps ... --on_finish--+
-                                  |                                                          |
-                                  +-- awaits its Future <--- loop.call_soon_threadsafe ------+
+    client --POST /generate--> handler --> [door] --submit--> engine thread ... steps ... --on_finish--+
+                                  |                                                                    |
+                                  +-- awaits its Future <-------- loop.call_soon_threadsafe -----------+
                                   |
                                   +-- client gone: aiohttp cancels the handler -> cancel(request): its row is freed
 
-    client --POST /pause_generation, /update_weights_from_disk, ...--> handler --call--> engine thread, between two steps
-                                                                          +-- awaits that Future
+    client --POST /pause_generation, ... (weights: updates.py)--> handler --call--> engine thread, between two steps
+                                                                     +-- awaits that Future
 
 Handlers wait for the engine only; the engine never waits for a handler. If the engine thread dies, the process prints
 the traceback and exits with status 1: a client sees a closed connection, never a hang.
@@ -28,15 +28,17 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from workers.rollout.servers.embedded.api import Abort, Continue, Generate, Limits, Pause, RequestError, UpdateWeights, decode_body, require
+from workers.rollout.servers.embedded.api import Abort, Continue, Generate, Limits, Pause, RequestError, decode_body, require
 from workers.rollout.servers.embedded.compute import Compute
+from workers.rollout.servers.embedded.door import Door
 from workers.rollout.servers.embedded.engine import Engine, counters
-from workers.rollout.servers.embedded.requests import Request
+from workers.rollout.servers.embedded.requests import Request, Span
 from workers.rollout.servers.embedded.scheduler import Scheduler
-from workers.weights.architecture import ModelError
+from workers.rollout.servers.embedded.updates import WeightUpdates
+from workers.weights.architecture import Architecture
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-MODES = ("abort", "retract", "in_place")
+OPEN_TO_ALL = "/health"
 MAX_BODY_BYTES = 64 * 2**20
 
 
@@ -48,15 +50,16 @@ def reply(value: dict[str, Any], status: int = 200) -> web.Response:
 class Server:
     """Routes of one engine. Make it inside the running event loop."""
 
-    def __init__(self, compute: Compute, scheduler: Scheduler, limits: Limits, model_path: Path, api_key: str) -> None:
+    def __init__(self, compute: Compute, scheduler: Scheduler, limits: Limits, architecture: Architecture, model_path: Path, api_key: str) -> None:
         self._engine = Engine(compute, scheduler, limits.text, self._on_finish)
         self._limits = limits
-        self._model_path = model_path
+        self._door = Door()
+        self._updates = WeightUpdates(self._engine, self._door, architecture, model_path, scheduler.version)
+        self._tokenizer_path = str(model_path)
         self._api_key = api_key.encode()
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Request, asyncio.Future[None]] = {}
         self._rids: set[str] = set()
-        self._version = scheduler.version
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -74,11 +77,12 @@ class Server:
             web.post("/pause_generation", self.pause),
             web.post("/continue_generation", self.resume),
             web.post("/abort_request", self.abort),
-            web.post("/update_weights_from_disk", self.update_weights),
+            *self._updates.routes(),
             web.get("/health", self.health),
             web.get("/model_info", self.model_info),
             web.get("/get_model_info", self.model_info),
             web.get("/server_info", self.server_info),
+            web.get("/get_server_info", self.server_info),
             web.get("/flush_cache", self.flush),
             web.post("/flush_cache", self.flush),
         ])
@@ -89,8 +93,16 @@ class Server:
         body = decode_body(await http.read(), Generate)
         request = self._limits.request(body)
         require(request.rid not in self._rids, "rid", request.rid, "is in use by a running request", "Send a new id, or none")
-        future = self._waiting[request] = self._loop.create_future()
         self._rids.add(request.rid)
+        try:
+            async with self._door.inside():
+                await self._run(request)
+        finally:
+            self._rids.discard(request.rid)
+        return reply(self._result(request, body))
+
+    async def _run(self, request: Request) -> None:
+        future = self._waiting[request] = self._loop.create_future()
         self._engine.submit(request)
         try:
             await future
@@ -98,69 +110,63 @@ class Server:
             self._engine.cancel(request)
             raise
         finally:
-            self._rids.discard(request.rid)
             self._waiting.pop(request, None)
-        return reply(self._result(request, body))
 
     async def pause(self, http: web.Request) -> web.Response:
         """POST /pause_generation: answers when the engine stands still."""
         mode = decode_body(await http.read(), Pause).mode
-        require(mode in MODES, "mode", mode, f"must be one of {', '.join(MODES)}", "retract recomputes, in_place keeps the cache")
-        running = await asyncio.wrap_future(self._engine.call(lambda scheduler: scheduler.pause(mode)))
+
+        def pause(scheduler: Scheduler) -> int:
+            # SGLang waits for these requests to end, which they cannot, and lets nobody continue.
+            require(mode != "abort" or not (scheduler.paused and scheduler.running), "mode", mode,
+                    f"{len(scheduler.running)} requests are paused in place", "Continue, then pause again")
+            return scheduler.pause(mode)
+
+        self._door.paused = True
+        running = await asyncio.wrap_future(self._engine.call(pause))
         return reply({"status": "ok", "message": f"Generation is paused with mode={mode}; {running} requests were running."})
 
     async def resume(self, http: web.Request) -> web.Response:
         """POST /continue_generation."""
         decode_body(await http.read(), Continue)
+        await self._door.open()
         await asyncio.wrap_future(self._engine.call(lambda scheduler: scheduler.resume()))
         return reply({"status": "ok", "message": "Generation continues."})
 
     async def abort(self, http: web.Request) -> web.Response:
-        """POST /abort_request: ends requests by the start of their id, or all."""
+        """POST /abort_request: ends a request and those whose id begins with its id, or all. An unknown id does nothing."""
         body = decode_body(await http.read(), Abort)
-        require(body.abort_all or bool(body.rid), "rid", body.rid, "must not be empty unless abort_all", "Send the id's first characters")
-        prefix, message = "" if body.abort_all else body.rid, body.abort_message or "aborted by /abort_request"
-        count = await asyncio.wrap_future(self._engine.call(lambda scheduler: scheduler.abort(prefix, message)))
-        return reply({"status": "ok", "message": f"{count} requests were aborted."})
-
-    async def update_weights(self, http: web.Request) -> web.Response:
-        """POST /update_weights_from_disk. A failing update leaves the old weights serving."""
-        try:
-            body = decode_body(await http.read(), UpdateWeights)
-            require(body.load_format in (None, "auto", "safetensors"), "load_format", body.load_format,
-                    "must be auto or safetensors", "Leave it out")
-            folder = Path(body.model_path)
-            count = await asyncio.wrap_future(
-                self._engine.update_weights(folder, body.weight_version, body.flush_cache, body.abort_all_requests))
-        except (RequestError, ModelError) as error:
-            return reply({"success": False, "message": str(error), "num_paused_requests": 0}, status=400)
-        self._model_path = folder
-        self._version = self._version if body.weight_version is None else body.weight_version
-        return reply({"success": True, "message": f"Weights of {folder} are serving.", "num_paused_requests": count})
+        if body.abort_all or body.rid in self._rids:
+            prefix, message = "" if body.abort_all else body.rid, body.abort_message or "aborted by /abort_request"
+            await asyncio.wrap_future(self._engine.call(lambda scheduler: scheduler.abort(prefix, message)))
+        return web.Response()
 
     async def flush(self, http: web.Request) -> web.Response:
-        """GET or POST /flush_cache: no prefix computed so far is reused."""
-        await asyncio.wrap_future(self._engine.call(lambda scheduler: scheduler.flush()))
-        return reply({"status": "ok", "message": "The prefix cache is empty."})
+        """GET or POST /flush_cache: no prefix computed so far is reused. 400 while requests run."""
+        if await asyncio.wrap_future(self._engine.call(lambda scheduler: scheduler.flush())):
+            return web.Response(text="Cache flushed.\n")
+        return web.Response(text="Flush cache failed.\n", status=400)
 
     async def health(self, http: web.Request) -> web.Response:
-        """GET /health."""
-        return reply({"status": "ok"})
+        """GET /health: answers if the engine's thread does."""
+        await asyncio.wrap_future(self._engine.call(lambda scheduler: None))
+        return web.Response()
 
     async def model_info(self, http: web.Request) -> web.Response:
-        """GET /model_info."""
-        version = await asyncio.wrap_future(self._engine.call(lambda scheduler: scheduler.version))
-        path = str(self._model_path)
-        return reply({"model_path": path, "tokenizer_path": path, "is_generation": True, "weight_version": version})
+        """GET /model_info: of the last update that succeeded. It answers if the engine's thread does."""
+        await asyncio.wrap_future(self._engine.call(lambda scheduler: None))
+        return reply({"model_path": str(self._updates.model_path), "tokenizer_path": self._tokenizer_path, "is_generation": True,
+                      "weight_version": self._updates.version})
 
     async def server_info(self, http: web.Request) -> web.Response:
-        """GET /server_info: counters since the start."""
-        return reply(await asyncio.wrap_future(self._engine.call(counters)))
+        """GET /server_info: counters since the start. Requests before the door count as queued."""
+        found = await asyncio.wrap_future(self._engine.call(counters))
+        return reply(found | {"num_queued": found["num_queued"] + self._door.num_waiting})
 
     async def _guard(self, http: web.Request, handler: Handler) -> web.StreamResponse:
-        """401 without the API key, 400 for requests that cannot be served; errors are JSON as well."""
+        """401 without the API key, save for /health; 400 for requests that cannot be served; errors are JSON as well."""
         given = http.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(given, b"Bearer " + self._api_key):
+        if http.path != OPEN_TO_ALL and not hmac.compare_digest(given, b"Bearer " + self._api_key):
             return reply({"error": {"message": "wrong or no API key. Send the header Authorization: Bearer KEY"}}, status=401)
         try:
             return await handler(http)
@@ -178,8 +184,8 @@ class Server:
             "prompt_tokens": len(request.prompt),
             "completion_tokens": len(request.output),
             "cached_tokens": request.cached_tokens or 0,
-            "weight_version": request.spans[-1].version if request.spans else self._version,
-            "weight_versions": request.spans,
+            "weight_version": request.spans[-1].version if request.spans else self._updates.version,
+            "weight_versions": request.spans or [Span(self._updates.version, 0, 0)],
             "num_retractions": request.num_retractions,
         }
         if body.return_logprob:

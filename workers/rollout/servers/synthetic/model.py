@@ -17,14 +17,15 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from workers.rollout.servers.embedded.compute import check_same_model
 from workers.rollout.servers.embedded.requests import Copy, Request, Segment
 from workers.weights.architecture import Architecture, ModelError
+from workers.weights.same_model import check_complete, check_same_model
 
 SIGMA = 0.8
 SLACK_S = 0.05
@@ -59,9 +60,12 @@ class SyntheticModel:
     def prefill(self, segments: Sequence[Segment]) -> None:
         """There is nothing to compute."""
 
-    def replace_weights(self, folder: Path, keep_cache: bool) -> None:
-        """Check that `folder` holds this model, as an engine that reads its tensors would. Raises `ModelError`."""
-        check_same_model(folder, self._architecture)
+    def replace_weights(self, source: Path | Mapping[str, Any], keep_cache: bool) -> None:
+        """Check that a folder holds this model, or these tensors do, as an engine that uses them would. Raises `ModelError`."""
+        if isinstance(source, Path):
+            check_same_model(source, self._architecture)
+        else:
+            check_complete(source, self._architecture)
 
     def decode(self, requests: list[Request]) -> tuple[list[int], list[float]]:
         """One token for each request, when its time has come."""

@@ -1,4 +1,4 @@
-"""Gathers the parameters of all ranks on rank 0, one at a time, as Hugging Face tensors.
+"""Gathers the parameters of all ranks, one at a time, as Hugging Face tensors: on rank 0, or each where it is held.
 
 All ranks go through the parameters of the whole model in one order that follows from the architecture alone, so nothing has to be
 agreed. For each of them:
@@ -6,6 +6,8 @@ agreed. For each of them:
     shares of one pipeline stage --gather over tensor parallelism--> its first rank
     an expert of another rank    --broadcast over expert parallelism--> rank of the stage's first experts
     another stage                --broadcast over pipeline parallelism--> rank 0 --separate--> Hugging Face tensors
+
+To publish them, the first step is enough (`iter_held_tensors`): nothing moves between stages, nor between groups of experts.
 
 Ranks that hold nothing but what others hold too (data and context parallelism) do nothing. Broadcasts use connections that the groups
 have anyway, while sending between two ranks would open further ones in NCCL; ranks that a broadcast only passes through keep no more of
@@ -23,8 +25,8 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from workers.trainer.megatron import process_group
-from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, all_hf_tensors
-from workers.trainer.megatron.hf_conversion.shards import experts_per_rank, own_parameters, separate, shard_shape, sharing_group
+from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, all_hf_tensors, expert_rank_of, stage_of
+from workers.trainer.megatron.hf_conversion.shards import own_parameters, separate, shard_shape, sharing_group
 from workers.weights.architecture import Architecture
 
 PIECE_BYTES = 256 * 2**20
@@ -50,6 +52,25 @@ def iter_hf_tensors(model: Any, architecture: Architecture) -> Iterator[tuple[st
             yield from assembled(tensors, shards, architecture, shapes)
 
 
+@torch.no_grad()
+def iter_held_tensors(model: Any, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+    """As `iter_hf_tensors`, but every tensor comes on the rank that publishes it (`names.sources`, `own_source`)."""
+    shapes = architecture.tensor_shapes()
+    gathering = _Gathering(model, architecture, shapes)
+    for tensors in all_hf_tensors(architecture):
+        shards = gathering.held(tensors)
+        if shards is not None:
+            yield from assembled(tensors, shards, architecture, shapes)
+
+
+def own_source() -> int | None:
+    """The number of this rank among those that publish, as in `names.sources`; None for one that holds nothing but what others hold too."""
+    if parallel_state.get_expert_data_parallel_rank() or parallel_state.get_expert_tensor_parallel_rank():
+        return None
+    return (parallel_state.get_pipeline_model_parallel_rank() * parallel_state.get_expert_model_parallel_world_size()
+            + parallel_state.get_expert_model_parallel_rank())
+
+
 def assembled(tensors: HFTensors, shards: Tensor, architecture: Architecture, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
     """The Hugging Face tensors in `shards` [number of shares, *shape of a share], views of it where they lie in one piece.
 
@@ -71,7 +92,7 @@ def assembled(tensors: HFTensors, shards: Tensor, architecture: Architecture, sh
 
 
 class _Gathering:
-    """Brings parameters to rank 0. Every rank asks it for the same parameters in the same order."""
+    """Brings parameters together. Every rank asks it for the same parameters in the same order."""
 
     def __init__(self, model: Any, architecture: Architecture, shapes: dict[str, tuple[int, ...]]) -> None:
         self._architecture, self._shapes = architecture, shapes
@@ -79,47 +100,48 @@ class _Gathering:
         self._dtype, self._device = model.config.params_dtype, next(model.parameters()).device
         self._stage = parallel_state.get_pipeline_model_parallel_rank()
         self._num_stages = parallel_state.get_pipeline_model_parallel_world_size()
+        self._expert_rank = parallel_state.get_expert_model_parallel_rank()
+        self._num_expert_ranks = parallel_state.get_expert_model_parallel_world_size()
         self._scratch = torch.empty(0, dtype=self._dtype, device=self._device)
         known = {tensors.names for tensors in all_hf_tensors(architecture)}
         if unknown := [" + ".join(names) for names in self._own if names not in known]:
             raise ExportError(f"rank {process_group.rank()} holds {unknown[0]}, which the architecture does not have")
 
+    def held(self, tensors: HFTensors) -> Tensor | None:
+        """On the first rank of those that hold `tensors`: their shares, [number of shares, *shape of a share]; on other ranks None."""
+        stage, owner = self._place_of(tensors)
+        if _is_replica(tensors) or self._stage != stage or (tensors.expert is not None and self._expert_rank != owner):
+            return None
+        return self._gathered(tensors, sharing_group(tensors))
+
     def shards(self, tensors: HFTensors) -> Tensor | None:
-        """On rank 0: the shares of `tensors`, [number of shares, *shape of a share]; on other ranks None."""
-        expert = tensors.expert is not None
-        replica = parallel_state.get_expert_data_parallel_rank() if expert else parallel_state.get_data_parallel_rank(with_context_parallel=True)
-        if replica:
+        """As `held`, but on rank 0."""
+        group, found = sharing_group(tensors), self.held(tensors)
+        if _is_replica(tensors) or group.rank():
             return None
-        group = sharing_group(tensors)
-        stage, owner = self._stage_of(tensors), self._owner_of(tensors)
-        at_owner = self._stage == stage and (not expert or parallel_state.get_expert_model_parallel_rank() == owner)
-        shape = (1 if tensors.split is Split.none else group.size(), *shard_shape(tensors, self._shapes, group.size()))
-        found = self._gathered(tensors, shape, group) if at_owner else None
-        if group.rank():
-            return None
-        if expert and owner and self._stage == stage:
+        (stage, owner), shape = self._place_of(tensors), self._shape_of(tensors, group)
+        if owner and self._stage == stage:
             found = self._moved(found, shape, owner, parallel_state.get_expert_model_parallel_group())
-        if stage and not (expert and parallel_state.get_expert_model_parallel_rank()):
+        if stage and not (tensors.expert is not None and self._expert_rank):
             found = self._moved(found, shape, stage, parallel_state.get_pipeline_model_parallel_group())
         return found if process_group.rank() == 0 else None
 
-    def _stage_of(self, tensors: HFTensors) -> int:
-        if tensors.layer is not None:
-            return tensors.layer * self._num_stages // self._architecture.num_layers
-        return 0 if tensors.names == ("model.embed_tokens.weight",) else self._num_stages - 1
+    def _place_of(self, tensors: HFTensors) -> tuple[int, int]:
+        return (stage_of(tensors, self._architecture.num_layers, self._num_stages),
+                expert_rank_of(tensors, self._architecture, self._num_expert_ranks))
 
-    def _owner_of(self, tensors: HFTensors) -> int:
-        return 0 if tensors.expert is None else tensors.expert // experts_per_rank(self._architecture)
+    def _shape_of(self, tensors: HFTensors, group: dist.ProcessGroup) -> tuple[int, ...]:
+        return (1 if tensors.split is Split.none else group.size(), *shard_shape(tensors, self._shapes, group.size()))
 
-    def _gathered(self, tensors: HFTensors, shape: tuple[int, ...], group: dist.ProcessGroup) -> Tensor | None:
+    def _gathered(self, tensors: HFTensors, group: dist.ProcessGroup) -> Tensor | None:
         """The shares, on the first rank of `group`; its own alone, without a copy, where that is all of it."""
-        own = self._own.get(tensors.names)
+        own, shape = self._own.get(tensors.names), self._shape_of(tensors, group)
         if own is None or tuple(own.shape) != shape[1:]:
             raise ExportError(f"rank {process_group.rank()} holds {' + '.join(tensors.names)} "
                               + ("not at all" if own is None else f"in shape {tuple(own.shape)} instead of {shape[1:]}"))
         share = own.detach().to(self._dtype)
         if shape[0] == 1:
-            return share[None]
+            return share[None] if group.rank() == 0 else None
         shares = torch.empty(shape, dtype=self._dtype, device=self._device) if group.rank() == 0 else None
         dist.gather(share, None if shares is None else list(shares), group=group, group_dst=0)
         return shares
@@ -136,3 +158,10 @@ class _Gathering:
                 self._scratch = self._scratch.new_empty(count)
             dist.broadcast(self._scratch[:count] if flat is None else flat[start:start + count], group=group, group_src=source)
         return found if group.rank() == 0 else None
+
+
+def _is_replica(tensors: HFTensors) -> bool:
+    """Whether this rank holds of `tensors` only what another rank, of an earlier copy, holds too."""
+    if tensors.expert is not None:
+        return bool(parallel_state.get_expert_data_parallel_rank())
+    return bool(parallel_state.get_data_parallel_rank(with_context_parallel=True))

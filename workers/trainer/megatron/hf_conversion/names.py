@@ -111,3 +111,24 @@ def all_hf_tensors(architecture: Architecture) -> Iterator[HFTensors]:
         split, parts = _BY_FIRST_PART[leaf]
         expert = int(match[2]) if match and match[2] else None
         yield HFTensors(_with_prefix(name.removesuffix(leaf), parts), split, int(match[1]) if match else None, expert)
+
+
+def stage_of(tensors: HFTensors, num_layers: int, num_stages: int) -> int:
+    """The pipeline stage that has `tensors`: layers are dealt out in equal parts, the last stage has what comes after them."""
+    if tensors.layer is not None:
+        return tensors.layer * num_stages // num_layers
+    return 0 if tensors.names == ("model.embed_tokens.weight",) else num_stages - 1
+
+
+def expert_rank_of(tensors: HFTensors, architecture: Architecture, num_ranks: int) -> int:
+    """Which of the `num_ranks` ranks of expert parallelism has `tensors`; what is no expert's is on all of them, and counts as the first's."""
+    if tensors.expert is None or architecture.mixture is None:
+        return 0
+    return tensors.expert * num_ranks // architecture.mixture.num_experts
+
+
+def sources(architecture: Architecture, num_stages: int, num_expert_ranks: int) -> dict[str, int]:
+    """Who publishes each Hugging Face tensor, in the order of `architecture`: rank e of expert parallelism in stage s is s * num_expert_ranks + e."""
+    found = {name: stage_of(tensors, architecture.num_layers, num_stages) * num_expert_ranks + expert_rank_of(tensors, architecture, num_expert_ranks)
+             for tensors in all_hf_tensors(architecture) for name in tensors.names}
+    return {name: found[name] for name in architecture.tensor_shapes()}

@@ -1,0 +1,1 @@
+"""What concerns SGLang alone, in an environment of its own (`make test-sglang`)."""

@@ -1,0 +1,216 @@
+"""SGLang itself as a worker's engine: started, interrupted, killed, hung, refusing, ended. `make test-sglang` says where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from tests.conformance.engines import CPU, SGLANG, sglang_here
+from tests.conformance.models import prompt_of, write_model
+from tests.wire import test_sampler
+from tests.wire.test_engine_lives import raised, restarted
+from tests.wire.test_sampler import Following, Rig, cuts_of, running, until, write_endless_model
+from workers.config import EngineConfig, Server
+from workers.messages.types import Announcement, Version
+from workers.rollout.engine_client import EngineError, SamplingParams
+from workers.rollout.servers.process import ServerProcess
+from workers.weights.manifest import make_manifest
+
+pytestmark = [sglang_here, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+TOLERANCE = 1e-4
+LENGTH = 400
+PARAMS, SHORT = SamplingParams(LENGTH, 1.0), SamplingParams(20, 1.0)
+ON_CPU = {"server": Server.sglang, "python": SGLANG, "device": "cpu", "mem_fraction": 0.2, "extra_args": ["--max-total-tokens=16384"],
+          "start_timeout_s": 300.0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment of a CPU machine; where servers put what is temporary."""
+    folder = tmp_path_factory.mktemp("t")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**CPU, "TMPDIR": str(folder), "SGLANG_HEALTH_CHECK_TIMEOUT": "3"}.items():
+            patch.setenv(name, value)
+        patch.setattr(test_sampler, "DEADLINE_S", 300.0)
+        yield folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    folder = tmp_path_factory.mktemp("rig")
+    async with running(folder, [write_endless_model(folder / str(seed), seed) for seed in range(2)], **ON_CPU, health_timeout_s=10.0) as rig:
+        yield rig
+
+
+def group(pid: int) -> list[psutil.Process]:
+    """The processes of a server."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def main_pid(rig: Rig) -> int:
+    assert rig.server._process is not None
+    return rig.server._process.pid
+
+
+def scheduler(rig: Rig) -> psutil.Process:
+    return next(process for process in group(main_pid(rig)) if "sglang::scheduler" in " ".join(process.cmdline()))
+
+
+async def generating(rig: Rig, sampling: asyncio.Task) -> None:
+    """Wait until what samples has tokens, as far as that can be seen from outside."""
+    used = scheduler(rig).cpu_times().user
+
+    async def computes() -> bool:
+        await asyncio.sleep(0.05)
+        return sampling.done() or scheduler(rig).cpu_times().user > used + 0.5
+
+    await until(computes)
+
+
+async def test_running_samples_go_on_under_new_weights(rig: Rig) -> None:
+    first, second = rig.publish(0), rig.publish(1)
+    async with Following(rig) as following:
+        await following.load(first)
+        sampling = asyncio.create_task(rig.sample("across", prompt_of(12), PARAMS, seed=1))
+        await generating(rig, sampling)
+        await following.load(second)
+        sample = await sampling
+    (before, cut), (after, end) = cuts_of(sample)
+    assert (before, after, end, sample.num_interruptions) == (first.version, second.version, LENGTH, 1) and 0 < cut < LENGTH
+    assert rig.error(first.version, prompt_of(12), sample.tokens, sample.logprobs, end=cut) <= TOLERANCE
+    assert rig.error(second.version, prompt_of(12), sample.tokens, sample.logprobs, start=cut) <= TOLERANCE
+    assert rig.engine.pause_s > 0 and rig.engine.load_s > 0
+
+
+async def test_it_is_closed_to_others_and_outlives_the_signals_of_a_job(rig: Rig) -> None:
+    key = rig.client._session.headers["Authorization"].removeprefix("Bearer ")
+    processes = group(main_pid(rig))
+    assert len(processes) >= 3
+    for process in processes:
+        assert key not in " ".join(process.cmdline()) and key not in str(process.environ())
+        listening = {connection.laddr.ip for connection in process.net_connections("inet") if connection.status == psutil.CONN_LISTEN}
+        assert listening <= {"127.0.0.1"}, process.cmdline()
+    assert key not in (rig.folder / "engine-0.log").read_text()
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        for process in processes:
+            process.send_signal(number)
+    sample = await rig.sample("survivor", prompt_of(5), SHORT, seed=0)
+    assert len(sample.tokens) == 20 and rig.engine.num_restarts == 0
+
+
+async def test_a_dead_scheduler_is_a_dead_server(rig: Rig) -> None:
+    assert rig.newest is not None
+    version, earlier = rig.newest.version, rig.engine.num_restarts
+    sampling = asyncio.create_task(rig.sample("lost", prompt_of(9), PARAMS, seed=2))
+    await generating(rig, sampling)
+    scheduler(rig).kill()
+    sample = await sampling
+    await restarted(rig.engine, version, earlier + 1)
+    assert cuts_of(sample) == [(version, LENGTH)]
+    assert rig.error(version, prompt_of(9), sample.tokens, sample.logprobs) <= TOLERANCE
+
+
+async def test_a_scheduler_that_hangs_behind_a_server_that_listens_is_noticed(rig: Rig) -> None:
+    assert rig.newest is not None
+    version, earlier, hung = rig.newest.version, rig.engine.num_restarts, main_pid(rig)
+    scheduler(rig).suspend()
+    sample = await rig.sample("waits", prompt_of(9), SHORT, seed=3)
+    assert cuts_of(sample) == [(version, 20)] and rig.engine.num_restarts == earlier + 1 and not group(hung)
+
+
+async def test_halting_brings_tokens_back(rig: Rig) -> None:
+    sampler = rig.sampler
+    sampling = asyncio.create_task(rig.sample("halted", prompt_of(9), PARAMS, seed=4))
+    halted = asyncio.create_task(sampler.sample(lease_of("halted"), "stays", prompt_of(9, 1), PARAMS, 5))
+    await generating(rig, sampling)
+    assert await sampler.halt(60.0)
+    sample = await halted
+    assert sample.finished or len(sample.tokens) > 0
+    rig.engines._closed = False
+    await rig.client.resume()
+    assert (await sampling).finished
+
+
+def lease_of(group_id: str):
+    from tests.wire.test_sampler import lease
+
+    return lease(group_id=group_id)
+
+
+async def test_weights_of_another_model_are_refused_with_their_cause(rig: Rig, tmp_path: Path) -> None:
+    """The last test of this rig: its engine ends."""
+    other, bad = write_model(tmp_path / "other", "llama", 0), Version(9, 9)
+    async with Following(rig) as following:
+        following.holder.announce(Announcement(bad, str(other), make_manifest(other, bad)))
+        with pytest.raises(EngineError, match="/update_weights_from_disk answered 400") as caught:
+            await raised(rig.living)
+    print(caught.value)
+    assert rig.engine.held is None and not group(main_pid(rig))
+
+
+async def test_a_flag_that_sglang_does_not_know_is_told_in_its_words(rig: Rig, tmp_path: Path) -> None:
+    config = EngineConfig(**{**ON_CPU, "extra_args": ["--no-such-flag"]})  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=r"(?s)exited with status 2.*unrecognized arguments: --no-such-flag"):
+        await ServerProcess(config, rig.model, tmp_path / "log").start(Version(0, 0))
+
+
+WORKER = """
+import asyncio, json, sys
+from pathlib import Path
+import msgspec
+from workers.config import EngineConfig
+from workers.messages.types import Version
+from workers.rollout.servers.process import ServerProcess
+
+async def work():
+    server = ServerProcess(msgspec.json.decode(sys.argv[1], type=EngineConfig), Path(sys.argv[2]), Path(sys.argv[3]))
+    await server.start(Version(0, 0))
+    print(server._process.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(work())
+"""
+
+
+async def test_nothing_is_left_of_it_when_its_worker_is_killed(rig: Rig, surroundings: Path, tmp_path: Path) -> None:
+    import msgspec
+
+    config = msgspec.json.encode(EngineConfig(num_slots=8, context_length=256, **ON_CPU)).decode()  # type: ignore[arg-type]
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, config, str(rig.model), str(tmp_path / "log"), cwd=ROOT,
+                                                  stdout=subprocess.PIPE)
+    assert worker.stdout is not None
+    pid = int(await worker.stdout.readline())
+    shared = {path for process in group(pid) for path in memory_of(process)}
+    worker.kill()
+    await worker.wait()
+
+    async def gone() -> bool:
+        await asyncio.sleep(0.05)
+        return not group(pid) and not list(surroundings.glob("headway-sglang-*")) and not any(os.path.exists(path) for path in shared)
+
+    await until(gone)
+
+
+def memory_of(process: psutil.Process) -> set[str]:
+    try:
+        return {entry.path for entry in process.memory_maps() if entry.path.startswith("/dev/shm/sgl")}
+    except psutil.NoSuchProcess:
+        return set()

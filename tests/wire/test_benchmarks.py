@@ -1,0 +1,47 @@
+"""The benchmarks of weight updates run, at their smallest, and what they print adds up; their figures are nobody's business here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks.children import ROOT
+from benchmarks.interruption_requests import Workload, most_gained
+from workers.config import WeightsConfig
+from workers.rundir import MEMORY
+
+
+def last_line(module: str, *options: str) -> dict[str, Any]:
+    before = set(MEMORY.glob("headway-benchmark-*"))
+    ended = subprocess.run([sys.executable, "-m", module, *options], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert set(MEMORY.glob("headway-benchmark-*")) <= before, "left something in memory"
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_weights_reach_all_receivers_and_the_trainer_sends_no_more_than_fanout_copies() -> None:
+    figures = last_line("benchmarks.weights", "--quick")
+    assert figures["ratio"] == pytest.approx(figures["value"] / figures["against"], rel=0.01)
+    assert [case["receivers"] for case in figures["cases"]] == [1, 3]
+    fanout = WeightsConfig().fanout
+    for case in figures["cases"]:
+        for security in ("digest", "curve"):
+            # A little more than whole copies: digests and headers travel as well.
+            assert min(fanout, case["receivers"]) <= case[f"{security}_egress_copies"] < min(fanout, case["receivers"]) + 0.1
+
+
+def test_interruption_is_measured_against_waiting() -> None:
+    figures = last_line("benchmarks.interruption", "--quick")
+    assert figures["ratio"] == pytest.approx(figures["value"] / figures["against"], rel=0.01)
+    assert set(figures["runs"]) == {"interrupt", "wait", "never"}
+    assert figures["reprefilled_tokens"] > 0 and min(figures[part] for part in ("pause_s", "load_s", "first_token_s", "reprefill_s")) > 0
+
+
+def test_waiting_costs_the_more_the_oftener_and_nothing_where_all_answers_end_together() -> None:
+    often, seldom = (most_gained(Workload(16, 384, turns, vocab_size=10)) for turns in (1.0, 8.0))
+    assert often > seldom > 1
+    assert most_gained(Workload(1, 384, 4.0, vocab_size=10)) == pytest.approx(1.0)

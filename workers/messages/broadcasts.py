@@ -1,0 +1,95 @@
+"""Messages about new weights by broadcast (weights.transport=nccl): the group, and each broadcast. Who decides: coordinator/update_group.py."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from workers.messages.parts import Message, Name, Text, Version
+
+Port = Annotated[int, msgspec.Meta(gt=0, lt=65536)]
+Ranks = Annotated[int, msgspec.Meta(ge=2)]
+
+
+class OpenUpdateGroup(Message, frozen=True):
+    """To the trainer: host the update group `group`, in which `num_ranks` are with the trainer itself, rank 0, and join it."""
+
+    group: Name
+    num_ranks: Ranks
+
+
+class UpdateGroupOpened(Message, frozen=True):
+    """The trainer hosts `group` at address:port, and joins it now. `backend`: of torch.distributed. `buckets`: the tensors of each broadcast."""
+
+    group: Name
+    address: Name
+    port: Port
+    backend: Name
+    buckets: list[list[Name]]
+
+
+class JoinUpdateGroup(Message, frozen=True):
+    """To a rollout worker: have the servers join `group`, as ranks `first_rank` and following of `num_ranks`; the rest as in UpdateGroupOpened."""
+
+    group: Name
+    address: Name
+    port: Port
+    backend: Name
+    buckets: list[list[Name]]
+    first_rank: Annotated[int, msgspec.Meta(ge=1)]
+    num_ranks: Ranks
+
+
+class UpdateGroupJoined(Message, frozen=True):
+    """This worker, or the trainer, is in `group` with all its ranks."""
+
+    group: Name
+
+
+class UpdateGroupBroken(Message, frozen=True):
+    """`group` is of no use any more; from anyone in it."""
+
+    group: Name
+    cause: Text
+
+
+class LeaveUpdateGroup(Message, frozen=True):
+    """To everyone in `group`: leave it."""
+
+    group: Name
+    cause: Text
+
+
+class BroadcastWanted(Message, frozen=True):
+    """The trainer has `version` and waits for Broadcast or BroadcastRefused."""
+
+    version: Version
+
+
+class PrepareBroadcast(Message, frozen=True):
+    """To a rollout worker: `version` is about to come through `group`; interrupt all servers, and say BroadcastReady."""
+
+    group: Name
+    version: Version
+
+
+class BroadcastReady(Message, frozen=True):
+    """All servers of this worker stand still and wait for `version`."""
+
+    group: Name
+    version: Version
+
+
+class Broadcast(Message, frozen=True):
+    """To everyone in `group`: `version` is broadcast now."""
+
+    group: Name
+    version: Version
+
+
+class BroadcastRefused(Message, frozen=True):
+    """To whoever waits for Broadcast: `version` does not come through a group."""
+
+    version: Version
+    cause: Text

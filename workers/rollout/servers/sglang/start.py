@@ -1,0 +1,206 @@
+"""Starts an SGLang server in this process. Run by its path, in the interpreter that has SGLang, which need not have anything of ours.
+
+    PYTHON .../start.py --ready-fd FD -- FLAGS OF sglang.launch_server     reads the API key from stdin, which must stay open
+    PYTHON .../start.py --check                                            only looks whether this interpreter has an SGLang that can be used
+
+    worker --spawn, key--> this process = SGLang's main process ----> schedulers, detokenizer (die with it)
+           <-- {"port"} -- leader of a process group | forks first
+                                                     +----> attendant: waits for its end, or the worker's, and removes all that is left
+The API key is in no command line, no environment and no log. Everything temporary is in a private folder (SGLang's local sockets among
+it: pickles travel there). Exit status 2: there is no SGLang that can be used, with the reason.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import importlib.metadata
+import json
+import logging
+import multiprocessing.resource_tracker
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+
+OLDEST, TOO_NEW = (0, 5, 21), (0, 6)
+SHARED_MEMORY = "/dev/shm"
+LEFT_BEHIND = ("sglang_", "sgl_", "psm_", "torch_", "nccl-", "cuda.shm.")
+"""Beginnings of the names of shared memory that is SGLang's own."""
+FIRST_LOOK_S, LOOK_S = 0.1, 5.0
+DYING_S = 2.0
+_PR_SET_PDEATHSIG = 1
+
+# The worker has blocked the signals that end a job, for all that comes of this process. Python's resource tracker would let SIGTERM in again,
+# here and in the processes that SGLang spawns, which import this file too.
+multiprocessing.resource_tracker._HAVE_SIGMASK = False  # type: ignore[attr-defined]
+
+
+def problem() -> str:
+    """Why this interpreter's SGLang cannot be used, '' if it can."""
+    wanted = f"SGLang {'.'.join(map(str, OLDEST))} or newer, before {'.'.join(map(str, TOO_NEW))}"
+    try:
+        version = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return (f"engine.server=sglang: {sys.executable} has no SGLang. Install {wanted} there, or set engine.python to the interpreter "
+                "of an environment that has it")
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    if not OLDEST <= numbers < TOO_NEW:
+        return (f"engine.server=sglang: {sys.executable} has SGLang {version}: must be {wanted}, for versions by token and updates of the "
+                "weights of running requests. Install another one, or set engine.python to the interpreter of an environment that has it")
+    return ""
+
+
+def end_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies. Where that is not the worker, but a container's program, say, the
+    attendant notices the worker's end."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+def attend(folder: str) -> None:
+    """Have a process outlive this one that then ends what is left of its group and removes `folder` and shared memory: SIGKILL leaves no time
+    to. When stdin ends, the worker has: then it ends this process first. It is no child of ours, because SGLang kills all of these."""
+    server, group = os.getpid(), os.getpgid(0)
+    ended, _lives = os.pipe()  # the second is closed by this process's end: what it starts does not inherit it
+    if child := os.fork():
+        os.close(ended)
+        os.waitpid(child, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork():
+            return
+        worker = os.dup(0)
+        keep_only(ended, worker)
+        seen, pause_s = shared_memory(group), FIRST_LOOK_S
+        while not (ready := select.select([ended, worker], [], [], pause_s)[0]):
+            seen, pause_s = seen | shared_memory(group), min(LOOK_S, 2 * pause_s)
+        if ended not in ready:
+            seen |= shared_memory(group)
+            os.kill(server, signal.SIGKILL)
+        bury(group)
+        for path in seen:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os._exit(0)
+
+
+def keep_only(*descriptors: int) -> None:
+    """Close all others: whoever reads the log, or waits for the port, waits for the server and not for this process."""
+    with open(os.devnull, "r+b") as nothing:
+        for number in (0, 1, 2):
+            os.dup2(nothing.fileno(), number)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def shared_memory(group: int) -> set:
+    """The files of shared memory of SGLang's own that a process of the group uses."""
+    found = set()
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):  # not a process, or one that has just ended
+            if os.getpgid(int(name)) == group:
+                with open(f"/proc/{name}/maps") as maps:
+                    used = {line.rstrip("\n").partition("/")[1:] for line in maps if SHARED_MEMORY in line}
+                found |= {"".join(path) for path in used}
+    return {path for path in found if os.path.dirname(path) == SHARED_MEMORY and os.path.basename(path).startswith(LEFT_BEHIND)}
+
+
+def bury(group: int) -> None:
+    """Wait until nothing is left of a group whose server has ended; what has not gone by itself by then is killed. Python's resource tracker is
+    part of the group, and removes semaphores while it is let."""
+    deadline = time.monotonic() + DYING_S
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.05)
+        os.killpg(group, signal.SIGKILL)
+
+
+def reserve_port() -> socket.socket:
+    """A free port of the loopback interface. While this socket is open and does not listen, nobody is given its port by chance, and SGLang's
+    HTTP server can still bind it: both say SO_REUSEADDR."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
+
+
+def hide(secret: str) -> None:
+    """Keep `secret` out of this process's log: SGLang writes down all its arguments."""
+    make = logging.getLogRecordFactory()
+
+    def record(*args: object, **kwargs: object) -> logging.LogRecord:
+        entry = make(*args, **kwargs)
+        if secret in str(entry.msg):
+            entry.msg = str(entry.msg).replace(secret, "(hidden)")
+        return entry
+
+    logging.setLogRecordFactory(record)
+
+
+def surroundings(folder: str, port: int) -> None:
+    """What SGLang and its libraries read of the environment; what a user has set stays."""
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    for name, value in (
+            # The ranks of one server meet by a file, and gloo's on the loopback interface: torch's store would listen on all interfaces.
+            ("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{folder}/ranks"), ("GLOO_SOCKET_IFNAME", "lo"),
+            ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(port)),  # part of the names of shared memory between ranks on CPUs
+            ("SGLANG_LOAD_SNAPSHOT_USE_ZMQ", "1"), ("HF_HUB_OFFLINE", "1")):
+        os.environ.setdefault(name, value)
+
+
+def launch(flags: list, api_key: str, reserved: socket.socket) -> None:
+    """Serve until the process ends."""
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs, prepare_server_args
+
+    load_plugins()
+    if "--attn-dp-size" in flags and "attn_dp_size" not in {field for kind in ServerArgs.__mro__ for field in getattr(kind, "__annotations__", ())}:
+        place = flags.index("--attn-dp-size")  # its older name
+        flags[place:place + 1] = ["--enable-dp-attention", "--dp-size"]
+    arguments = prepare_server_args([*flags, "--host", "127.0.0.1", "--port", str(reserved.getsockname()[1])])
+    hide(api_key)
+    arguments.api_key = api_key
+    run_server(arguments)
+
+
+def main() -> None:
+    """Read the command line; check, or serve."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("flags", nargs="*")
+    options = parser.parse_args()
+    if words := problem():
+        print(words, file=sys.stderr)
+        sys.exit(2)
+    if options.check:
+        return
+    end_with_parent()
+    api_key = sys.stdin.readline().strip()
+    if not api_key:
+        sys.exit("no API key on stdin: every request needs one. Write a random string and a line break to it, and leave it open")
+    folder = tempfile.mkdtemp(prefix="headway-sglang-")
+    attend(folder)
+    reserved = reserve_port()
+    surroundings(folder, reserved.getsockname()[1])
+    with os.fdopen(options.ready_fd, "w") as ready:
+        ready.write(json.dumps({"port": reserved.getsockname()[1]}) + "\n")
+    launch(options.flags, api_key, reserved)
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder: its files are no modules for SGLang
+    main()

@@ -1,0 +1,88 @@
+"""A process group for weights alone: rank 0, the trainer's, broadcasts; the ranks of the inference servers receive.
+
+    trainer, rank 0     hosts the store at address:port --+
+    servers, rank 1..   join it --------------------------+--> one communicator, apart from every other group of these processes
+
+It is made as SGLang makes it (sglang/srt/utils/common.py: init_custom_process_group), so that SGLang's servers can be members. torch has no
+public call for a group beside the default one among processes that are in no common default group.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+
+class GroupError(RuntimeError):
+    """The group could not be made, or a member is gone or silent. The group is of no use any more: close it."""
+
+
+class Host:
+    """The store at which a group meets, on `address` only and a free port. It lasts as long as this object, or a group that was made with it."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        """Raises `GroupError`."""
+        try:
+            listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+            self.address, self.port = address, listener.getsockname()[1]
+            self.store = dist.TCPStore(address, self.port, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False,
+                                       master_listen_fd=listener.detach())
+        except (OSError, RuntimeError) as error:
+            raise GroupError(f"a weight group cannot be hosted at {address}: {error}") from error
+
+
+class BroadcastGroup:
+    """Membership in a group. Every call blocks: making it `join_s` seconds at most, the others `timeout_s`."""
+
+    def __init__(self, address: str, port: int, rank: int, world_size: int, name: str, backend: str, timeout_s: float,
+                 join_s: float | None = None, host: Host | None = None) -> None:
+        """Join as `rank` and wait for all others; rank 0 at the store of its own `host`, if that is given. `backend`: nccl on GPUs, gloo on
+        CPUs; `name` must be new; `join_s`: None for `timeout_s`. Raises `GroupError`."""
+        self.name = name
+        timeout = timedelta(seconds=join_s or timeout_s)
+        try:
+            if host is None:
+                store, rank, world_size = next(dist.rendezvous(f"tcp://{_host(address)}:{port}", rank, world_size, timeout=timeout))
+                store.set_timeout(timeout)
+            else:
+                store = host.store
+                # Whoever hosts a group survives the others' deaths: NCCL would end its process for them.
+                os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+            self._group, _ = c10d._new_process_group_helper(
+                world_size, rank, [], dist.Backend(backend), dist.PrefixStore(name, store),
+                group_name=name, timeout=timeout)  # type: ignore[arg-type]  # a NewType of str
+        except (RuntimeError, ValueError) as error:
+            raise GroupError(f"weight group {name}: rank {rank} of {world_size} could not join at {address}:{port} in "
+                             f"{timeout.total_seconds():g} s: {error}") from error
+        if join_s is not None:
+            c10d._set_pg_timeout(timedelta(seconds=timeout_s), self._group)
+        c10d._world.pg_group_ranks[self._group] = {member: member for member in range(world_size)}
+
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Rank 0 sends `tensors`, one after the other; everywhere else they are overwritten. Raises `GroupError`."""
+        try:
+            for work in [dist.broadcast(tensor, 0, group=self._group, async_op=True) for tensor in tensors]:
+                work.wait()
+            if tensors and tensors[0].is_cuda:
+                torch.cuda.current_stream().synchronize()  # waiting has ordered streams only
+        except RuntimeError as error:
+            raise GroupError(f"weight group {self.name}: a broadcast failed: {error}") from error
+
+    def abort(self) -> None:
+        """End what another thread does in the group, with an error there. Gloo has no means: there it ends by itself, in time."""
+        if dist.get_backend(self._group) == dist.Backend.NCCL:
+            self._group.abort()
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group(self._group)
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
