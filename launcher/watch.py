@@ -55,8 +55,7 @@ class Follower:
     def read(self) -> tuple[list[dict], list[dict]]:
         """Read on; returns the new steps and evaluations."""
         steps, evaluations = self._steps.read(), self._evaluations.read()
-        if self.run.status.exists():
-            self.status = json.loads(self.run.status.read_bytes())
+        self.status = read_status(self.run) or self.status
         return steps, evaluations
 
     @property
@@ -65,12 +64,20 @@ class Follower:
         return self.steps[-1].get("rollout_idle_s", 0.0) if self.steps else 0.0
 
 
+def read_status(run: RunFolder) -> dict | None:
+    """What the coordinator has last written; None before it has."""
+    return json.loads(run.status.read_bytes()) if run.status.exists() else None
+
+
 def notice_dead_jobs(run: RunFolder, min_replicas: int, gone_since: dict[str, float]) -> None:
-    """End the run if the training job, or too many inference jobs, have ended without anybody having said why, `LOST_S` seconds ago."""
+    """End the run if the training job, or too many inference jobs, have ended without anybody having said why, `LOST_S` seconds ago.
+
+    When the last step is done inference leaves in order, while training may still have a model to export."""
     jobs, now = submitted_jobs(run), time.monotonic()
     dead = [job for job in jobs if alive(job) is None and now - gone_since.setdefault(job["job_id"], now) > LOST_S]
     inference = sum(job["name"].endswith("-inference") and job not in dead for job in jobs)
-    fatal = [job for job in dead if job["name"].endswith("-train") or inference < min_replicas]
+    complete = bool((read_status(run) or {}).get("complete"))
+    fatal = [job for job in dead if job["name"].endswith("-train") or (inference < min_replicas and not complete)]
     if fatal and run.ended() is None:
         run.end(f"job {fatal[0]['name']} ({fatal[0]['job_id']}) has ended before the run was over; see {fatal[0]['log']}", "launcher")
 

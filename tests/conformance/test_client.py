@@ -41,7 +41,7 @@ async def endless(plain: Client) -> list[int]:
 def test_a_generation_across_an_update(engine: Endpoint) -> None:
     async def scenario(client: EngineClient, plain: Client) -> None:
         prompt = await endless(plain)
-        task = asyncio.create_task(client.generate("a", prompt, SamplingParams(300, 1.0, top_k=1, stop=("never there\n",)), seed=1))
+        task = asyncio.create_task(client.generate("a", prompt, SamplingParams(900, 1.0, top_k=1, stop=("never there\n",)), seed=1))
         await plain.pace(5)
         await client.pause("retract")
         await client.update_weights(engine.second, ONE, flush_cache=True)

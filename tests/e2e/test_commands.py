@@ -43,7 +43,7 @@ def test_sweeps_run_every_combination(tmp_path: Path) -> None:
     (["staleness.eta=-1"], "staleness.eta=-1: must be 0 or more"),
     (["allocation.num_devices=1"], "allocation.num_devices=1"),
     (["allocation.inference_fraction=2"], "allocation.inference_fraction=2"),
-    (["allocation.num_devices=8", "allocation.replica_size=3"], "[1, 2, 4, 8]"),
+    (["allocation.num_devices=8", "allocation.devices_per_node=8", "allocation.replica_size=3"], "[1, 2, 4, 8]"),
     (["trainer.batch_groups=7"], "trainer.num_minibatches=2"),
     (["data.num_heldout=1000"], "data.num_heldout=1000"),
     (["data=jsonl", "data.path=/missing.jsonl", "data.heldout_path=/missing.jsonl"], "/missing.jsonl"),

@@ -10,20 +10,23 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import pytest_asyncio
 
 from tests.conformance.engines import CPU, SGLANG, sglang_here
-from tests.conformance.models import prompt_of, write_model
+from tests.conformance.models import prompt_of
 from tests.wire import test_sampler
 from tests.wire.test_engine_lives import raised, restarted
-from tests.wire.test_sampler import Following, Rig, cuts_of, running, until, write_endless_model
+from tests.wire.test_sampler import Following, Rig, cuts_of, lease, running, until, write_endless_model
 from workers.config import EngineConfig, Server
-from workers.messages.types import Announcement, Version
+from workers.messages.types import Version
+from workers.rollout.engine import Weights
 from workers.rollout.engine_client import EngineError, SamplingParams
+from workers.rollout.sampler import Sample
 from workers.rollout.servers.process import ServerProcess
-from workers.weights.manifest import make_manifest
+from workers.weights.manifest import MANIFEST
 
 pytestmark = [sglang_here, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -137,33 +140,28 @@ async def test_a_scheduler_that_hangs_behind_a_server_that_listens_is_noticed(ri
 
 
 async def test_halting_brings_tokens_back(rig: Rig) -> None:
-    sampler = rig.sampler
-    sampling = asyncio.create_task(rig.sample("halted", prompt_of(9), PARAMS, seed=4))
-    halted = asyncio.create_task(sampler.sample(lease_of("halted"), "stays", prompt_of(9, 1), PARAMS, 5))
+    assert rig.newest is not None
+    sampler, part = rig.sampler, Sample()
+    sampling = asyncio.create_task(sampler.sample(lease(), "halted", prompt_of(9), PARAMS, 4, part))
     await generating(rig, sampling)
-    assert await sampler.halt(60.0)
-    sample = await halted
-    assert sample.finished or len(sample.tokens) > 0
+    assert await sampler.halt(60.0) and await sampling is part
+    assert 0 < len(part.tokens) < LENGTH and not part.finished
     rig.engines._closed = False
     await rig.client.resume()
-    assert (await sampling).finished
+    kept = list(part.tokens)
+    sample = await rig.sample("goes-on", prompt_of(9), PARAMS, 4, part)
+    assert sample.finished and sample.tokens[: len(kept)] == kept
+    assert rig.error(rig.newest.version, prompt_of(9), sample.tokens, sample.logprobs) <= TOLERANCE
 
 
-def lease_of(group_id: str):
-    from tests.wire.test_sampler import lease
-
-    return lease(group_id=group_id)
-
-
-async def test_weights_of_another_model_are_refused_with_their_cause(rig: Rig, tmp_path: Path) -> None:
+async def test_weights_that_it_refuses_twice_in_two_lives_end_the_worker(rig: Rig, tmp_path: Path) -> None:
     """The last test of this rig: its engine ends."""
-    other, bad = write_model(tmp_path / "other", "llama", 0), Version(9, 9)
-    async with Following(rig) as following:
-        following.holder.announce(Announcement(bad, str(other), make_manifest(other, bad)))
-        with pytest.raises(EngineError, match="/update_weights_from_disk answered 400") as caught:
-            await raised(rig.living)
-    print(caught.value)
-    assert rig.engine.held is None and not group(main_pid(rig))
+    (tmp_path / MANIFEST).touch()
+    rig.newest, last = Weights(Version(9, 9), tmp_path), main_pid(rig)
+    await rig.engine.catch_up()
+    with pytest.raises(EngineError, match="/update_weights_from_disk answered 400: .*Cannot find any model weights"):
+        await raised(rig.living)
+    assert rig.engine.held is None and not group(last) and not group(main_pid(rig))
 
 
 async def test_a_flag_that_sglang_does_not_know_is_told_in_its_words(rig: Rig, tmp_path: Path) -> None:
@@ -191,8 +189,6 @@ asyncio.run(work())
 
 
 async def test_nothing_is_left_of_it_when_its_worker_is_killed(rig: Rig, surroundings: Path, tmp_path: Path) -> None:
-    import msgspec
-
     config = msgspec.json.encode(EngineConfig(num_slots=8, context_length=256, **ON_CPU)).decode()  # type: ignore[arg-type]
     worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, config, str(rig.model), str(tmp_path / "log"), cwd=ROOT,
                                                   stdout=subprocess.PIPE)

@@ -44,7 +44,7 @@ def test_power_cut_of_the_training_node(cluster: LocalCluster, tmp_path: Path) -
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("frozen", [False, True], ids=["running", "frozen"])
 def test_a_trainer_that_lives_on_beside_its_successor_publishes_nothing_and_leaves(cluster: LocalCluster, tmp_path: Path, frozen: bool) -> None:
-    with slurm_run(cluster, tmp_path / "run", *ENDLESS, "checkpoint.every_steps=10") as run:
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS, "checkpoint.every_steps=10", "weights=disk") as run:
         run.after_steps(15)
         host = run.incarnations[0].claim.host
         old = [process for task in run.tasks("train") for process in (task, *task.children(recursive=True))]
@@ -64,8 +64,7 @@ def test_a_trainer_that_lives_on_beside_its_successor_publishes_nothing_and_leav
         cluster.restore_network(host)
         run.more_steps(25)
         cluster.wait("the node's return", lambda: cluster.nodes()[host] == "idle")
-        store = run.run.store(run.config.weights.dir)
-        published = {path.name.split(".")[0] for path in (store / "published").iterdir() if path.name[:1].isdecimal()}
+        published = {path.name.split(".")[0] for path in run.run.weights(run.config.weights.dir).iterdir() if path.name[:1].isdecimal()}
         assert published <= {"2"}
         run.drain()
         assert run.endings == ["fenced", "drained"]

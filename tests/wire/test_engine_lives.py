@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.conformance.models import prompt_of, write_model
+from tests.wire import test_sampler
 from tests.wire.test_sampler import LONG, LONG_PARAMS, TOLERANCE, Following, Rig, cuts_of, lease, running, until, write_endless_model
 from workers.config import Interrupt, Server
 from workers.messages.types import Announcement, Version
@@ -84,7 +85,7 @@ async def restarted(engine: Engine, version: Version, times: int = 1) -> None:
 
 async def raised(task: asyncio.Task[None]) -> None:
     """Raise the first cause of what ends `task`."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(test_sampler.DEADLINE_S):
         (error,) = await asyncio.gather(task, return_exceptions=True)
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

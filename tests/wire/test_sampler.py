@@ -42,7 +42,8 @@ from workers.rollout.sampler import Sample, Sampler
 from workers.rollout.servers.process import LOG_LINES, ServerProcess
 from workers.rollout.weight_updates import WeightHolder
 from workers.rollout.workflows.single_turn import SingleTurn
-from workers.weights.manifest import WeightsError, verify
+from workers.weights.architecture import Architecture, read_architecture
+from workers.weights.manifest import WeightsError, make_manifest, verify
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -194,12 +195,12 @@ def rig(shared: Rig) -> Rig:
 class Following:
     """A weight holder at work on the rig's engines. `changes` are (held, fetching) as told to the coordinator."""
 
-    def __init__(self, rig: Rig, interrupt: Interrupt = Interrupt.retract) -> None:
+    def __init__(self, rig: Rig, interrupt: Interrupt = Interrupt.retract, architecture: Architecture | None = None) -> None:
         self.rig = rig
         self.changes: list[tuple[Version | None, Version | None]] = []
         self.gate = asyncio.Event()
         self.gate.set()
-        self.holder = WeightHolder(OnThisNode(), self._changed)
+        self.holder = WeightHolder(OnThisNode(), self._changed, architecture=architecture)
         for engine in rig.engines.engines:
             engine._mode, engine._newest = interrupt, lambda: self.holder.newest
 
@@ -496,6 +497,19 @@ async def test_damaged_weights_are_refused_and_the_old_ones_serve_on(rig: Rig, d
         error = await following.fails()
     assert isinstance(error, WeightsError) and bad.folder in str(error)
     assert rig.engines.held == first.version
+    await serves_unharmed(rig, first)
+
+
+async def test_weights_of_another_model_are_refused_before_any_engine_gets_them(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_updates, "NEWER_S", 0.2)
+    first, other = rig.publish(0), write_model(tmp_path / "other", "qwen2", 0)
+    rig.step += 1
+    bad = Announcement(Version(1, rig.step), str(other), make_manifest(other, Version(1, rig.step)))
+    async with Following(rig, architecture=read_architecture(rig.model)) as following:
+        await following.load(first)
+        following.holder.announce(bad)
+        error = await following.fails()
+    assert isinstance(error, WeightsError) and "family='qwen2', the model that is served has family='qwen3'" in str(error)
     await serves_unharmed(rig, first)
 
 

@@ -177,7 +177,7 @@ class Rig:
 
     async def sampled(self, engine: Engine, prompt: list[int]) -> tuple[list[int], list[float]]:
         assert engine.client is not None
-        found = await engine.client.generate(f"{engine.name}-{self.version}", prompt, SamplingParams(24, 1.0), seed=3)
+        found = await engine.client.generate(f"{engine.name}-{self.version}", prompt, SamplingParams(24, 0.0), seed=3)
         assert found.spans == [(self.version, 0, 24)]
         return found.tokens, found.logprobs
 

@@ -54,10 +54,11 @@ class Broadcasts:
 
     def consider(self, newest: Version, now: float) -> Sending:
         """Make another group where that is due; `newest`: the version announced last."""
-        able = [worker for worker in self._registry.ready() if worker.update_ranks]
-        fleet = {worker.peer: worker.update_ranks for worker in able if worker.held is not None and worker.held >= newest}
+        workers = [worker for worker in self._registry.of(Role.rollout) if not worker.draining]
+        current = [worker for worker in workers if worker.held is not None and worker.held >= newest]
+        fleet = {worker.peer: worker.update_ranks for worker in current if worker.update_ranks}
         return [sent for trainer in self._registry.of(Role.trainer)
-                for sent in self.group.consider(trainer.peer, fleet, len(fleet) == len(able), now)]
+                for sent in self.group.consider(trainer.peer, fleet, len(current) == len(workers), now)]
 
     def take_notices(self) -> list[str]:
         """Lines for the log."""

@@ -63,6 +63,7 @@ class Farewell:
         seconds = self.worker.seconds
         if self.core.ended:
             self.run.end(self.core.ended, "coordinator")
+        self.worker.write_status()  # so that nobody wonders why rollout workers leave while the trainer still exports
         cancelling = asyncio.create_task(asyncio.to_thread(cancel_waiting, self.core, self.run))
         await asyncio.wait([cancelling], timeout=CANCEL_S)  # no longer: the workers must hear of us
         deadline = time.monotonic() + FAREWELL_S

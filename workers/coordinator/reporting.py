@@ -68,7 +68,7 @@ def status(coordinator: Coordinator, now: float, seconds: float, wall: float, re
     state = coordinator
     return {
         "time": wall, "kind": state.config.run.kind.value, "epoch": state.epoch, "seconds": round(seconds, 1), "step": max(0, state.training.step),
-        "num_steps": state.config.run.num_steps, "eta": state.policy.eta, "bound": state.policy.bound.value,
+        "complete": state.ended == "", "num_steps": state.config.run.num_steps, "eta": state.policy.eta, "bound": state.policy.bound.value,
         "waiting": waiting(state), "buffer": len(state.ledger.finished), "running": len(state.ledger.running),
         "admitted": state.ledger.admitted, "set_aside": len(state.ledger.set_aside),
         "parked": len(state.ledger.parked), "suspended": state.left or state.drain_reason or ("saving" if state.suspending else ""),

@@ -123,9 +123,9 @@ class UpdateGroup:
             self._due_at = now + SETTLE_S
 
     def consider(self, trainer: bytes, fleet: Mapping[bytes, int], settled: bool, now: float) -> Sending:
-        """Make a group if that is due, and there is none of this fleet. `settled`: all workers that generate hold the newest version."""
+        """Make a group if that is due, and there is none of this fleet. `settled`: all workers hold the newest version."""
         due = self._due_at is not None and (settled or now >= self._due_at)
-        if not due or self.phase not in (Phase.none, Phase.standing):
+        if not due or not fleet or self.phase not in (Phase.none, Phase.standing):
             return []
         self._due_at, out = None, self._absences.out()
         wanted = {} if trainer in out else {peer: ranks for peer, ranks in fleet.items() if peer not in out}

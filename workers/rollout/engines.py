@@ -56,8 +56,9 @@ class Engines:
 
     @property
     def capacity(self) -> int:
-        """How many samples those that run take at once."""
-        return self._routing.capacity * sum(engine.client is not None for engine in self.engines)
+        """How many samples those take at once that hold weights; before any does, those that run."""
+        running = [engine for engine in self.engines if engine.client is not None]
+        return self._routing.capacity * len([engine for engine in running if engine.held is not None] or running)
 
     @property
     def tokens_in_flight(self) -> int:

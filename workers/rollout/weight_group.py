@@ -43,6 +43,8 @@ JOIN_S = 60.0
 GO_S = 15.0
 """A little more than the coordinator waits for all workers to stand still."""
 LEAVE_S = 20.0
+GIVES_UP_S = 10.0
+"""So much longer than the trainer a server is waited for: when the trainer gives up, the servers' calls fail, and they need not be ended."""
 
 
 class Holder(Protocol):
@@ -230,7 +232,7 @@ class GroupMember:
         buckets = self._joined.buckets
 
         async def load(client: EngineClient) -> None:
-            deadline = time.monotonic() + self._config.weights.timeout_s
+            deadline = time.monotonic() + self._config.weights.timeout_s + GIVES_UP_S
             try:
                 await client.begin_update(_left(deadline))
                 for number, names in enumerate(buckets, 1):

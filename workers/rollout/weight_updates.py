@@ -17,7 +17,9 @@ from workers.messages.types import Announcement, Version
 from workers.rollout.engine import Weights
 from workers.rollout.engines import Engines
 from workers.rollout.weight_fetch import WeightsSuperseded
+from workers.weights.architecture import Architecture, ModelError
 from workers.weights.manifest import WeightsError
+from workers.weights.same_model import check_same_model
 
 NEWER_S = 10.0
 
@@ -39,8 +41,10 @@ class Fetch(Protocol):
 class WeightHolder:
     """What the engines of this worker are to hold. `changed` is awaited after every change, so that the coordinator knows."""
 
-    def __init__(self, fetch: Fetch, changed: Callable[[], Awaitable[None]], in_touch: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, fetch: Fetch, changed: Callable[[], Awaitable[None]], in_touch: Callable[[], bool] = lambda: True,
+                 architecture: Architecture | None = None) -> None:
         """`in_touch`: whether there is a coordinator; without one a version may be gone with the training job that published it.
+        `architecture`: of the model that is served, which every version must be of; SGLang would take any.
 
         `newest`: what is on this node; None where newer weights have come by broadcast. `arriving` (to be set) returns once no broadcast is
         under way."""
@@ -51,7 +55,7 @@ class WeightHolder:
         self.arriving: Callable[[], Awaitable[None]] = _nothing_arrives
         self._lacking = False
         self._received: Version | None = None
-        self._fetch, self._changed, self._in_touch = fetch, changed, in_touch
+        self._fetch, self._changed, self._in_touch, self._architecture = fetch, changed, in_touch, architecture
         self._announced: Announcement | None = None
         self._news = asyncio.Event()
 
@@ -107,6 +111,11 @@ class WeightHolder:
         version = self.fetching = announcement.version
         await self._changed()
         folder = await self._fetch.fetch(announcement)
+        if self._architecture is not None:
+            try:
+                await asyncio.to_thread(check_same_model, folder, self._architecture)
+            except ModelError as error:
+                raise WeightsError(f"version {version}: {error}") from error
         if self._received is None or version >= self._received:
             self.newest = Weights(version, folder)
         async with self._fetch.permit(version):

@@ -53,6 +53,7 @@ from workers.rollout.workflows.single_turn import SingleTurn
 from workers.rundir import RunFolder
 from workers.transport.client import NoCoordinator, RunOver
 from workers.transport.peer import START_TIMEOUT_S, Peer
+from workers.weights.architecture import read_architecture
 
 
 class RolloutWorker:
@@ -80,7 +81,7 @@ class RolloutWorker:
         idle_s = self.config.rollout.max_idle_minutes * 60
         self._told = told = listen(self.config.cluster)
         self._fetch = fetch = WeightFetch(self.run, self.config, self._send, self._trainer_lives)
-        self._holder = WeightHolder(fetch, self._beat, self._trainer_lives)
+        self._holder = WeightHolder(fetch, self._beat, self._trainer_lives, read_architecture(Path(self.config.model.path)))
         self._peer = peer = Peer(
             self.run, self.config.transport, Role.rollout, idle_s, heartbeat=self._heartbeat, on_message=self._on_message,
             on_announcement=self._on_announcement, leases=self._held, job=slurm_job(), serves=fetch.endpoint, follows=self._on_slurm,

@@ -148,7 +148,7 @@ class HostedGroup:
         self._num_ranks, self._address, self._backend, self._buckets = order.num_ranks, address, backend, buckets
         self._timeout_s, self._send = timeout_s, send
         self._group: BroadcastGroup | None = None
-        self._on_the_way: list[Tensor] = []
+        self._on_the_way: list[tuple[Tensor, float]] = []
         self._end = ""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._live, name=self.name, daemon=True)
@@ -158,7 +158,7 @@ class HostedGroup:
         """Have it sent; returns while it may still be on the way. Raises `GroupError`."""
         self._wait(ON_THE_WAY - 1, deadline)
         with self._changed:
-            self._on_the_way.append(flat)
+            self._on_the_way.append((flat, deadline))
             self._changed.notify_all()
 
     def finish(self, deadline: float) -> None:
@@ -170,9 +170,8 @@ class HostedGroup:
         with self._changed:
             self._end = self._end or cause
             self._changed.notify_all()
-            group = self._group if self._on_the_way else None
-        if group is not None:
-            group.abort()
+            if self._group is not None and self._on_the_way:
+                self._group.abort()
         self._thread.join(wait_s)
 
     def _wait(self, number: int, deadline: float) -> None:
@@ -187,12 +186,13 @@ class HostedGroup:
         try:
             host = Host(self._address, JOIN_S)
             self._send(UpdateGroupOpened(self.name, host.address, host.port, self._backend, self._buckets))
-            self._group = BroadcastGroup(host.address, host.port, 0, self._num_ranks, self.name, self._backend, self._timeout_s,
-                                         JOIN_S, host)
+            group = self._group = BroadcastGroup(host.address, host.port, 0, self._num_ranks, self.name, self._backend, self._timeout_s,
+                                                 JOIN_S, host)
             self.joined = True
             self._send(UpdateGroupJoined(self.name))
-            while (flat := self._next()) is not None:
-                self._group.broadcast([flat])
+            while (sending := self._next()) is not None:
+                flat, deadline = sending
+                group.broadcast([flat], max(0.1, deadline - time.monotonic()))
                 with self._changed:
                     self._on_the_way.pop(0)
                     self._changed.notify_all()
@@ -203,10 +203,12 @@ class HostedGroup:
                 self._changed.notify_all()
         finally:
             self.joined = False
-            if self._group is not None:
-                self._group.close()
+            with self._changed:
+                left, self._group = self._group, None
+            if left is not None:
+                left.close()
 
-    def _next(self) -> Tensor | None:
+    def _next(self) -> tuple[Tensor, float] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._end or self._on_the_way)
             return None if self._end else self._on_the_way[0]

@@ -82,7 +82,7 @@ class WeightServer:
         self._waiting: dict[Version, list[Waiting]] = {}
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self._wake)
+        weakref.finalize(self, os.close, self._wake).atexit = False  # a writer may still report a chunk after `close`
         self._context = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         self._router = self._context.socket(zmq.ROUTER)

@@ -44,7 +44,7 @@ class BroadcastGroup:
                  join_s: float | None = None, host: Host | None = None) -> None:
         """Join as `rank` and wait for all others; rank 0 at the store of its own `host`, if that is given. `backend`: nccl on GPUs, gloo on
         CPUs; `name` must be new; `join_s`: None for `timeout_s`. Raises `GroupError`."""
-        self.name = name
+        self.name, self._backend = name, dist.Backend(backend)
         timeout = timedelta(seconds=join_s or timeout_s)
         try:
             if host is None:
@@ -55,7 +55,7 @@ class BroadcastGroup:
                 # Whoever hosts a group survives the others' deaths: NCCL would end its process for them.
                 os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             self._group, _ = c10d._new_process_group_helper(
-                world_size, rank, [], dist.Backend(backend), dist.PrefixStore(name, store),
+                world_size, rank, [], self._backend, dist.PrefixStore(name, store),
                 group_name=name, timeout=timeout)  # type: ignore[arg-type]  # a NewType of str
         except (RuntimeError, ValueError) as error:
             raise GroupError(f"weight group {name}: rank {rank} of {world_size} could not join at {address}:{port} in "
@@ -64,10 +64,15 @@ class BroadcastGroup:
             c10d._set_pg_timeout(timedelta(seconds=timeout_s), self._group)
         c10d._world.pg_group_ranks[self._group] = {member: member for member in range(world_size)}
 
-    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Rank 0 sends `tensors`, one after the other; everywhere else they are overwritten. Raises `GroupError`."""
+    def broadcast(self, tensors: Sequence[torch.Tensor], timeout_s: float | None = None) -> None:
+        """Rank 0 sends `tensors`, one after the other; everywhere else they are overwritten. `timeout_s`: None for that of the group. Raises
+        `GroupError`."""
+        options = dist.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        if timeout_s is not None:
+            options.timeout = timedelta(seconds=timeout_s)
         try:
-            for work in [dist.broadcast(tensor, 0, group=self._group, async_op=True) for tensor in tensors]:
+            for work in [self._group.broadcast([tensor], options) for tensor in tensors]:
                 work.wait()
             if tensors and tensors[0].is_cuda:
                 torch.cuda.current_stream().synchronize()  # waiting has ordered streams only
@@ -76,7 +81,7 @@ class BroadcastGroup:
 
     def abort(self) -> None:
         """End what another thread does in the group, with an error there. Gloo has no means: there it ends by itself, in time."""
-        if dist.get_backend(self._group) == dist.Backend.NCCL:
+        if self._backend == dist.Backend.NCCL:
             self._group.abort()
 
     def close(self) -> None:
