@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from tests.conformance.engines import CPU, SGLANG, sglang_here
 from tests.conformance.models import prompt_of
 from tests.wire import test_sampler
 from tests.wire.test_engine_lives import raised, restarted
-from tests.wire.test_sampler import Following, Rig, cuts_of, lease, running, until, write_endless_model
+from tests.wire.test_sampler import CONTEXT, Following, Rig, cuts_of, lease, running, until, write_endless_model
 from workers.config import EngineConfig, Server
 from workers.messages.types import Version
 from workers.rollout.engine import Weights
@@ -52,8 +53,16 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     folder = tmp_path_factory.mktemp("rig")
-    async with running(folder, [write_endless_model(folder / str(seed), seed) for seed in range(2)], **ON_CPU, health_timeout_s=10.0) as rig:
+    models = [write_endless_model(folder / str(seed), seed) for seed in range(2)]
+    for model in models:  # SGLang ends a response at its tokenizer's end of sequence too
+        path = model / "tokenizer_config.json"
+        path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != "eos_token"}))
+    async with running(folder, models, **ON_CPU, health_timeout_s=10.0) as rig:
         yield rig
+
+
+async def test_the_longest_answer_is_as_long_as_the_context_lets_it(rig: Rig) -> None:
+    assert len((await rig.sample("whole", prompt_of(CONTEXT - 50), SamplingParams(50, 1.0), seed=0)).tokens) == 50
 
 
 def group(pid: int) -> list[psutil.Process]:
@@ -68,9 +77,15 @@ def group(pid: int) -> list[psutil.Process]:
     return found
 
 
+def main_of(pid: int) -> int:
+    """SGLang's main process: the only child of the one that attends to it."""
+    (main,) = psutil.Process(pid).children()
+    return main.pid
+
+
 def main_pid(rig: Rig) -> int:
     assert rig.server._process is not None
-    return rig.server._process.pid
+    return main_of(rig.server._process.pid)
 
 
 def scheduler(rig: Rig) -> psutil.Process:
@@ -161,7 +176,7 @@ async def test_weights_that_it_refuses_twice_in_two_lives_end_the_worker(rig: Ri
     await rig.engine.catch_up()
     with pytest.raises(EngineError, match="/update_weights_from_disk answered 400: .*Cannot find any model weights"):
         await raised(rig.living)
-    assert rig.engine.held is None and not group(last) and not group(main_pid(rig))
+    assert rig.engine.held is None and not group(last) and rig.server._process is not None and not group(rig.server._process.pid)
 
 
 async def test_a_flag_that_sglang_does_not_know_is_told_in_its_words(rig: Rig, tmp_path: Path) -> None:
@@ -190,17 +205,18 @@ asyncio.run(work())
 
 async def test_nothing_is_left_of_it_when_its_worker_is_killed(rig: Rig, surroundings: Path, tmp_path: Path) -> None:
     config = msgspec.json.encode(EngineConfig(num_slots=8, context_length=256, **ON_CPU)).decode()  # type: ignore[arg-type]
+    others = set(surroundings.glob("headway-sglang-*"))
     worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, config, str(rig.model), str(tmp_path / "log"), cwd=ROOT,
                                                   stdout=subprocess.PIPE)
     assert worker.stdout is not None
-    pid = int(await worker.stdout.readline())
+    pid = main_of(int(await worker.stdout.readline()))
     shared = {path for process in group(pid) for path in memory_of(process)}
     worker.kill()
     await worker.wait()
 
     async def gone() -> bool:
         await asyncio.sleep(0.05)
-        return not group(pid) and not list(surroundings.glob("headway-sglang-*")) and not any(os.path.exists(path) for path in shared)
+        return not group(pid) and set(surroundings.glob("headway-sglang-*")) <= others and not any(os.path.exists(path) for path in shared)
 
     await until(gone)
 

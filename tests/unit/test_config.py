@@ -163,3 +163,16 @@ def test_a_broken_run_config_is_an_error(tmp_path: Path, content: bytes) -> None
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="Start the run again"):
         load(path)
+
+
+@pytest.mark.parametrize(("overrides", "key"), [
+    (["engine.server=synthetic"], "engine.server"),
+    (["engine=sglang", "trainer.microbatch_tokens=4096", "engine.parallel.pp=2", "allocation.replica_size=2"], "engine.parallel.pp"),
+    (["engine=sglang", "trainer.microbatch_tokens=4096", "engine.parallel.tp=2", "engine.parallel.dp_attention=2", "allocation.replica_size=2"],
+     "engine.parallel.dp_attention"),
+])
+def test_what_cannot_take_broadcasts_is_refused(overrides: list[str], key: str) -> None:
+    more = ["allocation.num_devices=8", *overrides]
+    composed(*more, "weights=zmq")
+    with pytest.raises(ConfigError, match=f"{key}=.*weights.transport=nccl"):
+        composed(*more, "weights=nccl")

@@ -33,7 +33,7 @@ def test_flags_of_sglang() -> None:
     words = flags(config, Path("/models/x"), Version(0, 0))
     given_as = {flag: value for flag, value in pairwise(words) if flag.startswith("--") and not value.startswith("--")}
     assert given_as == {
-        "--model-path": "/models/x", "--weight-version": "0.0", "--dtype": "bfloat16", "--context-length": "2048", "--max-running-requests": "96",
+        "--model-path": "/models/x", "--weight-version": "0.0", "--dtype": "bfloat16", "--context-length": "2050", "--max-running-requests": "96",
         "--tp-size": "4", "--pp-size": "2", "--ep-size": "2", "--attn-dp-size": "2", "--log-level-http": "warning", "--device": "cuda",
         "--mem-fraction-static": "0.8"}
     assert words[-3:] == ["--sleep-on-idle", "--skip-server-warmup", "--disable-cuda-graph"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -223,6 +223,23 @@ def test_background_work_tells_once_how_it_ended() -> None:
     work.start(fail)
     with pytest.raises(CheckpointError, match="full"):
         work.end()
+
+
+@pytest.mark.parametrize("leave", [Background.end, lambda work: work.abandon(60.0)], ids=["waited for", "abandoned"])
+def test_nothing_of_background_work_is_left_when_its_end_has_been_waited_for(leave: Callable[[Background], None]) -> None:
+    """A thread that is in torch when the interpreter is taken down aborts the process."""
+    entered, leaving = threading.Event(), threading.Event()
+
+    def ended() -> None:
+        entered.set()
+        assert leaving.wait(60)
+
+    work = Background("work", ended)
+    work.start(lambda: None)
+    assert entered.wait(60)
+    threading.Timer(0.05, leaving.set).start()
+    leave(work)
+    assert "work" not in [thread.name for thread in threading.enumerate()]
     assert work.end()
 
 

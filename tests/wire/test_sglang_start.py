@@ -119,9 +119,11 @@ def left_over(tmp_path: Path) -> list[str]:
     return [str(path) for path in (*tmp_path.glob("headway-sglang-*"), *Path("/dev/shm").glob(f"sglang_stand_in_{os.getpid()}"))]
 
 
-def main_pid(server: ServerProcess) -> int:
+def main_of(server: ServerProcess) -> psutil.Process:
+    """SGLang's main process: the only child of the one that attends to it."""
     assert server._process is not None
-    return server._process.pid
+    (main,) = psutil.Process(server._process.pid).children()
+    return main
 
 
 async def test_what_it_is_started_with(interpreter: Path, tmp_path: Path) -> None:
@@ -136,8 +138,10 @@ async def test_what_it_is_started_with(interpreter: Path, tmp_path: Path) -> Non
         folder = Path(environment["TMPDIR"])
         assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700 and Path(facts["temporary"]).parent == folder
         assert environment["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] == f"file://{folder}/ranks"
-        main = psutil.Process(main_pid(server))
-        assert os.getpgid(main.pid) == main.pid == os.getpgid(facts["child"]) != os.getpgid(0)
+        main = main_of(server)
+        attendant = main.parent()
+        assert attendant is not None and os.getpgid(main.pid) == main.pid == os.getpgid(facts["child"])
+        assert os.getpgid(attendant.pid) == attendant.pid != os.getpgid(0)
         key = client._session.headers["Authorization"].removeprefix("Bearer ")
         for secret_free in ("\0".join(main.cmdline()), str(main.environ()), str(environment), (tmp_path / "log").read_text()):
             assert key not in secret_free
@@ -147,17 +151,41 @@ async def test_what_it_is_started_with(interpreter: Path, tmp_path: Path) -> Non
             await stranger._call("GET", "/health", None)
         await stranger.close()
         for number in (signal.SIGTERM, signal.SIGUSR2):
-            os.kill(main.pid, number)
+            main.send_signal(number)
+            attendant.send_signal(number)
         assert await client.answers("/health", 10.0), "what ends a job does not end its engine"
 
 
-async def test_all_of_it_ends_with_it(interpreter: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hung", [False, True])
+async def test_all_of_it_ends_with_it(interpreter: Path, tmp_path: Path, hung: bool) -> None:
     async with started(sglang(interpreter), tmp_path / "log") as (server, _, facts):
         assert len(left_over(tmp_path)) == 2
-        os.kill(main_pid(server), signal.SIGSTOP)
+        main = main_of(server)
+        if hung:
+            main.suspend()
         await server.stop()
-        assert is_gone(main_pid(server)) and is_gone(facts["child"])
-    wait_until(lambda: not left_over(tmp_path))
+        assert is_gone(main.pid) and is_gone(facts["child"]) and not left_over(tmp_path)
+
+
+async def test_a_server_that_is_killed_is_told_so_and_leaves_nothing(interpreter: Path, tmp_path: Path) -> None:
+    async with started(sglang(interpreter), tmp_path / "log") as (server, client, facts):
+        seen = Path(f"/dev/shm/sglang_stand_in_{os.getpid()}")
+        main_of(server).kill()
+        assert "was killed by SIGKILL" in await asyncio.wait_for(server.exited(), 30)
+        assert not await client.answers("/health", 5.0) and is_gone(facts["child"])
+        assert not list(tmp_path.glob("headway-sglang-*"))
+        seen.unlink(missing_ok=True)  # known only if it was there when it was looked for last
+
+
+async def test_it_ends_even_if_what_attends_to_it_is_killed(interpreter: Path, tmp_path: Path) -> None:
+    async with started(sglang(interpreter), tmp_path / "log") as (server, _, facts):
+        main = main_of(server)
+        assert server._process is not None
+        server._process.kill()
+        await server._process.wait()
+        wait_until(lambda: is_gone(main.pid))
+        psutil.Process(facts["child"]).kill()  # SGLang's own die with their parent
+        Path(f"/dev/shm/sglang_stand_in_{os.getpid()}").unlink()
 
 
 async def test_two_servers_have_ports_of_their_own(interpreter: Path, tmp_path: Path) -> None:
@@ -168,6 +196,7 @@ async def test_two_servers_have_ports_of_their_own(interpreter: Path, tmp_path: 
 WORKER = """
 import asyncio, sys
 from pathlib import Path
+import psutil
 from workers.config import EngineConfig, Server
 from workers.messages.types import Version
 from workers.rollout.servers.process import ServerProcess
@@ -175,7 +204,7 @@ from workers.rollout.servers.process import ServerProcess
 async def work():
     server = ServerProcess(EngineConfig(server=Server.sglang, python=sys.argv[1]), Path("/models/x"), Path(sys.argv[2]))
     client = await server.start(Version(0, 0))
-    print(server._process.pid, (await client._call("GET", "/facts", None))["child"], flush=True)
+    print(psutil.Process(server._process.pid).children()[0].pid, (await client._call("GET", "/facts", None))["child"], flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(work())

@@ -307,3 +307,7 @@ async def test_a_joiner_gets_files_first_and_then_its_place(rig: Rig) -> None:
     rig.publish()
     assert await rig.broadcast()
     await rig.check()
+
+
+async def test_servers_that_were_started_together_leave_signals_to_the_worker(rig: Rig) -> None:
+    assert len(rig.servers) > 2 and signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()

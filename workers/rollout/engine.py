@@ -29,7 +29,7 @@ from workers.rollout.servers.process import PROBES, ServerProcess
 from workers.weights.manifest import MANIFEST, WeightsError
 
 BEGINNING = Version(0, 0)
-EXIT_S = 1.0
+EXIT_S = 5.0
 """So soon a process that is the cause of a failed call is seen to be gone."""
 PROBE_S = 5.0
 ANSWER_S = 30.0
@@ -194,7 +194,7 @@ class Engine:
         A server that fails may hold half an update: it stands still, and takes no work, until it has loaded whole weights (`catch_up`).
         """
         async with self._loading:
-            client, started = self.client, time.monotonic()
+            client, started, at_work = self.client, time.monotonic(), self.held is not None
             if client is None or self._broken.done():
                 return False
             self.num_pauses += 1
@@ -213,15 +213,13 @@ class Engine:
                 self.held = None
                 print(f"warning: {self.name} has not got version {version} by broadcast: {error}", flush=True)
             finally:
-                self.num_pauses += 1
-                self._resumed_at = time.monotonic()
-                self.update_s += self._resumed_at - started
+                self._resumed(started, at_work)
         await self._changed()
         return self.held == version
 
     async def _load(self, client: EngineClient, weights: Weights) -> None:
         """Pause, load, continue; once more if it is refused. Raises `EngineError` after that, and leaves the server standing still."""
-        started = time.monotonic()
+        started, at_work = time.monotonic(), self.held is not None
         self.num_pauses += 1
         try:
             try:
@@ -236,9 +234,15 @@ class Engine:
                 await self._pause_and_load(client, weights)
             await client.resume(self._config.load_timeout_s)
         finally:
-            self.num_pauses += 1
-            self._resumed_at = time.monotonic()
-            self.update_s += self._resumed_at - started
+            self._resumed(started, at_work)
+
+    def _resumed(self, started: float, at_work: bool) -> None:
+        """A pause has ended; `at_work`: it has interrupted requests, perhaps."""
+        now = time.monotonic()
+        self.num_pauses += 1
+        self.update_s += now - started
+        if at_work:
+            self._resumed_at = now
 
     async def _pause_and_load(self, client: EngineClient, weights: Weights) -> None:
         limit, started = self._config.load_timeout_s, time.monotonic()

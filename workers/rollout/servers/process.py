@@ -19,6 +19,7 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from workers.config import EngineConfig, Server
@@ -37,7 +38,7 @@ GROUP_ENDS_S = 5.0
 READY_S = 30.0
 PROBES = {Server.embedded: "/model_info", Server.synthetic: "/model_info", Server.sglang: "/health_generate"}
 """What the part of a server answers that computes, not only the one that listens."""
-TOLD_S = 3.0
+TOLD_S = 5.0
 POLL_S = 0.05
 SGLANG_START = Path(__file__).parent / "sglang" / "start.py"
 
@@ -82,9 +83,8 @@ class ServerProcess:
         """Start the process; returns the file descriptor from which its port will be read."""
         read_end, write_end = os.pipe()
         by_stdin = self._config.server is Server.sglang
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_WORKER)  # which the child inherits
         try:
-            with self._log.open("ab") as log:
+            with self._log.open("ab") as log, _signals_blocked():  # which the child inherits
                 self._log_start = log.tell()
                 self._process = await asyncio.create_subprocess_exec(
                     *self._command(version, write_end), env=self._environment(api_key), pass_fds=[write_end], process_group=0,
@@ -96,7 +96,6 @@ class ServerProcess:
                                   "environment that has SGLang") from error
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(write_end)
         if by_stdin:
             assert self._process.stdin is not None
@@ -167,7 +166,7 @@ class ServerProcess:
         """End the process and all that it has started: there is nothing to save, so it is killed. Once more is nothing."""
         if (process := self._process) is None or self._stopped:
             return
-        if process.stdin is not None:  # it is told to end, and sees to what it has of shared memory
+        if process.stdin is not None:  # it is told to end, and leaves nothing
             process.stdin.close()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TOLD_S):
@@ -184,6 +183,21 @@ class ServerProcess:
             log.seek(max(self._log_start, end - LOG_BYTES))
             lines = log.read().decode(errors="replace").splitlines()[-LOG_LINES:]
         return f"; its log ({self._log}) is empty" if not lines else f"; its log ({self._log}) ends:\n  " + "\n  ".join(lines)
+
+
+_starting: list[set[int]] = []
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block `FOR_THE_WORKER`. Servers of one worker are started at the same time: the last one to leave this lets them through again."""
+    _starting.append(_starting[0] if _starting else set(signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_WORKER)))
+    try:
+        yield
+    finally:
+        mask = _starting.pop()
+        if not _starting:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 async def _end_group(group: int) -> None:

@@ -7,13 +7,16 @@ from pathlib import Path
 from workers.config import EngineConfig
 from workers.messages.types import Version
 
+KEPT_BACK = 2
+"""Positions of a context that SGLang gives to no request: it would end the longest answers so much earlier."""
+
 
 def flags(config: EngineConfig, model_folder: Path, version: Version) -> list[str]:
     """The flags of sglang.launch_server; address and key are added in its own process (start.py)."""
     parallel = config.parallel
     chosen = {
         "--model-path": str(model_folder), "--weight-version": str(version), "--dtype": config.dtype.value,
-        "--context-length": str(config.context_length), "--max-running-requests": str(config.num_slots),
+        "--context-length": str(config.context_length + KEPT_BACK), "--max-running-requests": str(config.num_slots),
         "--tp-size": str(parallel.tp), "--pp-size": str(parallel.pp), "--ep-size": str(parallel.ep),
         # Every request of a run would be a line of the log, and an idle scheduler would keep a core busy.
         "--log-level-http": "warning"}

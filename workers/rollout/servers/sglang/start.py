@@ -3,11 +3,12 @@
     PYTHON .../start.py --ready-fd FD -- FLAGS OF sglang.launch_server     reads the API key from stdin, which must stay open
     PYTHON .../start.py --check                                            only looks whether this interpreter has an SGLang that can be used
 
-    worker --spawn, key--> this process = SGLang's main process ----> schedulers, detokenizer (die with it)
-           <-- {"port"} -- leader of a process group | forks first
-                                                     +----> attendant: waits for its end, or the worker's, and removes all that is left
-The API key is in no command line, no environment and no log. Everything temporary is in a private folder (SGLang's local sockets among
-it: pickles travel there). Exit status 2: there is no SGLang that can be used, with the reason.
+    worker --spawn, key--> attendant ----fork----> SGLang's main process ----> schedulers, detokenizer
+           <-------------- {"port": N} ------------|  a process group, which ends with the attendant
+The attendant waits for the end of the main process, or of the worker (stdin ends), removes all that is left, and ends as the main process
+did. So nothing stays, however it ends: SIGKILL leaves SGLang no time to see to that. The API key is in no command line, no environment and no
+log. Everything temporary is in a private folder (SGLang's local sockets among it: pickles travel there). Exit status 2: there is no SGLang
+that can be used, with the reason.
 """
 
 import argparse
@@ -33,7 +34,7 @@ LEFT_BEHIND = ("sglang_", "sgl_", "psm_", "torch_", "nccl-", "cuda.shm.")
 """Beginnings of the names of shared memory that is SGLang's own."""
 FIRST_LOOK_S, LOOK_S = 0.1, 5.0
 DYING_S = 2.0
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 # The worker has blocked the signals that end a job, for all that comes of this process. Python's resource tracker would let SIGTERM in again,
 # here and in the processes that SGLang spawns, which import this file too.
@@ -55,53 +56,34 @@ def problem() -> str:
     return ""
 
 
-def end_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies. Where that is not the worker, but a container's program, say, the
-    attendant notices the worker's end."""
+def control(option: int, value: int) -> None:
+    """Linux prctl(2) with one value, as workers.processes.control, which is not to be had here. Raises `OSError`."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
-def attend(folder: str) -> None:
-    """Have a process outlive this one that then ends what is left of its group and removes `folder` and shared memory: SIGKILL leaves no time
-    to. When stdin ends, the worker has: then it ends this process first. It is no child of ours, because SGLang kills all of these."""
-    server, group = os.getpid(), os.getpgid(0)
-    ended, _lives = os.pipe()  # the second is closed by this process's end: what it starts does not inherit it
-    if child := os.fork():
-        os.close(ended)
-        os.waitpid(child, 0)
-        return
-    try:
-        os.setsid()
-        if os.fork():
-            return
-        worker = os.dup(0)
-        keep_only(ended, worker)
-        seen, pause_s = shared_memory(group), FIRST_LOOK_S
-        while not (ready := select.select([ended, worker], [], [], pause_s)[0]):
-            seen, pause_s = seen | shared_memory(group), min(LOOK_S, 2 * pause_s)
-        if ended not in ready:
-            seen |= shared_memory(group)
-            os.kill(server, signal.SIGKILL)
-        bury(group)
-        for path in seen:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os._exit(0)
-
-
-def keep_only(*descriptors: int) -> None:
-    """Close all others: whoever reads the log, or waits for the port, waits for the server and not for this process."""
-    with open(os.devnull, "r+b") as nothing:
-        for number in (0, 1, 2):
-            os.dup2(nothing.fileno(), number)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in descriptors:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+def attend(server: int, ended: int, folder: str) -> None:
+    """Stay until `server`, a child that leads a group, or the worker has ended; then end what is left of the group, remove `folder` and shared
+    memory, and end as the server did. `ended`: a pipe that the server's end closes."""
+    seen, pause_s = shared_memory(server), FIRST_LOOK_S
+    while not (ready := select.select([ended, 0], [], [], pause_s)[0]):
+        seen, pause_s = seen | shared_memory(server), min(LOOK_S, 2 * pause_s)
+    if ended not in ready:
+        seen |= shared_memory(server)
+        os.kill(server, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(server, 0)[1])
+    bury(server)
+    for path in seen:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    shutil.rmtree(folder, ignore_errors=True)
+    if status < 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [-status])
+        with contextlib.suppress(OSError):  # SIGKILL has no other action
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
 
 
 def shared_memory(group: int) -> set:
@@ -119,12 +101,17 @@ def shared_memory(group: int) -> set:
 def bury(group: int) -> None:
     """Wait until nothing is left of a group whose server has ended; what has not gone by itself by then is killed. Python's resource tracker is
     part of the group, and removes semaphores while it is let."""
-    deadline = time.monotonic() + DYING_S
+    deadline, killed = time.monotonic() + DYING_S, False
     with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < deadline:
+        while not killed or time.monotonic() < deadline:
+            with contextlib.suppress(ChildProcessError):  # they are all ours now that their parents are gone
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
             os.killpg(group, 0)
-            time.sleep(0.05)
-        os.killpg(group, signal.SIGKILL)
+            if not killed and time.monotonic() > deadline:
+                os.killpg(group, signal.SIGKILL)
+                deadline, killed = time.monotonic() + DYING_S, True
+            time.sleep(0.01)
 
 
 def reserve_port() -> socket.socket:
@@ -156,7 +143,8 @@ def surroundings(folder: str, port: int) -> None:
             # The ranks of one server meet by a file, and gloo's on the loopback interface: torch's store would listen on all interfaces.
             ("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{folder}/ranks"), ("GLOO_SOCKET_IFNAME", "lo"),
             ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(port)),  # part of the names of shared memory between ranks on CPUs
-            ("SGLANG_LOAD_SNAPSHOT_USE_ZMQ", "1"), ("HF_HUB_OFFLINE", "1")):
+            ("SGLANG_LOAD_SNAPSHOT_USE_ZMQ", "1"), ("HF_HUB_OFFLINE", "1"),
+            ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1")):  # by the positions that it keeps back (options.py)
         os.environ.setdefault(name, value)
 
 
@@ -188,12 +176,20 @@ def main() -> None:
         sys.exit(2)
     if options.check:
         return
-    end_with_parent()
     api_key = sys.stdin.readline().strip()
     if not api_key:
         sys.exit("no API key on stdin: every request needs one. Write a random string and a line break to it, and leave it open")
-    folder = tempfile.mkdtemp(prefix="headway-sglang-")
-    attend(folder)
+    folder, parent = tempfile.mkdtemp(prefix="headway-sglang-"), os.getpid()
+    ended, lives = os.pipe()  # which nothing that the server starts inherits
+    control(_PR_SET_CHILD_SUBREAPER, 1)
+    if server := os.fork():
+        os.close(lives)
+        os.close(options.ready_fd)
+        attend(server, ended, folder)
+    control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(f"parent process {parent} is gone: the parent of this process is {os.getppid()}")
+    os.setpgid(0, 0)
     reserved = reserve_port()
     surroundings(folder, reserved.getsockname()[1])
     with os.fdopen(options.ready_fd, "w") as ready:
