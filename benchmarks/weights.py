@@ -79,6 +79,8 @@ def measure(case: Case, place: Place, securities: list[str], repetitions: int) -
             note("disk_write", written)
             note("disk_read", read)
         figures["others_cores"] = beside.cores()
+    if case.receivers == 1:  # the same thing, measured twice as often
+        best["limit"] = best["streams"] = min(best["limit"], best["streams"])
     return figures | {f"{name}_s".replace("_s_s", "_s"): seconds for name, seconds in best.items()}
 
 

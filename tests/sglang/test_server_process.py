@@ -115,7 +115,7 @@ async def test_running_samples_go_on_under_new_weights(rig: Rig) -> None:
     assert (before, after, end, sample.num_interruptions) == (first.version, second.version, LENGTH, 1) and 0 < cut < LENGTH
     assert rig.error(first.version, prompt_of(12), sample.tokens, sample.logprobs, end=cut) <= TOLERANCE
     assert rig.error(second.version, prompt_of(12), sample.tokens, sample.logprobs, start=cut) <= TOLERANCE
-    assert rig.engine.pause_s > 0 and rig.engine.load_s > 0
+    assert rig.engine.interruption.pause_s > 0 and rig.engine.interruption.load_s > 0
 
 
 async def test_it_is_closed_to_others_and_outlives_the_signals_of_a_job(rig: Rig) -> None:

@@ -23,7 +23,8 @@ from pathlib import Path
 from workers.config import EngineConfig, Interrupt
 from workers.messages.types import Version
 from workers.rollout.endings import WorkerEnded
-from workers.rollout.engine_client import BadRequest, EngineClient, EngineError, NoAnswer
+from workers.rollout.engine_client import EngineClient, EngineError, NoAnswer
+from workers.rollout.interruption import Interruption
 from workers.rollout.restarts import Restarts
 from workers.rollout.servers.process import PROBES, ServerProcess
 from workers.weights.manifest import MANIFEST, WeightsError
@@ -33,8 +34,6 @@ EXIT_S = 5.0
 """So soon a process that is the cause of a failed call is seen to be gone."""
 PROBE_S = 5.0
 ANSWER_S = 30.0
-BEGIN_AGAIN_S = 1.0
-"""So long after an update what it interrupted may take to run again."""
 
 
 @dataclass(frozen=True)
@@ -52,25 +51,20 @@ class Weights:
 
 class Engine:
     """A server that is kept running by `live`, and brought up to date by `catch_up`. `newest`: the weights to hold; `changed` is told whenever
-    what it holds, or whether it takes work, changes.
-
-    `num_pauses` counts beginnings and ends of pauses: it is odd while one is on.
-    """
+    what it holds, or whether it takes work, changes. `num_requests`: under way, to be counted by who sends them."""
 
     def __init__(self, name: str, spawn: Callable[[], ServerProcess], config: EngineConfig, newest: Callable[[], Weights | None],
                  changed: Callable[[], Awaitable[None]]) -> None:
         self.name, self.waiting_for = name, "to start"
         self.held: Version | None = None
         self.client: EngineClient | None = None
-        self.num_pauses = self.num_restarts = 0
-        self.pause_s = self.load_s = self.update_s = 0.0
+        self.num_requests = self.num_restarts = 0
+        self.interruption = Interruption(name, config)
         self._spawn, self._config, self._newest, self._changed = spawn, config, newest, changed
-        self._mode = config.interrupt
         self._restarts = Restarts(config.max_restarts, 60 * config.restart_minutes)
         self._process: ServerProcess | None = None
         self._broken: asyncio.Future[str]
         self._refused: Version | None = None
-        self._resumed_at = float("-inf")
         self._loading = asyncio.Lock()
 
     # -- its lives -----------------------------------------------------------------------------------------------------
@@ -118,7 +112,7 @@ class Engine:
             return await self._process.exited_within(EXIT_S) or next(end.result() for end in ends if end.done())
         finally:
             client, self.client, self.held = self.client, None, None
-            self.num_pauses += self.num_pauses % 2
+            self.interruption.forget()
             for end in ends:
                 end.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
@@ -130,9 +124,9 @@ class Engine:
         limit, well = self._config.health_timeout_s, time.monotonic()
         while True:
             await asyncio.sleep(min(PROBE_S, limit / 4))
-            pauses = self.num_pauses
+            pauses = self.interruption.num_changes
             answers = pauses % 2 == 1 or await client.answers(PROBES[self._config.server], min(ANSWER_S, limit))
-            if answers or self.num_pauses != pauses:
+            if answers or self.interruption.num_changes != pauses:
                 well = time.monotonic()
             elif time.monotonic() - well > limit:
                 return f"{self.name} has given no sign of life for {limit:g} s (engine.health_timeout_s)"
@@ -153,7 +147,7 @@ class Engine:
         """
         with contextlib.suppress(TimeoutError, EngineError):
             async with asyncio.timeout(limit_s), self._loading:
-                await asyncio.sleep(self._resumed_at + BEGIN_AGAIN_S - time.monotonic())
+                await self.interruption.settled()
                 if self.client is not None:
                     await self.client.pause(Interrupt.abort.value, limit_s)
                 return True
@@ -194,72 +188,41 @@ class Engine:
         A server that fails may hold half an update: it stands still, and takes no work, until it has loaded whole weights (`catch_up`).
         """
         async with self._loading:
-            client, started, at_work = self.client, time.monotonic(), self.held is not None
+            client, interruption = self.client, self.interruption
             if client is None or self._broken.done():
                 return False
-            self.num_pauses += 1
-            try:
-                await self._pause(client)
-                self.pause_s += time.monotonic() - started
-                if await go():
-                    paused = time.monotonic()
-                    await load(client)
-                    self.load_s += time.monotonic() - paused
-                    self.held, self._refused = version, None
-                await client.resume(self._config.load_timeout_s)
-            except NoAnswer as error:
-                self._break(str(error))
-            except EngineError as error:
-                self.held = None
-                print(f"warning: {self.name} has not got version {version} by broadcast: {error}", flush=True)
-            finally:
-                self._resumed(started, at_work)
+            with interruption.lasting(at_work=self.num_requests > 0):
+                try:
+                    await interruption.begin(client)
+                    if await go():
+                        with interruption.loading():
+                            await load(client)
+                        self.held, self._refused = version, None
+                    await interruption.end(client)
+                except NoAnswer as error:
+                    self._break(str(error))
+                except EngineError as error:
+                    self.held = None
+                    print(f"warning: {self.name} has not got version {version} by broadcast: {error}", flush=True)
         await self._changed()
         return self.held == version
 
     async def _load(self, client: EngineClient, weights: Weights) -> None:
         """Pause, load, continue; once more if it is refused. Raises `EngineError` after that, and leaves the server standing still."""
-        started, at_work = time.monotonic(), self.held is not None
-        self.num_pauses += 1
-        try:
-            try:
-                await self._pause_and_load(client, weights)
-            except NoAnswer:
-                raise
-            except EngineError as error:
-                if weights.is_gone:  # then it was not even begun to be loaded
-                    await client.resume(self._config.load_timeout_s)
-                    raise WeightsError(f"{weights.folder}: version {weights.version} was removed before it was loaded") from error
-                print(f"warning: {self.name} has refused version {weights.version}, and is given it once more: {error}", flush=True)
-                await self._pause_and_load(client, weights)
-            await client.resume(self._config.load_timeout_s)
-        finally:
-            self._resumed(started, at_work)
-
-    def _resumed(self, started: float, at_work: bool) -> None:
-        """A pause has ended; `at_work`: it has interrupted requests, perhaps."""
-        now = time.monotonic()
-        self.num_pauses += 1
-        self.update_s += now - started
-        if at_work:
-            self._resumed_at = now
-
-    async def _pause_and_load(self, client: EngineClient, weights: Weights) -> None:
-        limit, started = self._config.load_timeout_s, time.monotonic()
-        await self._pause(client)
-        paused = time.monotonic()
-        await client.update_weights(weights.folder, weights.version, flush_cache=self._mode is not Interrupt.in_place, timeout_s=limit)
-        self.pause_s += paused - started
-        self.load_s += time.monotonic() - paused
-
-    async def _pause(self, client: EngineClient) -> None:
-        """Pause by engine.interrupt; a server that does not know that aborts, and what it ran is sent again with the tokens so far."""
-        try:
-            await client.pause(self._mode.value, self._config.load_timeout_s)
-        except BadRequest as error:
-            if self._mode is Interrupt.abort:
-                raise
-            print(f"warning: {self.name} does not know engine.interrupt={self._mode.value}: from now on it is interrupted by abort ({error})",
-                  flush=True)
-            self._mode = Interrupt.abort
-            await client.pause(self._mode.value, self._config.load_timeout_s)
+        interruption = self.interruption
+        with interruption.lasting(at_work=self.num_requests > 0):
+            for again in (False, True):
+                try:
+                    await interruption.begin(client)
+                    await interruption.load(client, weights.folder, weights.version)
+                    break
+                except NoAnswer:
+                    raise
+                except EngineError as error:
+                    if weights.is_gone:  # then it was not even begun to be loaded
+                        await interruption.end(client)
+                        raise WeightsError(f"{weights.folder}: version {weights.version} was removed before it was loaded") from error
+                    if again:
+                        raise
+                    print(f"warning: {self.name} has refused version {weights.version}, and is given it once more: {error}", flush=True)
+            await interruption.end(client)

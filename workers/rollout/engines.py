@@ -72,7 +72,7 @@ class Engines:
 
     def mean(self, name: str) -> float:
         """The mean of what they have measured: `pause_s`, `load_s`, `update_s`."""
-        return sum(getattr(engine, name) for engine in self.engines) / len(self.engines)
+        return sum(getattr(engine.interruption, name) for engine in self.engines) / len(self.engines)
 
     # -- work ----------------------------------------------------------------------------------------------------------
 

@@ -115,9 +115,10 @@ class Sampler:
 
     async def _segment(self, engine: Engine, rid: str, prompt: list[int], params: SamplingParams, seed: int) -> Generation | None:
         """One request; None where its server has ended with it. Raises as `sample`."""
-        client, pauses = engine.client, engine.num_pauses
+        client, pauses = engine.client, engine.interruption.num_changes
         assert client is not None, "only servers that run are given out"
         self._num_requests += 1
+        engine.num_requests += 1
         try:
             generation = await client.generate(rid, prompt, params, seed)
         except BadRequest:
@@ -128,9 +129,10 @@ class Sampler:
             raise
         finally:
             self._num_requests -= 1
+            engine.num_requests -= 1
             if not self._num_requests:
                 self._at_rest.set()
-        ours = self.halted or engine.num_pauses != pauses or pauses % 2 == 1
+        ours = self.halted or engine.interruption.num_changes != pauses or pauses % 2 == 1
         if generation.finish == "abort" and not ours and not await engine.is_lost(client):
             raise EngineError(f"engine: gave up a request: {generation.message}")
         return generation
