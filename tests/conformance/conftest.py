@@ -39,9 +39,9 @@ class Engines:
         self._endpoint = None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """The engines of this session."""
+    """The engines of this suite, which end with it: other tests look at what processes are left."""
     running = Engines(tmp_path_factory)
     yield running
     running.close()
