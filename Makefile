@@ -36,7 +36,7 @@ demo: $(READY)  ## the main job on this machine: SmolLM2-135M learns two-digit a
 test: lint  ## lint and all tests
 	@$(BIN)/python -c "import torch; torch.cuda.is_available() or print('No GPU here: the trainer is tested on the CPU (gloo); its CUDA path is not exercised.')"
 	@slurm/local/install.sh || echo "No SLURM here and no way to install it (see above): the tests on a real cluster are left out."
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest -n 2 tests $(ARGS)
 
 test-unit: $(READY)  ## the pure logic only, in seconds
 	$(BIN)/python -m pytest tests/unit $(ARGS)
@@ -68,6 +68,7 @@ benchmarks: $(READY)  ## each prints its ratio as one JSON object on its last li
 	$(BIN)/python -m benchmarks.mfu
 	$(BIN)/python -m benchmarks.weights
 	$(BIN)/python -m benchmarks.interruption
+	$(BIN)/python -m benchmarks.rewards
 	$(BIN)/python -m benchmarks.async_vs_sync
 	$(BIN)/python -m benchmarks.slurm
 

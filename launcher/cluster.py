@@ -1,7 +1,8 @@
 """The config of how jobs are submitted: `cluster.*`, in the units of sbatch.
 
-`cluster.inference` and `cluster.train` say what one job of each role asks for; conf/cluster/slurm.yaml lets both take what
-they share (account, qos, time, setup, python, container) from `cluster` itself. A value that is empty is not passed to sbatch.
+`cluster.inference`, `cluster.train` and, with reward.placement=array, `cluster.reward` say what one job of each role asks for;
+conf/cluster/slurm.yaml lets all take what they share (account, qos, time, setup, python, container) from `cluster` itself.
+A value that is empty is not passed to sbatch.
 launcher/options.py translates all this into sbatch's options.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from workers.config import ClusterConfig as WorkersClusterConfig
 from workers.config import ClusterKind, ConfigError, require
 
+ROLES = ("inference", "reward", "train")
 _TIME = re.compile(r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
                    r"|(?P<hours>\d+):(?P<hour_minutes>\d+):(?P<hour_seconds>\d+)|(?P<minutes>\d+)(?::(?P<seconds>\d+))?)")
 _MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE)
@@ -158,10 +160,11 @@ class ClusterConfig(WorkersClusterConfig):
     container: ContainerConfig = field(default_factory=ContainerConfig)
     inference: RoleConfig = field(default_factory=RoleConfig)
     train: RoleConfig = field(default_factory=RoleConfig)
+    reward: RoleConfig = field(default_factory=lambda: RoleConfig(gpus=GpuRequest.none))
 
     def role(self, role: str) -> RoleConfig:
-        """The part of 'inference' or 'train'."""
-        return {"inference": self.inference, "train": self.train}[role]
+        """The part of one of `ROLES`."""
+        return {"inference": self.inference, "train": self.train, "reward": self.reward}[role]
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -171,9 +174,10 @@ class ClusterConfig(WorkersClusterConfig):
         require(self.max_submit >= 0, "cluster.max_submit", self.max_submit, "must not be negative", "0 takes SLURM's own limits")
         if self.kind is ClusterKind.slurm:
             for role in ("inference", "train"):
-                self._check_role(role)
+                self.check_role(role)
 
-    def _check_role(self, role: str) -> None:
+    def check_role(self, role: str) -> None:
+        """Check one role's part. Raises `ConfigError`."""
         part = self.role(role)
         part.check(f"cluster.{role}")
         if part.time_limit_s < 2 * self.signal_delay_s:

@@ -36,7 +36,7 @@ class Facts:
     checkpoint: Checkpoint | None
     seen: float | None = None
     gpus: dict[str, int] = field(default_factory=dict)
-    roles: tuple[str, ...] = ROLES
+    roles: tuple[str, ...] = ("inference", "train")
 
     @property
     def training_hours(self) -> float:

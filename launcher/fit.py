@@ -29,9 +29,9 @@ from launcher.memory import (
     server_memory,
     stored_weights,
 )
-from launcher.rooms import Room, Rooms
+from launcher.rooms import Room, Rooms, bytes_of
 from launcher.schema import FullConfig
-from workers.config import ClusterKind, ConfigError, Recompute
+from workers.config import ClusterKind, ConfigError, Recompute, require
 from workers.weights.architecture import Architecture
 from workers.weights.splitting import check_engine, check_parallel
 
@@ -104,7 +104,21 @@ def check(config: FullConfig, architecture: Architecture, rooms: Rooms) -> list[
     for need in found:
         if not need.fits:
             raise ConfigError(_refusal(config, need, nearest(config, architecture, weights, rooms)))
-    return [need.describe() for need in found]
+    return [need.describe() for need in found] + _rewards(config)
+
+
+def _rewards(config: FullConfig) -> list[str]:
+    """What a reward element takes, in words. Raises `ConfigError` where its processes may take more than its job has: SLURM would then kill
+    them all, and not the one at fault."""
+    if not config.rewards_apart:
+        return []
+    number, each = config.reward.num_processes, config.reward.memory_mb
+    size, room = number * each * MIB + COORDINATOR, bytes_of(config.cluster.reward.mem)
+    on_slurm = config.cluster.kind is ClusterKind.slurm
+    require(not (on_slurm and 0 < room < size), "cluster.reward.mem", config.cluster.reward.mem,
+            f"must be at least {in_words(size)}, for reward.num_processes={number} of up to reward.memory_mb={each}",
+            "Give more, or use fewer processes or less for each")
+    return [f"a reward element takes at most about {in_words(size)} ({number} processes of up to {each} MiB)"]
 
 
 def _refusal(config: FullConfig, need: Need, changes: dict[str, Any] | None) -> str:

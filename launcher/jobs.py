@@ -2,6 +2,7 @@
 
     train      K elements, one at a time: each is one chunk of wall time of the whole training gang
     inference  N*K elements, N at a time: each is one replica for one chunk of wall time; none in a supervised run
+    reward     N*K elements, N = reward.num_elements: each judges on CPUs for one chunk of wall time; only with reward.placement=array
 
 Elements have no identity: whoever starts next goes on from the newest checkpoint, or registers with the newest coordinator.
 K covers run.max_hours, plus spare chunks. What does not fit into one array goes out as several, one after the other (`waves`);
@@ -25,7 +26,8 @@ MIN_ELEMENTS = 2  # submitit makes no array of one
 
 @dataclass(frozen=True)
 class JobSpec:
-    """All jobs of one role: `num_chunks` times `throttle` elements, `throttle` of them at a time."""
+    """All jobs of one role: `num_chunks` times `throttle` elements, `throttle` of them at a time. `devices_per_node`: 0 where devices are of
+    no use; `num_threads` of its processes' libraries, or `num_processes` of its own, for people."""
 
     role: str
     name: str
@@ -37,6 +39,7 @@ class JobSpec:
     devices_per_node: int
     time_limit_s: int
     num_threads: int
+    num_processes: int = 0
 
     @property
     def num_elements(self) -> int:
@@ -51,12 +54,15 @@ class JobSpec:
     def describe(self) -> str:
         """One line for people."""
         shape = (f"{self.nodes_per_element} nodes x {self.devices_per_node}" if self.nodes_per_element > 1 else str(self.devices_per_node))
+        what = f"{shape} device(s)" if self.devices_per_node else f"{self.num_processes} process(es)"
         chunks = f", {self.num_chunks} chunks of {self.time_limit_s / 3600:g} h" if self.num_chunks > 1 else ""
-        return f"{self.name}: {self.num_elements} element(s) x {shape} device(s), {self.throttle} at a time{chunks}"
+        return f"{self.name}: {self.num_elements} element(s) x {what}, {self.throttle} at a time{chunks}"
 
 
 def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, ...]:
-    """The jobs of inference, where there are replicas, and of training. Raises `ConfigError` where nodes are too small or do not come out even."""
+    """The jobs of inference, where there are replicas, of rewards, where they have their own, and of training.
+
+    Raises `ConfigError` where nodes are too small or do not come out even."""
     fits = config.devices_per_node("inference")
     if plan.num_replicas and fits and plan.replica_size > fits and config.cluster.kind is ClusterKind.slurm:
         raise ConfigError(f"allocation.replica_size={plan.replica_size}: a replica must fit on one node, and inference nodes have {fits} devices. "
@@ -79,7 +85,11 @@ def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, 
                        config.cluster.role(role).time_limit_s if on_slurm else math.ceil(config.run.max_hours * 60) * 60, threads)
 
     train = spec("train", "train", 1, nodes, plan.num_train_devices // nodes, config.trainer.num_threads)
-    return (spec("inference", "rollout", plan.num_replicas, 1, plan.replica_size, 1), train) if plan.num_replicas else (train,)
+    inference = (spec("inference", "rollout", plan.num_replicas, 1, plan.replica_size, 1),) if plan.num_replicas else ()
+    if not config.rewards_apart:
+        return (*inference, train)
+    reward = spec("reward", "reward", config.reward.num_elements, 1, 0, 1)
+    return (*inference, dataclasses.replace(reward, num_processes=config.reward.num_processes), train)
 
 
 def num_train_nodes(plan: Plan, per_node: int) -> int:

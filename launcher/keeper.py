@@ -5,7 +5,8 @@
     ... again and again without any progress         End: something fails before the run's own counting of crashes begins
     ... and training has had run.max_hours           End: used up
     elements failed twice on a node                  Exclude the node, unless that would leave too few
-    inference held by idle ones while training runs  Release (training releases them when it starts; one may be held just after)
+    inference or reward held by idle ones while
+    training runs                                    Release (training releases them when it starts; one may be held just after)
     run over, elements still pending                 CancelPending
     an element ended by a fault                      Tell
 
@@ -125,20 +126,27 @@ class Keeper:
         return now.facts.time - self._since.setdefault(name, now.facts.time) >= seconds
 
     def _submit(self, now: Situation) -> list[Decision]:
-        train, inference = now.facts.queue["train"], now.facts.queue["inference"]
+        train = now.facts.queue["train"]
         if now.stop_requested:
-            gone = self._for(not train and not inference, "stop", now, SETTLE_S)
+            gone = self._for(not any(now.facts.queue.values()), "stop", now, SETTLE_S)
             return [End("stopped: on request, when nothing of the run was left", in_order=True)] if gone else []
         # A run that is complete records that before its last element leaves the queue, but shared file systems show it later.
         if self._for(not train and self._answered("train", now), "no train", now, SETTLE_S):
             if now.training_hours >= self.max_hours:
                 return [End(f"run.max_hours={self.max_hours:g} is used up. Go on with: headway resume RUN run.max_hours=...", in_order=True)]
             return self._again("train", now)
-        if "inference" not in self.nodes_needed:
-            return []
-        # Without training there is nothing to do for inference: its elements would only hold GPUs.
-        none = not inference and self._answered("inference", now) and any(entry.state is State.RUNNING for entry in train)
-        return self._again("inference", now) if self._for(none, "no inference", now, SETTLE_S) else []
+        # Without training there is nothing to do for the others: their elements would only hold GPUs.
+        trains = any(entry.state is State.RUNNING for entry in train)
+        decisions: list[Decision] = []
+        for role in self._serving:
+            none = not now.facts.queue[role] and self._answered(role, now) and trains
+            decisions += self._again(role, now) if self._for(none, f"no {role}", now, SETTLE_S) else []
+        return decisions
+
+    @property
+    def _serving(self) -> list[str]:
+        """The roles whose elements work for training."""
+        return [role for role in self.nodes_needed if role != "train"]
 
     @staticmethod
     def _answered(role: str, now: Situation) -> bool:
@@ -165,12 +173,13 @@ class Keeper:
         self._submitted.pop(role, None)
 
     def _release(self, now: Situation) -> list[Decision]:
-        train, inference = now.facts.queue["train"], now.facts.queue["inference"]
-        held = any(held_by_us(entry) for entry in inference) and any(entry.state is State.RUNNING for entry in train)
-        if not self._for(held, "held", now, HELD_S):
-            return []
-        self._since.pop("held")
-        return [Release("inference")]
+        trains = any(entry.state is State.RUNNING for entry in now.facts.queue["train"])
+        decisions: list[Decision] = []
+        for role in self._serving:
+            if self._for(trains and any(map(held_by_us, now.facts.queue[role])), f"held {role}", now, HELD_S):
+                self._since.pop(f"held {role}")
+                decisions.append(Release(role))
+        return decisions
 
     def _exclude(self, now: Situation) -> list[Decision]:
         decisions: list[Decision] = []

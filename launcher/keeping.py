@@ -106,7 +106,8 @@ class Keeping:
         config = remaining(with_excluded(self._config, self._keeper.excluded), facts.training_hours)
         try:
             specs = tuple(spec for spec in job_specs(config.plan(), config, self.run) if spec.role == role)
-            submit(fit(specs, preflight.budget(site.look(config.cluster), config.cluster)), config, self.run, going_on=True)
+            budget = preflight.budget(site.look(config.cluster, config.roles), config.cluster, config.roles)
+            submit(fit(specs, budget), config, self.run, going_on=True)
         except (ConfigError, SlurmError) as error:  # the queue may be full, or SLURM away
             self._keeper.not_submitted(role)
             self._say(f"not submitted, to be tried again: {error}")

@@ -64,18 +64,21 @@ def prepare(run: RunFolder, config: FullConfig) -> None:
 def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
     """Fill in what follows from this shell and from the cluster, and tell the plan. Raises `ConfigError`, `SlurmError`."""
     config.run.dir = str(run.path)
-    config.data.path, config.data.heldout_path = absolute(config.data.path), absolute(config.data.heldout_path)
+    for part in (config.data, *config.data.parts.values()):
+        part.path, part.heldout_path = absolute(part.path), absolute(part.heldout_path)
     if config.weights.dir not in ("auto", "run"):
         config.weights.dir = absolute(config.weights.dir)
     if os.sep in config.engine.python:  # and not a name that is looked up
         config.engine.python = absolute(config.engine.python)
     console.print(f"plan: {config.plan().describe()}")
+    if config.rewards_apart:
+        console.print(f"      rewards: {config.reward.num_elements} element(s) x {config.reward.num_processes} process(es)")
     if config.self_test_action is SelfTestAction.off and not config.supervised:
         why = "engine.server=synthetic holds no model" if config.selftest.action is SelfTestAction.auto else "selftest.action=off"
         console.print(f"      no self-test of the engines' log-probs: {why}", soft_wrap=True)
     if config.cluster.kind is ClusterKind.slurm:
-        for part in (config.cluster.inference, config.cluster.train):
-            part.pythonpath = part.pythonpath or python_path()
+        for job in map(config.cluster.role, config.roles):
+            job.pythonpath = job.pythonpath or python_path()
         if told := _settle_nodes(config):
             console.print(f"      {told}", soft_wrap=True)
 

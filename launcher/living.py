@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import psutil
 
 from launcher import slurm
+from launcher.cluster import ROLES
 from launcher.slurm import QueueEntry
 from workers.config import ClusterKind, load
 from workers.rundir import RunFolder
 
-ROLES = ("inference", "train")
 POLL_S = 2.0
 # SLURM kills what is left KillWait (30 s by default) after TERM, and then cleans up.
 KILL_S = 90.0
@@ -57,9 +57,9 @@ def job_ids(run: RunFolder) -> dict[str, list[str]]:
 
 
 def submitted_roles(run: RunFolder) -> tuple[str, ...]:
-    """The roles of which arrays have been submitted; a supervised run has no inference."""
+    """The roles of which arrays have been submitted; a supervised run has no inference, and few runs have elements for rewards."""
     submitted = {array["role"] for array in run.submission().get("arrays", [])}
-    return tuple(role for role in ROLES if role == "train" or role in submitted or not submitted)
+    return tuple(role for role in ROLES if role == "train" or role in (submitted or ("inference",)))
 
 
 def queue(run: RunFolder) -> dict[str, list[QueueEntry]]:

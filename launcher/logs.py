@@ -1,6 +1,6 @@
-"""`headway logs RUN ROLE [WHICH]`: the newest log of a part of a run. ROLE: inference, train, coordinator or engine.
+"""`headway logs RUN ROLE [WHICH]`: the newest log of a part of a run. ROLE: inference, reward, train, coordinator or engine.
 
-WHICH picks one of several: the number of a rollout worker ('rollout 2' in `headway status`: 2), that of a training element in its
+WHICH picks one of several: the number of a worker ('rollout 2' or 'reward 2' in `headway status`: 2), that of a training element in its
 array (on one machine: that of a training rank), or any SLURM element ('1234_5', or '1234_5_1' for its second process). With --follow
 it goes on as the log does, and changes to the next log when there is one.
 """
@@ -21,7 +21,7 @@ from launcher.living import job_ids, on_slurm, submitted_jobs
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
 
-ROLES = ("inference", "train", "coordinator", "engine")
+ROLES = ("inference", "reward", "train", "coordinator", "engine")
 POLL_S = 0.5
 CHUNK = 1 << 16
 
@@ -66,7 +66,7 @@ def _keys(run: RunFolder, role: str, which: str) -> list[str]:
         if not on_slurm(run):
             return ["0" if which == "0" else f"rank{which}"]
         return [f"{array}_{which}" for array in run.arrays("train")]
-    name = f"rollout {which}"
+    name = f"{'reward' if role == 'reward' else 'rollout'} {which}"
     worker: dict = {}
     with contextlib.suppress(FileNotFoundError):
         worker = next((one for one in json.loads(run.status.read_bytes())["workers"] if one["name"] == name), {})

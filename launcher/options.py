@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 
 from launcher.cluster import ClusterConfig, GpuRequest, RoleConfig
 from workers.config import ConfigError
@@ -47,9 +48,9 @@ def names_in_help(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"(?:^|\s)--([a-z][a-z0-9-]+)", text))
 
 
-def check_options(cluster: ClusterConfig, legal: frozenset[str] = KNOWN) -> None:
-    """Refuse options that sbatch does not know or that Headway sets itself. Raises `ConfigError`."""
-    for role in ("inference", "train"):
+def check_options(cluster: ClusterConfig, legal: frozenset[str] = KNOWN, roles: Sequence[str] = ("inference", "train")) -> None:
+    """Refuse options of `roles` that sbatch does not know or that Headway sets itself. Raises `ConfigError`."""
+    for role in roles:
         part = cluster.role(role)
         for name in part.sbatch:
             _check_option(f"cluster.{role}", name, part, legal)

@@ -11,7 +11,7 @@ nothing is submitted and no folder is left. On one machine `check_here` looks at
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from launcher import on_node, slurm
@@ -41,13 +41,13 @@ _HINTS = (
 
 def check(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, say: Callable[[str], Any]) -> tuple[JobSpec, ...]:
     """Check all but the nodes; returns the specifications with as many chunks as may be queued. Raises `ConfigError`, `SlurmError`."""
-    site = look(config.cluster)
-    check_options(config.cluster, site.options)
+    site = look(config.cluster, config.roles)
+    check_options(config.cluster, site.options, config.roles)
     found = [problem for spec in specs for problem in problems(site, spec, config.cluster.role(spec.role))]
     if not found:
         found = _objections(specs, config, run, site, say)
     refuse(found)
-    fitting = fit(specs, budget(site, config.cluster))
+    fitting = fit(specs, budget(site, config.cluster, config.roles))
     for full, cut in zip(specs, fitting, strict=True):
         if cut.num_chunks < full.num_chunks:
             say(f"{cut.role}: {cut.num_chunks} of {full.num_chunks} chunks are submitted now, as submit limits allow; "
@@ -70,14 +70,14 @@ def refuse(found: list[str]) -> None:
         raise ConfigError("\n".join([f"{len(found)} things stand against this run:", *(f"  - {problem}" for problem in found)]))
 
 
-def budget(site: Site, cluster: ClusterConfig) -> int:
-    """How many array elements may still be queued. Pure."""
+def budget(site: Site, cluster: ClusterConfig, roles: Sequence[str] = ("inference", "train")) -> int:
+    """How many array elements may still be queued, with jobs of `roles`. Pure."""
     limits = [site.max_job_count]
     if cluster.max_submit:
         limits.append(cluster.max_submit)
     else:
         limits += [] if site.max_submit is None else [site.max_submit]
-        for role in ("inference", "train"):
+        for role in roles:
             quality = (site.qualities or {}).get(cluster.role(role).qos)
             limits += [quality.max_submit] if quality is not None and quality.max_submit is not None else []
     return max(0, min(limits) - site.num_mine)

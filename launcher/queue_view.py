@@ -9,7 +9,7 @@ from rich.text import Text
 
 STALE_S = 10.0
 NODES_SHOWN = 4
-ROLE_NAMES = {"inference": "inference", "train": "training"}
+ROLE_NAMES = {"inference": "inference", "reward": "reward jobs", "train": "training"}
 # SLURM's reasons by how they begin, in words.
 REASONS = {
     "Resources": "no nodes are free",

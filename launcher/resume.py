@@ -4,7 +4,7 @@
 
 Of two that resume a run at the same time one is refused: keeper.lock is held until all is submitted, then left to whoever watches.
 Without a checkpoint the run starts again at step 0. `run.num_steps=N` and `run.max_hours=H` may be given to go on for longer, `selftest.action=warn`
-where the self-test has ended it.
+where the self-test has ended it, `workflow.max_rejected=SHARE` where too many groups were rejected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from workers.files import write_atomic
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
 
-CHANGEABLE = {"run.num_steps": int, "run.max_hours": float, "selftest.action": SelfTestAction}
+CHANGEABLE = {"run.num_steps": int, "run.max_hours": float, "selftest.action": SelfTestAction, "workflow.max_rejected": float}
 
 
 def changed(config: FullConfig, changes: list[str]) -> FullConfig:

@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.cluster import ClusterConfig
+from launcher.cluster import ROLES, ClusterConfig, GpuRequest
 from launcher.options import check_options
 from launcher.partition import Plan, plan
 from workers import config as workers
@@ -53,19 +53,37 @@ class FullConfig(workers.Config):
         super().check()
         self.launch.check()
         if self.cluster.kind is ClusterKind.slurm:
-            check_options(self.cluster)
+            if self.rewards_apart:
+                self._check_rewards()
+            check_options(self.cluster, roles=self.roles)
+
+    def _check_rewards(self) -> None:
+        """What a job that only judges asks for."""
+        self.cluster.check_role("reward")
+        part = self.cluster.reward
+        workers.require(part.gpus is GpuRequest.none, "cluster.reward.gpus", part.gpus.value, "must be none", "Verifiers run on CPUs")
+        workers.require(not part.devices_per_node, "cluster.reward.devices_per_node", part.devices_per_node, "must be 0",
+                        "reward.num_processes says how many verifiers run side by side")
 
     def settle(self) -> None:
         """Replace defaults that mean 'this machine' where the jobs run on several."""
         if self.cluster.kind is ClusterKind.slurm:
             if self.weights.dir == "auto" and self.weights.transport is workers.Transport.disk:
                 self.weights.dir = "run"  # the one folder that all nodes share; otherwise each node has its own
+            if self.rewards_apart:
+                self.cluster.reward.cpus_per_task = self.cluster.reward.cpus_per_task or self.reward.num_processes
             if self.transport.interface == workers.TransportConfig.interface:
                 self.transport.interface = "auto"  # the node's own address, as SLURM knows it
 
     def plan(self) -> Plan:
         """The split of the devices. Raises `ConfigError`."""
         return plan(self.allocation, self.trainer.parallel, inference=not self.supervised)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that have jobs: those of inference and rewards where anything is generated, and where that is what reward.placement says."""
+        absent = ("inference", "reward") if self.supervised else () if self.rewards_apart else ("reward",)
+        return tuple(role for role in ROLES if role not in absent)
 
     def devices_per_node(self, role: str) -> int:
         """The devices of the nodes of a role's partition; 0: not known."""

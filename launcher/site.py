@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher import slurm
@@ -104,14 +105,14 @@ def _ask(*command: str, patience_s: float | None = 0) -> str | None:
         return None
 
 
-def look(cluster: ClusterConfig) -> Site:
-    """Ask. Raises `SlurmError` where the cluster's controller cannot be reached."""
+def look(cluster: ClusterConfig, roles: Sequence[str] = ("inference", "train")) -> Site:
+    """Ask about what jobs of `roles` need. Raises `SlurmError` where the cluster's controller cannot be reached."""
     config = slurm.show_config(patience_s=None)
     partitions = _partitions()
     default = default_of(partitions)
-    wanted = [name for role in ("inference", "train") for name in (cluster.role(role).partition or default).split(",")]
+    wanted = [name for role in roles for name in (cluster.role(role).partition or default).split(",")]
     qualities = _ask("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,MaxWall,MaxSubmitJobsPerUser")
-    limits = [_association_limit(config, cluster.role(role).account) for role in ("inference", "train")]
+    limits = [_association_limit(config, cluster.role(role).account) for role in roles]
     help_text = _ask("sbatch", "--help")
     return Site(
         max_array_size=int(config.get("MaxArraySize", "1001")), max_job_count=int(config.get("MaxJobCount", "10000")),

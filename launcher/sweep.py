@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.cluster import ROLES
 from workers.files import write_atomic
 from workers.rundir import RunFolder
 
@@ -49,4 +50,4 @@ class Sweep:
         if not before:
             return ()
         run = RunFolder(Path(before[-1]["run"]))
-        return tuple(run.arrays("inference") + run.arrays("train"))
+        return tuple(array for role in ROLES for array in run.arrays(role))

@@ -47,7 +47,7 @@ def step_line(record: dict) -> str:
             f"age mean {record['staleness_mean']:.1f} max {record['staleness_max']}  w {record.get('behavior_weight_mean', 1.0):.3f}  "
             f"clip {record.get('clip_share', 0.0):.3f}  {gap}entropy {record.get('entropy', 0.0):.3f}  grad {record.get('grad_norm', 0.0):.2f}  "
             f"tokens {record['tokens_generated']} generated {record['tokens_trained']} trained {record['tokens_interrupted']} interrupted  "
-            f"buffer {record['buffer']}")
+            f"buffer {record['buffer']}" + (f"  rejected {record['share_rejected']:.0%}" if record.get("groups_rejected") else ""))
 
 
 def evaluation_line(record: dict) -> str:
@@ -89,9 +89,15 @@ def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tup
         ("held-out", held + (f"   evaluating {status['evaluating']}" if status["evaluating"] else "")),
         ("staleness", f"eta {status['eta']} ({status['bound']})   groups by age  {histogram(status['staleness']) or '-'}"),
         ("tokens/s", f"{generated:.1f} generated   {trained:.1f} trained   {status['tokens_interrupted']} kept across interruptions"),
-        ("groups", f"{status['running']} running   {status['buffer']} in the buffer   {status['set_aside']} set aside"),
+        ("groups", f"{status['running']} running   {status['buffer']} in the buffer   {status['set_aside']} set aside" + _rejected(status)),
         *_weights(status.get("weights")),
+        *_rewards(status.get("rewards")),
     ]
+
+
+def _rejected(status: dict) -> str:
+    """Groups that were not trained on (workflow.keep)."""
+    return f"   {status['rejected']} rejected ({status['share_rejected']:.0%} of the latest)" if status.get("rejected") else ""
 
 
 def _weights(weights: dict | None) -> list[tuple[str, str]]:
@@ -105,6 +111,17 @@ def _weights(weights: dict | None) -> list[tuple[str, str]]:
     failed = [("", f"{transport} has failed, {weights['num_fallbacks']} versions came otherwise: {cause}")
               for transport, cause in weights["failed"].items()]
     return [("weights", text), *failed]
+
+
+def _rewards(rewards: dict | None) -> list[tuple[str, str]]:
+    """What judging costs; many requests that wait mean that there are too few reward processes."""
+    if rewards is None or not (rewards["busy_s"] or rewards["waiting"]):
+        return []
+    where = f"{rewards['num_elements']} elements   " if rewards["placement"] == "array" else ""
+    text = f"{where}{rewards['waiting']} waiting   {duration(rewards['busy_s'])} at work, requests have waited {duration(rewards['wait_s'])}"
+    replaced = f"   {rewards['num_killed']} processes replaced" if rewards["num_killed"] else ""
+    failed = f"   {rewards['num_failed']} requests without an answer" if rewards["num_failed"] else ""
+    return [("rewards", text + replaced + failed)]
 
 
 def _workers(status: dict) -> Table:
@@ -163,5 +180,6 @@ def summary_lines(summary: dict) -> list[str]:
         f"never trained on, in {summary['num_steps']} steps and {duration(summary['seconds'])}",
         f"staleness: eta {summary['eta']} ({summary['bound']}), consumed groups by age  {histogram(summary['staleness_histogram'])}; "
         f"oldest {summary['max_staleness']}; {summary['share_stale']:.0%} begun under an older version than they trained",
-        f"tokens: {summary['tokens_generated']} generated, {summary['tokens_trained']} trained",
+        f"tokens: {summary['tokens_generated']} generated, {summary['tokens_trained']} trained"
+        + (f"; {summary['num_rejected']} groups rejected" if summary.get("num_rejected") else ""),
     ]

@@ -1,4 +1,4 @@
-"""What submitit runs on a node: one element of the inference or the training array.
+"""What submitit runs on a node: one element of the inference, the reward or the training array.
 
 Only names are pickled: the role and the run folder. Everything heavy is imported inside `__call__`, so that the launcher
 can hold these objects without torch or zmq.
@@ -15,14 +15,14 @@ from workers.config import ClusterKind, load
 from workers.processes import end_with_parent, enlist
 from workers.rundir import RunFolder
 
-ROLES = ("rollout", "train")
 GPUS = "HEADWAY_GPUS"
 """The launcher's CUDA_VISIBLE_DEVICES for jobs on its machine, or 'all': submitit's local executor hides all GPUs from them."""
 
 
 @dataclass(frozen=True)
 class Element:
-    """One array element: `role` is 'rollout' or 'train'. `num_ranks`: processes that train, on one machine (on SLURM they are the job's tasks)."""
+    """One array element: `role` is 'rollout', 'reward' or 'train'. `num_ranks`: processes that train, on one machine (on SLURM they are
+    the job's tasks)."""
 
     role: str
     run_path: str
@@ -44,9 +44,16 @@ class Element:
             enlist(run)
         if self.role == "rollout":
             _set_threads(1)
-            from workers.rollout.element import run_rollout
+            from workers.element import run_element
+            from workers.rollout.worker import RolloutWorker
 
-            return run_rollout(run, config)
+            return run_element(run, config, "inference", RolloutWorker(run, config))
+        if self.role == "reward":
+            _set_threads(1)
+            from workers.element import run_element
+            from workers.reward.element import RewardElement
+
+            return run_element(run, config, "reward", RewardElement(run, config))
         if config.cluster.kind is ClusterKind.local:
             _take_gpus()
         _set_threads(config.trainer.num_threads)

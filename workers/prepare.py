@@ -1,7 +1,7 @@
 """Makes a run ready to be submitted, and refuses what cannot work: `python -m workers.prepare RUN`.
 
     starting model (made on the spot if asked for) -> architecture, tensors, tokenizer
-    data set -> opened, and its first prompts measured against the context
+    data set -> opened, its prompts measured against the context (of endless ones the first); what was left out is said on standard output
     keys     -> made
 
 The launcher runs this as a short process of its own, because it needs packages that the launcher must not import.
@@ -10,6 +10,7 @@ Errors are printed as one line; exit status 2.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
@@ -19,9 +20,9 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from workers.config import ClusterKind, Config, ConfigError, Dtype, ModelSource, Transport, load, require
+from workers.config import ClusterKind, Config, ConfigError, DataConfig, Dtype, ModelSource, Transport, load, require
 from workers.data.examples import Examples, end_token
-from workers.data.prompts import open_prompts
+from workers.data.prompts import PromptSource, open_prompts
 from workers.files import write_atomic
 from workers.rundir import RunFolder, RunFolderError
 from workers.transport.keys import make_keys
@@ -68,23 +69,31 @@ def check_prompts(config: Config, folder: Path, architecture: Architecture) -> N
         return
     prompts = open_prompts(config.data, config.reward, config.run.seed, folder)
     room = config.engine.context_length - config.workflow.max_new_tokens
-    for prompt in [*prompts.heldout(), *(prompts.train(index) for index in range(NUM_CHECKED))]:
+    for prompt in itertools.chain(prompts.heldout(), prompts.preview(NUM_CHECKED)):
         tokens = tokenizer.encode(prompt.text, add_special_tokens=False).ids
         if not 1 <= len(tokens) <= room:
             raise ConfigError(f"data: prompt {prompt.id} has {len(tokens)} tokens; it must have at least 1 and leave room for "
                               f"workflow.max_new_tokens={config.workflow.max_new_tokens} in engine.context_length="
-                              f"{config.engine.context_length}. Raise engine.context_length, or leave such prompts out")
+                              f"{config.engine.context_length}. Raise engine.context_length, or leave such prompts out with data.filter=drop and "
+                              f"data.max_prompt_tokens={room}")
         _check_vocabulary(tokens, architecture, path)
+    _say(prompts)
 
 
 def _check_examples(config: Config, folder: Path, tokenizer: Tokenizer, architecture: Architecture) -> None:
     """The same for prompts with the responses that a supervised run learns."""
     source = open_prompts(config.data, config.reward, config.run.seed, folder, responses=True)
     examples = Examples(source, tokenizer, end_token(folder, tokenizer))
-    for example in [*examples.heldout(), *(examples.train(index) for index in range(NUM_CHECKED))]:
+    for example in itertools.chain(examples.heldout(), (examples.train(index) for index in range(NUM_CHECKED))):
         if problem := example.problem(config.engine.context_length):
             raise ConfigError(f"data: {problem}")
         _check_vocabulary(example.prompt + example.response, architecture, folder / "tokenizer.json")
+    _say(source)
+
+
+def _say(source: PromptSource) -> None:
+    for note in source.notes():
+        print(f"data: {note}", flush=True)
 
 
 def _check_vocabulary(tokens: list[int], architecture: Architecture, path: Path) -> None:
@@ -108,13 +117,34 @@ def check_weights_folder(config: Config, run: RunFolder, architecture: Architect
                 "Free some space there, or choose another weights.dir")
 
 
+def check_functions(config: Config) -> None:
+    """Check that the functions of the user's own that workers will import are there. Raises `ConfigError`, and whatever importing them raises."""
+    # Imported here: a supervised run needs neither.
+    from workers.rollout.workflows.agent import load_agent
+    from workers.rollout.workflows.keeping import Keeping
+    from workers.rollout.workflows.runner import load as load_workflow
+
+    load_workflow(config.workflow.name)
+    if config.workflow.name == "agent" and config.workflow.agent:
+        load_agent(config.workflow.agent)
+    Keeping(config.workflow.keep)
+
+
+def make_absolute(data: DataConfig) -> None:
+    """Write the data's paths as they are seen from here: workers start elsewhere."""
+    for part in (data, *data.parts.values()):
+        part.path, part.heldout_path = (str(Path(path).expanduser().absolute()) if path else "" for path in (part.path, part.heldout_path))
+
+
 def prepare(run: RunFolder) -> None:
     """All of it; the config in the run folder then names the model's folder."""
     config = load(run.config)
+    make_absolute(config.data)
     folder = resolve_model(config, run)
     architecture = check_model(folder, config)
     check_prompts(config, folder, architecture)
     if not config.supervised:
+        check_functions(config)
         check_weights_folder(config, run, architecture)
     config.model.path = str(folder)
     write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config)))

@@ -257,7 +257,7 @@ class RunFolder:
             return {}
 
     def arrays(self, role: str) -> list[str]:
-        """The SLURM job ids of the arrays of `role` ('inference' or 'train') that have been submitted so far."""
+        """The SLURM job ids of the arrays of `role` ('inference', 'reward' or 'train') that have been submitted so far."""
         return [array["job_id"] for array in self.submission().get("arrays", []) if array["role"] == role and array["job_id"]]
 
     def launcher_is_gone(self) -> bool:

@@ -115,7 +115,7 @@ def cancel_waiting(arrays: list[str]) -> None:
 def cancel_waiting_of(run: RunFolder) -> None:
     """Cancel the run's elements that wait in the queue, so that none starts in the place of one that leaves; if SLURM is away, say so."""
     try:
-        cancel_waiting(run.arrays("train") + run.arrays("inference"))
+        cancel_waiting(run.arrays("train") + run.arrays("inference") + run.arrays("reward"))
     except SlurmError as error:
         print(f"waiting elements could not be cancelled: {error}; each will see that the run has ended, and leave", flush=True)
 

@@ -210,13 +210,14 @@ async def test_nothing_is_left_of_it_when_its_worker_is_killed(rig: Rig, surroun
                                                   stdout=subprocess.PIPE)
     assert worker.stdout is not None
     pid = main_of(int(await worker.stdout.readline()))
-    shared = {path for process in group(pid) for path in memory_of(process)}
+    left = {path for process in group(pid) for path in (*memory_of(process), *sockets_of(process))}
+    assert any(path.startswith("/tmp/") for path in left)
     worker.kill()
     await worker.wait()
 
     async def gone() -> bool:
         await asyncio.sleep(0.05)
-        return not group(pid) and set(surroundings.glob("headway-sglang-*")) <= others and not any(os.path.exists(path) for path in shared)
+        return not group(pid) and set(surroundings.glob("headway-sglang-*")) <= others and not any(os.path.exists(path) for path in left)
 
     await until(gone)
 
@@ -224,5 +225,13 @@ async def test_nothing_is_left_of_it_when_its_worker_is_killed(rig: Rig, surroun
 def memory_of(process: psutil.Process) -> set[str]:
     try:
         return {entry.path for entry in process.memory_maps() if entry.path.startswith("/dev/shm/sgl")}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def sockets_of(process: psutil.Process) -> set[str]:
+    """Its local sockets outside the temporary folder."""
+    try:
+        return {entry.laddr for entry in process.net_connections("unix") if entry.laddr.startswith("/tmp/sglang_")}
     except psutil.NoSuchProcess:
         return set()

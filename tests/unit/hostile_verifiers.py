@@ -10,7 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+from workers.reward import tree
+
 FOREVER_S = 3600
+_kept_servers: list[subprocess.Popen] = []
 
 
 def good(prompt: str, completion: str, reference: str) -> float:
@@ -49,6 +52,15 @@ def hangs(prompt: str, completion: str, reference: str) -> float:
     return 1.0
 
 
+def hangs_once(prompt: str, completion: str, reference: str) -> float:
+    """The first time, say so on the pipe `reference` and hang; later, return."""
+    mark = Path(f"{reference}.mark")
+    if mark.exists():
+        return 1.0
+    mark.touch()
+    return hangs(prompt, completion, reference)
+
+
 def hangs_with_children(prompt: str, completion: str, reference: str) -> float:
     """Leave the ids of a child and of an escaped grandchild in `reference`, then hang."""
     forks_and_returns(prompt, completion, reference)
@@ -72,6 +84,15 @@ def forks_and_returns(prompt: str, completion: str, reference: str) -> float:
             os.write(write_end, str(grandchild).encode())
         os._exit(0)
     Path(reference).write_text(f"{child} {int(os.read(read_end, 20))}")
+    return 1.0
+
+
+def keeps_a_server(prompt: str, completion: str, reference: str) -> float:
+    """Start two processes, and keep one of them; leave their ids in `reference`."""
+    kept, orphan = (subprocess.Popen(["sleep", str(FOREVER_S)]) for _ in range(2))
+    tree.keep(kept.pid)
+    _kept_servers.append(kept)
+    Path(reference).write_text(f"{kept.pid} {orphan.pid}")
     return 1.0
 
 

@@ -37,6 +37,7 @@ from workers.messages.types import (
     GroupFailed,
     GroupFinished,
     GroupParked,
+    GroupRejected,
     Heartbeat,
     HeartbeatReply,
     HeldLease,
@@ -81,6 +82,7 @@ def make_config(eta: int, batch: int, bound: Bound, num_steps: int, every: int =
     config.staleness.eta, config.staleness.bound = eta, bound
     config.trainer.batch_groups, config.trainer.num_minibatches, config.trainer.prefetch = batch, 1, prefetch
     config.run.num_steps, config.run.stall_minutes = num_steps, 1e9
+    config.workflow.keep, config.workflow.max_rejected = "spread", 1.0
     config.workflow.group_size, config.rollout.concurrency, config.rollout.max_attempts = SAMPLES, concurrency, 3
     config.evaluation.every_steps = every
     return config
@@ -258,6 +260,12 @@ class Rollout:
             self.keep(lease, GroupParked(Partial(group_id=lease.group_id, attempt=lease.attempt, purpose=lease.purpose,
                                                  finished=Bool.of([False] * len(work.samples)), **arrays(work.samples))))
 
+    def reject(self, key: Key) -> None:
+        """Finish a group that is not to be trained on; evaluation prompts are never rejected."""
+        if self.running[key].lease.purpose is Purpose.training:
+            work = self.running.pop(key)
+            self.keep(work.lease, GroupRejected(*key, sum(len(sample) for sample in work.samples), 0, 0.0))
+
     def fail(self, key: Key) -> None:
         lease = self.running.pop(key).lease
         self.keep(lease, GroupFailed(lease.group_id, lease.attempt, "the engine hiccupped"))
@@ -408,6 +416,7 @@ class Saved:
     epoch: int
     step: int
     consumed: dict[int, int]
+    rejected: set[int]
     evaluations: list[int]
     broken: bool = False
 
@@ -432,6 +441,7 @@ class World:
         self.born: list[tuple[str, int, int]] = []
         self.leased: set[Key] = set()
         self.consumed: dict[int, int] = {}
+        self.rejected: set[int] = set()
         self.evaluations: list[int] = []
         self.ended: str | None = None
         self.failures = 0
@@ -449,6 +459,7 @@ class World:
         saved = next((saved for saved in reversed(self.saves) if not saved.broken), None)
         self.parents[self.epoch] = (saved.epoch, saved.step) if saved else (0, 0)
         self.consumed = dict(saved.consumed) if saved else {}
+        self.rejected = set(saved.rejected) if saved else set()
         self.evaluations = list(saved.evaluations) if saved else []
         self.core = Coordinator(self.config, Prompts(), self.epoch, self.now, decode(saved.content) if saved else None)
         self.seen, self.absorbed, self.in_checkpoint = set(), [], []
@@ -463,9 +474,10 @@ class World:
         for key in sorted(self.files.keys() - self.seen):
             self.seen.add(key)
             message = self._decoder.unpack(self.files[key])
-            assert isinstance(message, GroupFinished | GroupParked)
+            assert isinstance(message, GroupFinished | GroupRejected | GroupParked)
             if self.core.returning.absorb(message):
                 self.absorbed.append(key)
+                self.takes(message)
             else:
                 del self.files[key]
 
@@ -486,7 +498,8 @@ class World:
         for key in self.in_checkpoint:
             self.files.pop(key, None)
         self.in_checkpoint, self.absorbed = self.absorbed, []
-        self.saves = [*self.saves, Saved(content, self.epoch, self.trainer.step, dict(self.consumed), list(self.evaluations))][-2:]
+        self.saves = [*self.saves, Saved(
+            content, self.epoch, self.trainer.step, dict(self.consumed), set(self.rejected), list(self.evaluations))][-2:]
 
     def suspend(self, reason: str) -> None:
         """The incarnation leaves in order: the trainer says goodbye, the coordinator tells everyone."""
@@ -521,8 +534,16 @@ class World:
     def hand(self, peer: bytes, message: Message) -> None:
         """The coordinator takes a message, and what it answers goes on its way."""
         assert self.core is not None
+        num_rejected = self.core.ledger.num_rejected
         self.core.handle(peer, message, self.now)
+        if self.core.ledger.num_rejected > num_rejected:
+            self.takes(message)
         self.flush()
+
+    def takes(self, message: Message) -> None:
+        """The coordinator has taken a result, for the first time."""
+        if isinstance(message, GroupRejected):
+            self.rejected.add(index_of(message.group_id))
 
     def deliver(self, rollout: Rollout, number: int = 1_000_000) -> None:
         """The coordinator gets what the worker has sent."""
@@ -622,13 +643,13 @@ class World:
         if self.core is None:
             return
         ledger, training = self.core.ledger, self.core.training
-        places = [*self.consumed, *ledger.retry, *ledger.set_aside,
+        places = [*self.consumed, *self.rejected, *ledger.retry, *ledger.set_aside,
                   *(index_of(group_id) for part in (ledger.running, ledger.parked, ledger.finished, ledger.in_training) for group_id in part)]
         assert sorted(places) == list(range(ledger.next_index)), "every prompt is in exactly one place"
         assert sorted(ledger.in_training) == sorted(group_id for batch in training.in_training for group_id in batch.group_ids)
         assert [batch.step for batch in training.in_training] == [training.step, training.step + 1][: len(training.in_training)]
         assert self.eta or len(training.in_training) < 2, "what is sampled by the next version cannot be there yet"
-        assert ledger.num_consumed == len(self.consumed)
+        assert ledger.num_consumed == len(self.consumed) and ledger.num_rejected == len(self.rejected)
         assert ledger.admitted - ledger.num_taken <= (self.eta + 1) * self.batch
         assert ledger.admitted <= (max(training.step, training.restored_at) + self.eta + 1) * self.batch
         assert all(lease.worker for lease in ledger.running.values()), "a lease that nobody holds"
@@ -639,11 +660,13 @@ class World:
         ledger, found = self.core.ledger, set[int]()
         pieces: list[Group | Partial] = [entry.group for part in (ledger.finished, ledger.in_training) for entry in part.values()]
         pieces += [parked.partial for parked in ledger.parked.values()]
-        failed = {key for rollout in self.living for key, (_, message) in rollout.results.items() if isinstance(message, GroupFailed)}
+        over = GroupFailed | GroupRejected
+        failed = {key for rollout in self.living for key, (_, message) in rollout.results.items() if isinstance(message, over)}
+        failed |= {key for key, content in self.files.items() if isinstance(self._decoder.unpack(content), over)}
         pieces += [lease.partial for group_id, lease in ledger.running.items()
                    if lease.partial is not None and (group_id, lease.attempt) not in failed]
         for key, content in self.files.items():
-            if key[0] in ledger.running and ledger.running[key[0]].attempt == key[1]:
+            if key not in failed and key[0] in ledger.running and ledger.running[key[0]].attempt == key[1]:
                 pieces.append(piece_of(self._decoder.unpack(content)))
         for rollout in self.living:
             for key, work in rollout.running.items():
@@ -674,12 +697,14 @@ class World:
         self.rollouts = [rollout for rollout in self.rollouts if rollout.alive or rollout.sending]
         self.tick()
 
-    def work(self, pace: int = 3) -> None:
-        """Everyone does what can be done; with `pace` 0 to 2 not every lease gets finished."""
+    def work(self, pace: int = 3, picky: bool = False) -> None:
+        """Everyone does what can be done; with `pace` 0 to 2 not every lease gets finished. `picky`: every second training group is rejected."""
         for rollout in self.living:
             rollout.load()
             for position, key in enumerate(rollout.able()):
-                if position % 3 < pace:
+                if picky and position % 2 and key[0][0] == "g":
+                    rollout.reject(key)
+                elif position % 3 < pace:
                     rollout.finish(key)
                 else:
                     rollout.generate(key, position)

@@ -37,7 +37,8 @@ def test_every_experiment_composes(experiment: str) -> None:
 @pytest.mark.parametrize("override", [f"{group.name}={path.stem}" for group in sorted(CONF.iterdir()) if group.is_dir() and group.name != "experiment"
                                       for path in sorted(group.glob("*.yaml"))])
 def test_every_group_file_composes(override: str) -> None:
-    extra = {"data=jsonl": ["data.path=a", "data.heldout_path=b"], "engine=sglang": ["trainer.microbatch_tokens=4096"]}.get(override, [])
+    extra = {"data=jsonl": ["data.path=a", "data.heldout_path=b"], "engine=sglang": ["trainer.microbatch_tokens=4096"],
+             "workflow=agent": ["workflow.agent=a:b"]}.get(override, [])
     composed(override, *extra, "model.path=/model")
 
 

@@ -900,7 +900,7 @@ def test_waiting_for_workers_in_the_queue_is_no_stall() -> None:
         play = slurm(run__stall_minutes=50 / 60)
         play.tell(TRAINER, Register(Role.trainer, "node", 2))
         play.publish(0)
-        play.core.replicas_expected = expected
+        play.core.expected = {Role.rollout} if expected else set()
         for now in range(10, 200, 10):
             play.core.handle(TRAINER, Heartbeat(), float(now))
             play.core.tick(float(now))

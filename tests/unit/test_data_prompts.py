@@ -1,19 +1,27 @@
 """Prompt sources: determinism, order, disjointness, and what each refuses."""
 
+import dataclasses
 import json
 import os
+import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from workers.config import ConfigError, DataConfig, DataKind, RewardConfig
-from workers.data.prompts import PromptSource, open_prompts
+from workers.config.choices import DataFilter
+from workers.config.data import StageConfig
+from workers.data.limits import SPARE, Limits, Replaced
+from workers.data.prompts import Prompt, PromptSource, open_prompts
 from workers.reward import verifiers
 from workers.reward.verifiers import numeric
+from workers.weights.starting import make_tiny
 
 GYM = RewardConfig(verifier="reasoning_gym")
 
@@ -115,6 +123,7 @@ def test_gym_heldout_is_disjoint_where_questions_repeat() -> None:
 @pytest.mark.parametrize(("changes", "message"), [
     ({"task": "chain_sums"}, "no such task; did you mean 'chain_sum'.*Use one of ab, "),
     ({"task": "composite"}, "no such task"),
+    ({"task": "ransom_note"}, "no such task"),
     ({"options": {"max_term": 3}}, "no such option; did you mean 'max_terms'.*min_terms, max_terms, min_digits, max_digits, allow_negation"),
     ({"options": {"seed": 3}}, "it follows from run.seed"),
     ({"options": {"min_terms": 9}}, "refuses them .max_terms must be"),
@@ -133,9 +142,40 @@ def test_gym_refuses_to_train_on_nothing_but_heldout_questions() -> None:
         source.train(0)
 
 
+STAGES = [StageConfig(until=3, options={"min_numbers": 2, "max_numbers": 2}), StageConfig(until=700, options={"min_numbers": 3, "max_numbers": 3})]
+
+
+def test_gym_options_change_at_the_declared_prompts() -> None:
+    source = gym(task="gcd", options={"min_numbers": 4, "max_numbers": 4}, stages=STAGES)
+
+    def numbers(prompt: Prompt) -> int:
+        return len(json.loads(prompt.reference)["entry"]["metadata"]["numbers"])
+
+    assert [numbers(source.train(index)) for index in (0, 2, 3, 699, 700, 10**6)] == [2, 2, 3, 3, 4, 4]
+    assert {numbers(prompt) for prompt in source.heldout()} == {4}, "held out is what the curriculum leads to"
+    assert {numbers(source.train(index + SPARE)) for index in range(3)} == {2}, "what stands in for a prompt is of its stage"
+    assert [numbers(prompt) for prompt in source.preview(9)] == [2, 2, 2, 3, 3, 3, 4, 4, 4]
+    again = gym(task="gcd", options={"min_numbers": 4, "max_numbers": 4}, stages=STAGES)
+    assert [again.train(index) for index in (700, 3, 2)] == [source.train(index) for index in (700, 3, 2)]
+    score = verifiers.load("reasoning_gym")
+    for prompt in (source.train(0), source.train(5)):
+        assert score(prompt.text, json.loads(prompt.reference)["entry"]["answer"], prompt.reference) == 1.0
+
+
+@pytest.mark.parametrize(("stages", "message"), [
+    ([StageConfig(until=5, options={"max_number": 2})], r"data.stages\[0\].options.max_number=2: .*did you mean 'max_numbers'"),
+    ([StageConfig(until=5), StageConfig(until=9, options={"min_numbers": 50})], "min_numbers.: 50.*refuses them"),
+])
+def test_gym_refuses_stages_at_once(stages: list[StageConfig], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        gym(task="gcd", stages=stages)
+
+
 def test_gym_needs_the_tasks_own_verifier() -> None:
     with pytest.raises(ConfigError, match="Set reward.verifier=reasoning_gym"):
         open_prompts(DataConfig(kind=DataKind.reasoning_gym), RewardConfig(), 1)
+    sums = open_prompts(DataConfig(kind=DataKind.reasoning_gym, num_heldout=1, verifier="0.5*reasoning_gym+0.5*boxed"), RewardConfig(), 1)
+    assert sums.train(0).verifier == "0.5*reasoning_gym+0.5*boxed"
 
 
 class Files:
@@ -146,9 +186,9 @@ class Files:
         self.train.write_text("".join(json.dumps({"prompt": f"{i} + 1 =", "answer": i + 1}) + "\n" for i in range(10)))
         self.heldout.write_text('{"prompt": "a", "answer": "x", "id": "one", "verifier": "math_verify"}\n\n{"prompt": "b", "answer": 1.5}')
 
-    def open(self, seed: int = 1, **changes: object) -> PromptSource:
+    def open(self, seed: int = 1, model: Path | None = None, **changes: object) -> PromptSource:
         config = DataConfig(**{"kind": DataKind.jsonl, "path": str(self.train), "heldout_path": str(self.heldout), **changes})  # type: ignore[arg-type]
-        return open_prompts(config, RewardConfig(), seed)
+        return open_prompts(config, RewardConfig(), seed, model)
 
 
 @pytest.fixture
@@ -171,17 +211,30 @@ def test_jsonl(files: Files) -> None:
 
 
 @pytest.mark.parametrize(("line", "message"), [
-    ('{"prompt": "x"}', "train.jsonl:11: .*missing required field `answer`"),
-    ('{"prompt": "x", "answer": 1, "weight": 2}', "train.jsonl:11: .*unknown field `weight`"),
-    ('{"prompt": 3, "answer": 1}', r"train.jsonl:11: Expected `str`, got `int` - at `\$.prompt`"),
-    ('{"prompt": "x", "answer": true}', r"train.jsonl:11: .*got `bool` - at `\$.answer`"),
-    ('{"prompt": "x", "answer": [1]}', r"train.jsonl:11: .*got `array`"),
+    ('{"prompt": "x"}', "train.jsonl:11: no answer for the verifier in a column 'answer'"),
+    ('{"prompt": "x", "answer": null}', "train.jsonl:11: no answer"),
+    ('{"answer": 1}', "train.jsonl:11: no prompt in a column 'prompt'"),
+    ('{"prompt": "x", "answer": 1, "weight": 2}', "train.jsonl:11: unknown column 'weight'.*data.columns must say"),
+    ('{"prompt": "x", "answr": 1}', "train.jsonl:11: unknown column 'answr'; did you mean 'answer'"),
+    ('{"prompt": 3, "answer": 1}', "train.jsonl:11: the column 'prompt' holds int; it must be text, or a chat"),
+    ('{"prompt": [], "answer": 1}', "train.jsonl:11: the column 'prompt' holds list"),
+    ('{"prompt": [{"role": "user"}], "answer": 1}', "train.jsonl:11: the prompt is a list with .*each entry of a chat must be"),
+    ('{"prompt": [{"role": "user", "content": "x"}], "answer": 1}', "train.jsonl:11: the prompt is a chat.*Set data.chat_template=true"),
+    ('{"prompt": "x", "answer": true}', "train.jsonl:11: 'answer' holds bool; it must be text or a number"),
+    ('{"prompt": "x", "answer": [1]}', "train.jsonl:11: 'answer' holds list"),
+    ('{"prompt": "x", "answer": 1, "response": {}}', "train.jsonl:11: 'response' holds dict"),
     ('{"prompt": "", "answer": 1}', "train.jsonl:11: the prompt is empty"),
     ('["x", 1]', "train.jsonl:11: Expected `object`"),
     ('{"prompt": "x", "answer', "train.jsonl:11: Input data was truncated"),
     ('{"prompt": "x", "answer": 1} {}', "train.jsonl:11: JSON is malformed"),
+    ('{"prompt": "x", "answer": 1e999}', "train.jsonl:11: Number out of range"),
+    pytest.param('{"prompt": "x", "answer": ' + "[" * 100000, "train.jsonl:11: .*(truncated|recursion)", id="deep"),
     ('{"prompt": "x", "answer": 1, "verifier": "numerics"}', "train.jsonl:11: verifier='numerics': no such verifier.*did you mean 'numeric'"),
-    ('{"prompt": "x", "answer": 1, "id": "line/2"}', "train.jsonl:11: id 'line/2' is also that of line 2"),
+    ('{"prompt": "x", "answer": 1, "verifier": 5}', "train.jsonl:11: the verifier is 5; it must be a name"),
+    ('{"prompt": "x", "answer": 1, "id": "line/2"}', "train.jsonl:11: id 'line/2' is also that of .*train.jsonl:2"),
+    ('{"prompt": "x", "answer": 1, "id": ""}', "train.jsonl:11: the id has 0 characters"),
+    ('{"prompt": "x", "answer": 1, "id": 1.5}', "train.jsonl:11: the id is 1.5"),
+    ('{"prompt": "x", "answer": {}, "verifier": "code"}', "train.jsonl:11: the answer cannot be used by verifier 'code'"),
     ('{"prompt": "b", "answer": 1}', "heldout.jsonl:3: the same prompt is .*train.jsonl:11"),
 ])
 def test_jsonl_refuses_a_line(files: Files, line: str, message: str) -> None:
@@ -194,6 +247,9 @@ def test_jsonl_refuses_a_line(files: Files, line: str, message: str) -> None:
 def test_jsonl_refuses_files(files: Files) -> None:
     with pytest.raises(ConfigError, match="data.path='/nowhere/x.jsonl': not readable .No such file"):
         files.open(path="/nowhere/x.jsonl")
+    with pytest.raises(ConfigError, match=r"holds no file that ends in \.jsonl"):
+        (files.train.parent / "empty").mkdir()
+        files.open(path=str(files.train.parent / "empty"))
     files.heldout.write_bytes(b'{"prompt": "\xff", "answer": 1}')
     with pytest.raises(ConfigError, match=r"heldout.jsonl:1: "):
         files.open()
@@ -212,3 +268,96 @@ def test_opening_arithmetic_imports_nothing_heavy() -> None:
                "open_prompts(DataConfig(), RewardConfig(), 1)\n"
                "print([name for name in ('torch', 'numpy', 'reasoning_gym', 'transformers', 'jinja2') if name in sys.modules])")
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
+
+
+def tokens_of(folder: Path, text: str) -> int:
+    return len(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A character model: one token a character."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    make_tiny(folder, 1)
+    return folder
+
+
+def test_prompts_that_are_too_long_are_refused_or_left_out(files: Files, model: Path) -> None:
+    files.train.write_text("".join(json.dumps({"prompt": f"{10**i} + 1 =", "answer": 10**i + 1}) + "\n" for i in range(10)))
+    longest = tokens_of(model, "100000 + 1 =")
+    with pytest.raises(ConfigError, match=rf"train.jsonl:7: it has {longest + 1} tokens, more than data.max_prompt_tokens={longest}.*filter=drop"):
+        files.open(model=model, max_prompt_tokens=longest)
+    source = files.open(model=model, max_prompt_tokens=longest, filter=DataFilter.drop)
+    assert {source.train(index).text for index in range(6)} == {f"{10**i} + 1 =" for i in range(6)}
+    assert [prompt.text for prompt in source.preview(0)] == [f"{10**i} + 1 =" for i in range(6)]
+    first, second = source.notes()
+    assert first.startswith("6 training prompts of ") and first.endswith("2 held out") and second.startswith("4 of 10 prompts of ")
+    with pytest.raises(ConfigError, match="all 10 prompts are over the limits"):
+        files.open(model=model, max_prompt_tokens=1, filter=DataFilter.drop)
+    with pytest.raises(ConfigError, match="Set model.path"):
+        files.open(max_prompt_tokens=1)
+
+
+def test_the_rendered_prompt_is_measured(files: Files, model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "chat"
+    folder.mkdir()
+    for name in ("tokenizer.json", "config.json"):
+        (folder / name).write_bytes((model / name).read_bytes())
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}==={{ message.content }}{% endfor %}")
+    assert files.open(model=folder, max_prompt_tokens=7).train(0)
+    with pytest.raises(ConfigError, match="has 10 tokens"):
+        files.open(model=folder, max_prompt_tokens=7, chat_template=True)
+
+
+def test_references_that_are_too_large_are_refused_or_left_out(files: Files) -> None:
+    with files.train.open("a") as file:
+        file.write(json.dumps({"prompt": "big", "answer": "1" * 2048}))
+    with pytest.raises(ConfigError, match="train.jsonl:11: its reference for the verifier has 2 KiB, more than data.max_reference_kb=1"):
+        files.open(max_reference_kb=1)
+    assert "big" not in {prompt.text for prompt in files.open(max_reference_kb=1, filter=DataFilter.drop).preview(0)}
+
+
+class Lengths:
+    """An endless source of texts whose lengths its own seed decides."""
+
+    def train(self, index: int) -> Prompt:
+        return Prompt(str(index), "x" * random.Random(index).randrange(1, 9), "numeric", "1" * (random.Random(-index).randrange(4) << 10))
+
+    def heldout(self) -> list[Prompt]:
+        return [self.train(-index) for index in range(1, 20)]
+
+    def preview(self, count: int) -> Iterator[Prompt]:
+        return map(self.train, range(count))
+
+    def notes(self) -> list[str]:
+        return ["source"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**12), st.integers(2, 3))
+def test_other_prompts_stand_in_for_those_over_a_limit(index: int, most: int) -> None:
+    limits = Limits(DataConfig(max_reference_kb=most, filter=DataFilter.drop), None, None)
+    source = Replaced(Lengths(), limits)
+    prompt = source.train(index)
+    assert limits.problem(prompt) == "" and source.train(index) == prompt and (int(prompt.id) - index) % SPARE == 0
+    assert prompt == Lengths().train(index) or limits.problem(Lengths().train(index))
+    kept = [held for held in Lengths().heldout() if not limits.problem(held)]
+    assert source.heldout() == kept and source.notes()[0] == "source" and len(source.notes()) == (1 if len(kept) == 19 else 2)
+    assert all(not limits.problem(each) for each in source.preview(20))
+
+
+def test_an_endless_source_without_a_prompt_that_fits_is_refused(model: Path) -> None:
+    config = DataConfig(digits=6, max_prompt_tokens=3, filter=DataFilter.drop)
+    with pytest.raises(ConfigError, match="none of the 200 held-out prompts is within the limits"):
+        open_prompts(config, RewardConfig(), 1, model)
+    with pytest.raises(ConfigError, match=r"held-out prompt \d+\+\d+: it has \d+ tokens, more than data.max_prompt_tokens=3"):
+        open_prompts(dataclasses.replace(config, filter=DataFilter.refuse), RewardConfig(), 1, model)
+    with pytest.raises(ConfigError, match="64 prompts in a row are over the limits"):
+        Replaced(Never(), Limits(DataConfig(max_reference_kb=1, filter=DataFilter.drop), None, None)).train(0)
+
+
+class Never(Lengths):
+    """Only its held-out prompts fit."""
+
+    def train(self, index: int) -> Prompt:
+        return Prompt(str(index), "x", "numeric", "1" * (0 if index < 0 else 4096))

@@ -13,9 +13,9 @@ import pytest
 
 from workers import checkpoints, incarnations, slurm, slurm_command
 from workers.config import ClusterKind, Config, ConfigError
+from workers.element import follow_up as follow_up_element
+from workers.endings import Ending
 from workers.messages.types import Version
-from workers.rollout import element as rollout_element
-from workers.rollout.endings import Ending
 from workers.rundir import RunFolder
 from workers.signals import Signals
 from workers.slurm import EARLY_S, SlurmElement
@@ -240,7 +240,7 @@ def test_a_command_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # -- how an inference element ends ---------------------------------------------------------------------------------------
 
 def follow_up(run: RunFolder, ending: Ending, element: SlurmElement) -> None:
-    rollout_element._follow_up(run, make_config(), element, ending)
+    follow_up_element(run, make_config(), element, "inference", ending)
 
 
 def told(number: signal.Signals) -> Ending:

@@ -85,6 +85,19 @@ def test_a_failure_drops_the_partial() -> None:
     assert ledger.lease(ONE, 6) == ("g0", 0, 2, 6, 1, None)
 
 
+def test_a_rejected_group_is_over_and_its_place_free() -> None:
+    ledger = Ledger(max_attempts=2)
+    for _ in range(3):
+        ledger.lease(ONE, 0)
+    ledger.fail("g0", 0, "once")
+    ledger.lease(ONE, 0)
+    assert not ledger.reject("g0", 0) and not ledger.reject("g7", 0), "no running attempts"
+    assert ledger.reject("g0", 1) and not ledger.reject("g0", 1) and not ledger.finish(make_group("g0", 1))
+    assert ledger.num_rejected == 1 and ledger.admitted == 2 and not ledger.failures and states(ledger)["running"] == [1, 2]
+    assert ledger.lease(ONE, 5)[:4] == ("g3", 3, 0, 5), "the next prompt, at the version of now"
+    assert not adopt(ledger, "g0", 1) and not adopt(ledger, "g0", 9), "whoever still has it need not bring it"
+
+
 def test_the_last_failure_sets_aside_and_fatal_ones_at_once() -> None:
     ledger = Ledger(max_attempts=2)
     ledger.lease(ONE, 0)
@@ -202,12 +215,12 @@ def test_anything_else_is_no_training_group(group_id: str) -> None:
 
 # -- attempts and batches ------------------------------------------------------------------------------------------------
 
-@given(st.lists(st.tuples(st.sampled_from(["lease", "lease", "finish", "fail", "park", "release", "adopt", "restart"]), st.integers(0, 99)),
+@given(st.lists(st.tuples(st.sampled_from(["lease", "lease", "finish", "reject", "fail", "park", "release", "adopt", "restart"]), st.integers(0, 99)),
                 min_size=20, max_size=100))
 @settings(max_examples=300, deadline=None)
 def test_no_attempt_of_a_group_is_ever_leased_twice(events: list[tuple[str, int]]) -> None:
     """Through incarnations, which know only what runs, and whatever workers present."""
-    epoch, ledger, leased = 1, Ledger(3, 1000), list[tuple[str, int]]()
+    epoch, ledger, leased, rejected = 1, Ledger(3, 1000), list[tuple[str, int]](), list[int]()
     for name, number in events:
         running = sorted(ledger.running)
         group_id = running[number % len(running)] if running else None
@@ -230,11 +243,14 @@ def test_no_attempt_of_a_group_is_ever_leased_twice(events: list[tuple[str, int]
             match name:
                 case "finish":
                     assert ledger.finish(make_group(group_id, attempt))
+                case "reject":
+                    assert ledger.reject(group_id, attempt)
+                    rejected.append(index_of(group_id))
                 case "fail":
                     assert ledger.fail(group_id, attempt, "failed")
                 case "park":
                     assert ledger.park(make_partial(group_id, attempt))
-        known = sorted(index for part in states(ledger).values() for index in part)
+        known = sorted([*rejected, *(index for part in states(ledger).values() for index in part)])
         assert known == list(range(ledger.next_index)), "every index is in one state"
 
 

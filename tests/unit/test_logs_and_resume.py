@@ -204,6 +204,7 @@ def test_reopening_keeps_what_was(run: RunFolder) -> None:
 def test_what_may_be_changed() -> None:
     assert changed(config(), ["run.num_steps=7", "run.max_hours=1.5"]).run.num_steps == 7
     assert changed(config(), ["selftest.action=warn"]).selftest.action is SelfTestAction.warn
+    assert changed(config(), ["workflow.max_rejected=1"]).workflow.max_rejected == 1.0
     for change, words in (("trainer.lr=1", "cannot be changed when a run goes on"), ("run.num_steps=many", "not a number"),
                           ("selftest.action=maybe", "not one of auto, fail, warn, off"),
                           ("run.num_steps=0", "must be at least 1")):

@@ -119,7 +119,7 @@ def test_drained_nodes_are_waited_for(monkeypatch: pytest.MonkeyPatch, kinds: li
     def refused(script: str) -> str:
         raise SlurmError("sbatch --test-only: exit status 1: allocation failure: Requested node configuration is not available")
 
-    monkeypatch.setattr(preflight, "look", lambda cluster: site)
+    monkeypatch.setattr(preflight, "look", lambda cluster, roles: site)
     monkeypatch.setattr(slurm, "test_only", refused)
     said: list[str] = []
     if words:

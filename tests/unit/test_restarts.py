@@ -43,7 +43,7 @@ class Play:
         self.world.talk()
         self.world.check()
         if self.world.ended is None:
-            self.world.work(pace=number % 3)
+            self.world.work(pace=number % 3, picky=bool(number // 8 % 2))
 
     def deliver(self, number: int) -> None:
         if self.world.rollouts:
@@ -75,6 +75,9 @@ class Play:
     def finish(self, number: int) -> None:
         self._work(number, "finish")
         self.world.failures = 0
+
+    def reject(self, number: int) -> None:
+        self._work(number, "reject")
 
     def park(self, number: int) -> None:
         self._work(number, "park")
@@ -234,8 +237,8 @@ class Play:
 
 WEIGHTS = {
     "nothing": 1, "second": 16, "deliver": 2, "receive": 2, "beat": 2, "load": 1, "generate": 3, "finish": 3, "train": 4, "announce": 3, "save": 3,
-    "wait": 1, "park": 1, "fail": 2, "join": 2, "die": 1, "hide": 2, "cut": 1, "lose": 2, "leave": 1, "depart": 1, "kill": 2, "begin": 1, "spoil": 1,
-    "drain": 1, "pause": 1}
+    "wait": 1, "park": 1, "fail": 2, "reject": 3, "join": 2, "die": 1, "hide": 2, "cut": 1, "lose": 2, "leave": 1, "depart": 1, "kill": 2, "begin": 1,
+    "spoil": 1, "drain": 1, "pause": 1}
 NAMES = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
 # The length is bounded from below, or most histories would be of five events; shrunk ones have `nothing` instead.
 EVENTS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 63)), min_size=25, max_size=75)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from tests.unit.groups import make_group, make_partial
 from workers.coordinator.accounting import Totals
 from workers.coordinator.evaluation import Evaluation
 from workers.coordinator.ledger import Finished, Ledger, Parked, Running
+from workers.coordinator.rejections import WINDOW_BATCHES, Rejections
 from workers.coordinator.snapshot import (
     Snapshot,
     SnapshotError,
@@ -48,7 +50,7 @@ def ledgers(draw: st.DrawFn) -> Ledger:
         ledger.finished[f"g{index}"] = Finished(make_group(f"g{index}", draw(NUMBERS), draw(STEPS)), draw(NUMBERS), order)
     ledger.retry.extend(retry)
     ledger.failures = {index: draw(st.integers(1, 2)) for index in [*running, *retry] if draw(st.booleans())}
-    ledger.set_aside = {index: draw(TEXTS) for index in set_aside}
+    ledger.set_aside, ledger.num_rejected = {index: draw(TEXTS) for index in set_aside}, draw(NUMBERS)
     return ledger
 
 
@@ -68,12 +70,25 @@ def evaluations(draw: st.DrawFn) -> Evaluation:
 
 
 @st.composite
+def rejections(draw: st.DrawFn) -> Rejections:
+    result = Rejections("spread", 1.0, draw(st.integers(1, 2)))
+    for score in draw(st.lists(st.none() | st.floats(0, 1), max_size=20)):
+        if score is None:
+            result.kept(draw(st.floats(0, 1)))
+        else:
+            result.rejected(score)
+        if draw(st.booleans()):
+            result.next_step()
+    return result
+
+
+@st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     totals = Totals(tokens_generated=draw(NUMBERS), num_steps=draw(NUMBERS), num_retries=draw(NUMBERS))
     totals.head_ages.update(draw(st.lists(NUMBERS, max_size=5)))
     return Snapshot(draw(NUMBERS), draw(NUMBERS), save_ledger(draw(ledgers())), save_evaluation(draw(evaluations())), save_totals(totals),
                     draw(st.dictionaries(NUMBERS, NUMBERS, max_size=3)), draw(TEXTS), draw(st.floats(0, 1e9)),
-                    draw(st.dictionaries(TEXTS, NUMBERS, max_size=3)))
+                    draw(st.dictionaries(TEXTS, NUMBERS, max_size=3)), draw(st.none() | rejections().map(Rejections.save)))
 
 
 def plain(value: object) -> object:
@@ -153,6 +168,28 @@ def test_restored_totals_go_on_counting() -> None:
     assert restored == totals and restored.max_staleness == 2
     restored.head_ages.update([5])  # as a Counter does
     assert totals.max_staleness == 2 and restored.max_staleness == 5
+
+
+@given(rejections(), st.lists(st.none() | st.floats(0, 1), max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_restored_rejections_go_on_counting(counted: Rejections, later: list[float | None]) -> None:
+    """With the share over the same groups, and the figures of the step that was under way."""
+    restored = Rejections("spread", 1.0, (counted.window.maxlen or 0) // WINDOW_BATCHES)
+    restored.restore(counted.save())
+    for score in later:
+        for each in (counted, restored):
+            each.kept(0.5) if score is None else each.rejected(score)
+    assert restored.share == counted.share and list(restored.window) == list(counted.window)
+    assert restored.next_step() == counted.next_step()
+
+
+def test_a_state_of_before_there_were_rejections_can_be_read() -> None:
+    """Its ledger and its whole lack the fields."""
+    content = msgspec.msgpack.decode(make_snapshot().encode())
+    header = msgspec.msgpack.decode(content[0])
+    del header["rejections"], header["ledger"]["num_rejected"]
+    snapshot = decode(msgspec.msgpack.encode([msgspec.msgpack.encode(header), *content[1:]]))
+    assert snapshot.rejections is None and snapshot.ledger.num_rejected == 0 and plain(snapshot) == plain(make_snapshot())
 
 
 def make_snapshot() -> Snapshot:

@@ -13,7 +13,7 @@ from workers.config import Bound
 from workers.coordinator.core import Coordinator
 from workers.coordinator.spilled import Spilled
 from workers.messages.codec import pack
-from workers.messages.types import Draining, GroupFinished, GroupParked, Message, Version
+from workers.messages.types import Draining, GroupFinished, GroupParked, GroupRejected, Message, Version
 from workers.rundir import RunFolder
 
 
@@ -51,6 +51,18 @@ def test_files_stay_until_a_checkpoint_with_what_they_hold_is_complete(run: RunF
     (run.checkpoints / "1.2").mkdir()
     spilled.in_checkpoint(Version(1, 3))
     assert not later.exists()
+
+
+def test_a_rejection_is_taken_once_where_its_lease_is_known(run: RunFolder) -> None:
+    """Elsewhere its prompt is sampled anew, and the file is of no use."""
+    paths = [leave(run, name, GroupRejected(name[:2], int(name[3:]), 5, 0, 0.5)) for name in ("g0.0", "g1.0", "g1.9")]
+    core, spilled = make_spilled(run)
+    assert core.ledger.lease(b"gone", 0).attempt == 1000
+    paths.append(leave(run, "g0.1000", GroupRejected("g0", 1000, 5, 2, 0.5)))
+    spilled.absorb()
+    assert core.ledger.num_rejected == 1 and not core.ledger.running and core.ledger.next_index == 1
+    assert (core.totals.tokens_generated, core.totals.tokens_interrupted) == (5, 2)
+    assert [path.exists() for path in paths] == [False, False, False, True], "until a checkpoint knows it"
 
 
 def test_files_outlast_a_checkpoint_that_could_not_be_written(run: RunFolder) -> None:

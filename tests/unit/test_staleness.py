@@ -12,7 +12,7 @@ from workers.coordinator.ledger import Ledger
 from workers.coordinator.staleness import FinishedGroup, StalenessPolicy
 from workers.messages.types import HeldLease, Purpose, Version
 
-NAMES = ["nothing", "admit", "admit", "admit", "finish", "finish", "fail", "park", "lose", "come_back", "appear", "form", "train"]
+NAMES = ["nothing", "admit", "admit", "admit", "finish", "finish", "reject", "fail", "park", "lose", "come_back", "appear", "form", "train"]
 # The length is bounded from below, or most histories would be of five events; shrunk ones have `nothing` instead.
 EVENTS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 1000)), min_size=30, max_size=150)
 WORKER = b"worker"
@@ -31,6 +31,7 @@ class Simulation:
         self.begun: dict[tuple[str, int], int] = {}
         self.lost: list[tuple[str, int]] = []
         self.consumed: list[str] = []
+        self.rejected: list[str] = []
 
     def nothing(self, _: int) -> None:
         pass
@@ -53,6 +54,13 @@ class Simulation:
             group = make_group(*key, [self.begun[key]])
             assert self.ledger.finish(group)
             assert not self.ledger.finish(group), "a duplicate must not count"
+
+    def reject(self, number: int) -> None:
+        if (key := self._pick(number)) is not None:
+            admitted = self.ledger.admitted
+            assert self.ledger.reject(*key) and self.ledger.admitted == admitted - 1, "its place is free"
+            assert not self.ledger.reject(*key) and not self.ledger.finish(make_group(*key, [self.begun[key]])), "a duplicate must not count"
+            self.rejected.append(key[0])
 
     def fail(self, number: int) -> None:
         if (key := self._pick(number)) is not None:
@@ -113,6 +121,8 @@ class Simulation:
         limit = (self.version + self.policy.eta + 1) * self.policy.batch_groups
         assert self.ledger.admitted <= limit
         assert len(self.consumed) == len(set(self.consumed)), "consumed twice"
+        assert len(self.rejected) == len(set(self.rejected)) == self.ledger.num_rejected, "rejected, and leased again"
+        assert not set(self.rejected) & {*self.consumed, *self.ledger.running, *self.ledger.parked, *self.ledger.finished}
         assert self.policy.eta or len(self.formed) < 2, "a batch of the next version, before that is there"
 
 
@@ -133,6 +143,29 @@ def test_invariants_hold_for_any_interleaving(bound: Bound, eta: int, batch: int
             simulation.finish(number)
         assert simulation.train()
         simulation.check()
+
+
+@pytest.mark.parametrize("bound", list(Bound))
+@given(eta=st.integers(0, 5), batch=st.integers(1, 5), ahead=st.integers(0, 2), events=EVENTS,
+       num_rejected=st.lists(st.integers(0, 9), min_size=3, max_size=3))
+@settings(max_examples=200, deadline=None)
+def test_however_many_are_rejected_the_batch_fills(bound: Bound, eta: int, batch: int, ahead: int, events: list[tuple[str, int]],
+                                                   num_rejected: list[int]) -> None:
+    """Before each acceptable group of a step so many are rejected; nothing but their replacements is needed for the batch."""
+    simulation = Simulation(eta, batch, bound, ahead)
+    for name, number in events:
+        getattr(simulation, name)(number)
+    for step in range(3):
+        version = simulation.version
+        while not simulation.train():
+            for _ in range(num_rejected[step]):
+                simulation.admit()
+                simulation.reject(0)
+                simulation.check()
+            assert simulation.admit() or simulation.ledger.running, "neither a group under way nor a place for one"
+            simulation.finish(0)
+            simulation.check()
+        assert simulation.version == version + 1
 
 
 @given(eta=st.integers(0, 5), batch=st.integers(1, 5), ahead=st.integers(0, 1), events=EVENTS)
@@ -161,6 +194,17 @@ def test_eta_zero_is_synchronous() -> None:
             simulation.finish(0)
         assert simulation.train()
         assert all(simulation.begun[group_id, 0] == version for group_id in simulation.consumed[-4:])
+
+
+def test_eta_zero_replaces_rejected_groups_at_the_same_version() -> None:
+    simulation = Simulation(0, 4, Bound.admission)
+    assert sum(iter(simulation.admit, False)) == 4
+    for _ in range(6):
+        simulation.reject(0)
+        assert simulation.admit() and not simulation.admit(), "one for one"
+    for _ in range(4):
+        simulation.finish(0)
+    assert simulation.train() and simulation.consumed == ["g6", "g7", "g8", "g9"]
 
 
 def test_admission_takes_the_oldest_finished_first() -> None:

@@ -88,6 +88,16 @@ def test_a_fleet_that_has_changed_gets_another_group_after_the_next_version() ->
     assert group.group == "weights-1-2"
 
 
+def test_nobody_is_taken_in_while_a_version_is_broadcast() -> None:
+    group = UpdateGroup(1)
+    stand(group, {A: 1})
+    group.announced(0.0)
+    assert group.consider(TRAINER, {A: 1, B: 1}, False, 1.0) == [], "B still loads the version before"
+    assert len(broadcast(group, {A: 1}, Version(1, 2))) == 2
+    assert group.consider(TRAINER, {A: 1, B: 1}, True, SETTLE_S + 1) == [] and group.phase is Phase.standing
+    assert announce(group, {A: 1, B: 1}, SETTLE_S + 2)[-1][0] == TRAINER, "once it is announced, there is another group"
+
+
 def test_workers_that_load_a_version_are_waited_for_but_not_for_ever() -> None:
     group = UpdateGroup(1)
     assert group.consider(TRAINER, {A: 1}, True, 0.0) == [], "nothing has been announced"

@@ -69,6 +69,13 @@ def test_with_steps() -> None:
         assert part in text, part
 
 
+def test_rejected_groups_are_shown_where_there_are_any() -> None:
+    assert "1 set aside 12 rejected (31% of the latest)" in shown(status(rejected=12, share_rejected=0.3125))
+    assert "rejected" not in shown(status(rejected=0, share_rejected=0.0)) and "rejected" not in shown(status())
+    assert step_line(step(3, 1.0, groups_rejected=5, share_rejected=0.625)).endswith("buffer 2  rejected 62%")
+    assert "rejected" not in step_line(step(3, 1.0, groups_rejected=0, share_rejected=0.0))
+
+
 def test_the_workers() -> None:
     text = shown(status())
     assert "worker process weights running waits for" in text
@@ -166,6 +173,7 @@ def test_summary() -> None:
     for part in ("held-out accuracy 0.125 -> 0.750 on 200 prompts", "in 20 steps and 4m05s", "eta 4 (hard)", "0: 3  4: 1", "oldest 4", "25% begun",
                  "9000 generated, 8000 trained"):
         assert part in text, part
+    assert "8000 trained; 7 groups rejected" in summary_lines({**summary, "num_rejected": 7})[2] and "rejected" not in text
     assert "held-out accuracy - -> -" in summary_lines({**summary, "heldout_before": None, "heldout_after": None})[0]
 
 

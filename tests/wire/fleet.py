@@ -25,6 +25,7 @@ from workers.config import (
     TransportConfig,
     WorkflowConfig,
 )
+from workers.endings import Ending
 from workers.messages.codec import MessageError
 from workers.messages.types import (
     Acknowledged,
@@ -32,6 +33,7 @@ from workers.messages.types import (
     GroupFailed,
     GroupFinished,
     GroupParked,
+    GroupRejected,
     Heartbeat,
     HeartbeatReply,
     Lease,
@@ -45,7 +47,6 @@ from workers.messages.types import (
     Version,
     Welcome,
 )
-from workers.rollout.endings import Ending
 from workers.rollout.worker import RolloutWorker
 from workers.rundir import RunFolder
 from workers.transport.keys import make_keys, read_keys
@@ -123,7 +124,7 @@ class Play:
                     await self._acknowledge(message.group.group_id, message.group.attempt)
                 case GroupParked() if not self.deaf:
                     await self._acknowledge(message.partial.group_id, message.partial.attempt)
-                case GroupFailed() if not self.deaf:
+                case GroupFailed() | GroupRejected() if not self.deaf:
                     await self._acknowledge(message.group_id, message.attempt)
             self._arrived.set()
 

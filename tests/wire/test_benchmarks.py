@@ -1,4 +1,4 @@
-"""The benchmarks of weight updates run, at their smallest, and what they print adds up; their figures are nobody's business here."""
+"""The benchmarks of weight updates and of rewards run, at their smallest, and what they print adds up; their figures are nobody's business here."""
 
 from __future__ import annotations
 
@@ -45,3 +45,15 @@ def test_waiting_costs_the_more_the_oftener_and_nothing_where_all_answers_end_to
     often, seldom = (most_gained(Workload(16, 384, turns, vocab_size=10)) for turns in (1.0, 8.0))
     assert often > seldom > 1
     assert most_gained(Workload(1, 384, 4.0, vocab_size=10)) == pytest.approx(1.0)
+
+
+def test_rewards_are_judged_beside_generation() -> None:
+    figures = last_line("benchmarks.rewards", "--quick")
+    assert figures["ratio"] == pytest.approx(figures["value"] / figures["against"], rel=0.01)
+    assert {case["kind"] for case in figures["cases"]} | {text.split(":")[0] for text in figures["left_out"]} == {"number", "code"}
+    for case in figures["cases"]:
+        assert all(rate["per_s"] > 0 and 0 < rate["p50_ms"] <= rate["p99_ms"] for rate in case["rates"])
+        assert case["groups"]["free_busy_s"] == 0 < min(case["groups"][f"{way}_busy_s"] for way in ("overlap", "after"))
+    assert figures["agreement"]
+    for source in figures["agreement"]:
+        assert source["items"] == source["right_passed"] == source["wrong_failed"] > 0 and source["agreed"] == 1

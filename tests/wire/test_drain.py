@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -14,10 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.wire.fleet import Weights, ended, engine_state, generated, make_config, make_lease, make_run, playing, working
+from workers import endings
 from workers.config import Server
+from workers.endings import Ending, WorkerEnded
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import from_workers
-from workers.messages.groups import check_group, check_partial
+from workers.messages.groups import check_group, check_partial, group_episodes, samples
 from workers.messages.types import (
     Acknowledged,
     Drain,
@@ -36,13 +39,12 @@ from workers.messages.types import (
     Version,
     WorkerFailed,
 )
-from workers.rollout import endings
-from workers.rollout.endings import Ending, WorkerEnded
 from workers.rollout.worker import RolloutWorker
 from workers.rundir import RunFolder
 from workers.transport.peer import Peer
 
 TOLERANCE = 1e-4
+NEVER = "tests.wire.stubborn:never_right"
 
 
 @pytest.fixture
@@ -133,6 +135,51 @@ async def test_a_drained_worker_gives_back_every_token_and_another_one_goes_on(r
             assert np.abs(oracle(new.folder, prompt, tokens, 0.8) - logprobs)[cut:].max() <= TOLERANCE
 
 
+async def test_an_episode_of_many_turns_goes_on_token_by_token_elsewhere(run: RunFolder, weights: Weights) -> None:
+    config = make_config(weights.models[0], server=Server.embedded, max_new_tokens=60)
+    config.workflow.name, config.workflow.max_turns, config.workflow.feedback = "multi_turn", 14, " no: "
+    config.reward.verifier = NEVER
+    length = 14 * 60 + 13 * len(" no: ")
+    old, new = weights.publish(Version(2, 1), 0), weights.publish(Version(2, 2), 1)
+    async with playing(run, 1, old) as play:
+        async with working(run, config) as (worker, task):
+            await play.until_ready()
+            await play.lease(*(msgspec.structs.replace(make_lease(group_id), verifier=NEVER) for group_id in ("g1", "g2")))
+            await generated(worker, 500)
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert (await ended(task)).how == "drained"
+        await play.until(lambda: play.all(Goodbye))
+        parked = {message.partial.group_id: message.partial for message in play.all(GroupParked)}
+        assert sorted(parked) == ["g1", "g2"]
+        for partial in parked.values():
+            check_partial(partial)
+            assert partial.turns is not None and partial.lengths.size > 3 and set(partial.turns.episodes.tolist()) == {0, 1, 2}
+        play.announcement = new
+        async with working(run, config) as (_, task):
+            await play.until(lambda: len(play.all(Register)) == 2)
+            await play.until_ready()
+            await play.lease(*(msgspec.structs.replace(make_lease(group_id, 1, partial=partial), verifier=NEVER)
+                               for group_id, partial in parked.items()))
+            await play.until(lambda: len(play.all(GroupFinished)) == 2)
+            await play.say(Finish(""))
+            assert await ended(task) == Ending("finished", "")
+    for message in play.all(GroupFinished):
+        group, partial = message.group, parked[message.group.group_id]
+        check_group(group)
+        assert group.lengths.tolist() == [length] * 3 and group.scores.tolist() == [0.0] * 3 and group_episodes(group).tolist() == [0, 1, 2]
+        assert sum(int(view.loss_mask[view.steps == 1].sum()) for view in samples(group)) == partial.tokens.size, "nothing was sampled twice"
+        assert partial.turns is not None
+        for episode, view in enumerate(samples(group)):
+            tokens, first = view.tokens.tolist(), view.steps == 1
+            kept = [tokens_of for tokens_of, number in zip(split(partial), partial.turns.episodes.tolist(), strict=True) if number == episode]
+            assert [token for part, _, _ in kept for token in part] == view.tokens[view.loss_mask & first].tolist()
+            assert view.loss_mask.tolist() == ([True] * 60 + [False] * 5) * 13 + [True] * 60
+            assert not first[int(first.sum()):].any(), "the old weights' tokens come first"
+            for folder, which in ((old.folder, first), (new.folder, ~first)):
+                chosen = which & view.loss_mask
+                assert np.abs(oracle(folder, group.prompt.tolist(), tokens, 0.8) - view.logprobs)[chosen].max(initial=0) <= TOLERANCE
+
+
 async def test_the_coordinator_can_ask_for_everything_back(run: RunFolder, weights: Weights) -> None:
     async with playing(run, 1, weights.publish(Version(1, 3))) as play, working(run, make_config(weights.models[0])) as (worker, task):
         await play.until_ready()
@@ -214,7 +261,7 @@ async def test_a_lease_that_nobody_wants_is_given_up_and_one_that_comes_twice_is
         await play.say(Acknowledged("g1", 0, accepted=False))
         await play.say(Acknowledged("g2", 3, accepted=False))  # of another attempt: means nothing
         await play.until(lambda: [lease.group_id for lease in play.all(Heartbeat)[-1].leases] == ["g2"])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await engine_state(worker))["num_running"] > 3:
                 await asyncio.sleep(0.01)
         await play.until(lambda: play.all(GroupFinished))
@@ -241,7 +288,7 @@ async def test_on_one_machine_a_signal_is_still_an_error(run: RunFolder, weights
 
 async def test_a_signal_while_there_is_no_coordinator_yet(run: RunFolder, weights: Weights) -> None:
     async with working(run, make_config(weights.models[0])) as (worker, task):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while worker._told is None:
                 await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGUSR2)

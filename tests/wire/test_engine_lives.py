@@ -15,13 +15,13 @@ import pytest_asyncio
 
 from tests.conformance.models import prompt_of, write_model
 from tests.wire import test_sampler
-from tests.wire.test_sampler import LONG, LONG_PARAMS, TOLERANCE, Following, Rig, cuts_of, lease, running, until, write_endless_model
+from tests.wire.test_sampler import DEADLINE_S, LONG, LONG_PARAMS, TOLERANCE, Following, Rig, cuts_of, lease, running, until, write_endless_model
 from workers.config import Interrupt, Server
+from workers.endings import WorkerEnded
 from workers.messages.types import Announcement, Version
 from workers.processes import first_cause
-from workers.rollout.endings import WorkerEnded
 from workers.rollout.engine import Engine
-from workers.rollout.engine_client import BadRequest, EngineError, NoAnswer, SamplingParams
+from workers.rollout.engine_client import BadRequest, EngineClient, EngineError, NoAnswer, SamplingParams
 from workers.rollout.sampler import Sample
 from workers.weights.manifest import make_manifest
 
@@ -43,7 +43,7 @@ async def real(tmp_path: Path, models: list[Path]) -> AsyncIterator[Rig]:
 
 @pytest_asyncio.fixture
 async def one(tmp_path: Path, models: list[Path]) -> AsyncIterator[Rig]:
-    async with running(tmp_path, models, **slow(health_timeout_s=2.0)) as rig:
+    async with running(tmp_path, models, **slow()) as rig:
         yield rig
 
 
@@ -132,13 +132,14 @@ async def test_while_it_starts_again_status_says_so_and_it_takes_no_work(one: Ri
     assert one.newest is not None and cuts_of(await sampling) == [(one.newest.version, 20)] and one.engines.tokens_in_flight == 0
 
 
-async def test_an_engine_that_hangs_is_ended_and_started_again(one: Rig, capsys: pytest.CaptureFixture[str]) -> None:
-    (sampling,) = sample_all(one, 1)
-    await generating(one.engine)
-    hung = pid_of(one.engine)
-    os.kill(hung, signal.SIGSTOP)
-    assert one.newest is not None and cuts_of(await sampling) == [(one.newest.version, LONG)]
-    assert not psutil.pid_exists(hung) and one.engine.num_restarts == 1
+async def test_an_engine_that_hangs_is_ended_and_started_again(tmp_path: Path, models: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    async with running(tmp_path, models, **slow(health_timeout_s=2.0)) as rig:
+        (sampling,) = sample_all(rig, 1)
+        await generating(rig.engine)
+        hung = pid_of(rig.engine)
+        os.kill(hung, signal.SIGSTOP)
+        assert rig.newest is not None and cuts_of(await sampling) == [(rig.newest.version, LONG)]
+        assert not psutil.pid_exists(hung) and rig.engine.num_restarts >= 1
     assert "the engine has given no sign of life for 2 s (engine.health_timeout_s)" in capsys.readouterr().out
 
 
@@ -152,8 +153,26 @@ async def test_an_engine_that_hangs_while_it_loads_is_ended_and_gets_the_weights
             assert cuts_of(await rig.sample("again", prompt_of(5), SHORT, 0)) == [(second.version, 20)]
 
 
+async def test_an_engine_that_dies_while_it_stands_still_for_a_broadcast_is_started_again(one: Rig) -> None:
+    async def dies() -> bool:
+        os.kill(pid_of(one.engine), signal.SIGKILL)
+        while one.engine.client is client:
+            await asyncio.sleep(0)
+        return True
+
+    async def load(_: EngineClient) -> None:
+        await client.begin_update(DEADLINE_S)
+
+    client, version = one.engine.client, Version(1, 1)
+    assert client is not None and one.newest is not None
+    assert not await one.engine.receive(version, dies, load)
+    await restarted(one.engine, one.newest.version)
+    assert one.engine.num_restarts == 1 and one.engine.interruption.num_changes % 2 == 0
+
+
 async def test_a_pause_is_no_hang(tmp_path: Path, models: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path, models, **slow(health_timeout_s=0.4)) as rig:
+    monkeypatch.setattr("workers.rollout.engine.PROBE_S", 0.05)
+    async with running(tmp_path, models, **slow(health_timeout_s=30.0)) as rig:
         update, started, going_on = rig.client.update_weights, asyncio.Event(), asyncio.Event()
 
         async def long_update(*arguments: Any, **options: Any) -> None:
@@ -171,7 +190,7 @@ async def test_a_pause_is_no_hang(tmp_path: Path, models: list[Path], monkeypatc
             monkeypatch.setattr(rig.client, "update_weights", long_update)
             await started.wait()
             monkeypatch.setattr(rig.client, "answers", deaf)
-            await asyncio.sleep(1.0)  # longer than it may be silent
+            await asyncio.sleep(1.0)  # time for twenty probes
             assert probes == []
             monkeypatch.undo()
             going_on.set()

@@ -9,10 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.wire.fleet import TRANSPORT, Play, Weights, ended, generated, make_config, make_lease, make_run, playing, working
 from tests.wire.test_drain import assert_nothing_runs, until_out_of_touch
+from tests.wire.test_engine_lives import pid_of
+from workers.endings import Ending
 from workers.messages.codec import from_workers
 from workers.messages.types import (
     Announcement,
@@ -23,6 +26,7 @@ from workers.messages.types import (
     Heartbeat,
     HeartbeatReply,
     HeldLease,
+    LoadRequest,
     Message,
     Purpose,
     Register,
@@ -31,7 +35,6 @@ from workers.messages.types import (
     Version,
     Welcome,
 )
-from workers.rollout.endings import Ending
 from workers.rundir import RunFolder
 from workers.transport import peer as peer_module
 from workers.transport.client import CoordinatorLost, NoCoordinator
@@ -234,12 +237,18 @@ async def test_results_go_to_the_next_coordinator_and_are_accepted_once(run: Run
 
 
 async def test_what_runs_goes_on_across_a_change_of_coordinators(run: RunFolder, weights: Weights) -> None:
-    async with playing(run, 1, weights.publish(Version(1, 1))) as first, working(run, make_config(weights.models[0])) as (worker, task):
+    config = make_config(weights.models[0], tokens_per_s=400)
+    async with playing(run, 1, weights.publish(Version(1, 1))) as first, working(run, config) as (worker, task):
         await first.until_ready()
         await first.lease(make_lease("g1"))
         await generated(worker, 100)
+        assert worker._engines is not None
+        server = psutil.Process(pid_of(worker._engines.engines[0]))
+        server.suspend()  # until the new weights are there: it is in the middle of the samples then
         await first.say(Suspended("its time is over"))
         async with playing(run, 2, weights.publish(Version(2, 1))) as second:
+            await second.until(lambda: second.all(LoadRequest))
+            server.resume()
             await second.until(lambda: second.all(GroupFinished))
             group = second.all(GroupFinished)[0].group
             assert group.lengths.tolist() == [600] * 3 and {1, 2} == set(group.epochs.tolist())

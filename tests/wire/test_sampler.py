@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -32,16 +33,17 @@ from workers.messages.codec import encode, from_workers
 from workers.messages.groups import check_group, samples
 from workers.messages.types import Announcement, Group, GroupFinished, Lease, Partial, Purpose, Version
 from workers.processes import first_cause
-from workers.reward.pool import RewardPool, VerifierError, scale
+from workers.reward.pool import RewardPool, VerifierError
+from workers.reward.shaping import scale
 from workers.reward.verifiers import numeric_distance
 from workers.rollout import weight_updates
 from workers.rollout.engine import Engine, Weights
 from workers.rollout.engine_client import BadRequest, EngineClient, EngineError, Generation, SamplingParams
 from workers.rollout.engines import Engines
-from workers.rollout.sampler import Sample, Sampler
+from workers.rollout.sampler import PAUSE_AGAIN_S, Sample, Sampler
 from workers.rollout.servers.process import LOG_LINES, ServerProcess
 from workers.rollout.weight_updates import WeightHolder
-from workers.rollout.workflows.single_turn import SingleTurn
+from workers.rollout.workflows.runner import Parts, Workflow
 from workers.weights.architecture import Architecture, read_architecture
 from workers.weights.manifest import WeightsError, make_manifest, verify
 
@@ -597,10 +599,44 @@ async def test_an_engine_that_keeps_its_tokens_cannot_hold_up_a_halt(rig: Rig, m
     async with asyncio.timeout(DEADLINE_S):
         while not sampler._num_requests:
             await asyncio.sleep(0)
-        started = time.monotonic()
+        assert rig.server._process is not None
+        server = psutil.Process(rig.server._process.pid)
+        server.suspend()  # so that it has not come to its end by itself
         assert not await sampler.halt(0.3) and deaf.sent.is_set()
-        assert time.monotonic() - started < 5
+        server.resume()
         assert (await sampling).finished
+
+
+class SlowReplies:
+    """The engine's client, whose replies take longer than a halt waits between two pauses."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
+
+    async def generate(self, *arguments: Any) -> Generation:
+        reply = await self.client.generate(*arguments)
+        await asyncio.sleep(3 * PAUSE_AGAIN_S)
+        return reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+
+async def test_a_halt_waits_for_replies_that_take_their_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, kept = rig.sampler, Sample()
+    base = await rig.generated()
+    monkeypatch.setattr(rig.engine, "client", SlowReplies(rig.client))
+    sampling = asyncio.create_task(sampler.sample(lease(), "slow", prompt_of(9), LONG_PARAMS, 0, kept))
+
+    async def runs() -> bool:
+        return await rig.generated() > base + 20
+
+    await until(runs)
+    try:
+        assert await sampler.halt(DEADLINE_S) and not sampler._num_requests
+        assert await sampling is kept and len(kept.tokens) > 0
+    finally:
+        await rig.client.resume()
 
 
 # -- requests ------------------------------------------------------------------------------------------------------------
@@ -745,8 +781,8 @@ def workflow(**changes: Any) -> WorkflowConfig:
     return WorkflowConfig(**{"group_size": 5, "max_new_tokens": 24, "temperature": 0.8, **changes})
 
 
-def single_turn(rig: Rig, pool: RewardPool, config: WorkflowConfig | None = None, reward: RewardConfig | None = None) -> SingleTurn:
-    return SingleTurn(rig.sampler, pool, config or workflow(), reward or RewardConfig(), CONTEXT)
+def single_turn(rig: Rig, pool: RewardPool, config: WorkflowConfig | None = None, reward: RewardConfig | None = None) -> Workflow:
+    return Workflow(Parts(rig.sampler, pool, config or workflow(), reward or RewardConfig(), CONTEXT))
 
 
 async def test_a_group_is_whole(rig: Rig) -> None:
@@ -851,7 +887,7 @@ async def test_evaluation_is_one_greedy_sample(rig: Rig) -> None:
     async with RewardPool(RewardConfig()) as pool:
         turn = single_turn(rig, pool, workflow(top_k=3, top_p=0.5))
         groups = [await turn.run(lease(purpose=Purpose.evaluation, seed=seed, attempt=seed)) for seed in (1, 2)]
-        assert turn.num_samples(lease(purpose=Purpose.evaluation)) == 1 and turn.num_samples(lease()) == 5
+        assert turn.num_episodes(lease(purpose=Purpose.evaluation)) == 1 and turn.num_episodes(lease()) == 5
     for group in groups:
         check_group(group)
         assert group.purpose is Purpose.evaluation and group.lengths.tolist() == [24]
@@ -875,7 +911,7 @@ async def test_a_prompt_that_just_fits(rig: Rig) -> None:
     assert group.prompt.size == CONTEXT - 24 and group.lengths.tolist() == [24, 24]
 
 
-async def outcome(turn: SingleTurn, asked: Lease) -> Group | BaseException:
+async def outcome(turn: Workflow, asked: Lease) -> Group | BaseException:
     async with asyncio.timeout(DEADLINE_S):
         try:
             return await turn.run(asked)

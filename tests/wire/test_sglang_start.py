@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from workers.rollout.engine_client import BadRequest, EngineClient, EngineError
 from workers.rollout.servers.process import ServerProcess
 
 LAUNCH_SERVER = '''
-import http.server, json, logging, mmap, os, signal, subprocess, sys, tempfile
+import http.server, json, logging, mmap, os, signal, socket, subprocess, sys, tempfile
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -51,6 +51,8 @@ def run_server(arguments):
         shared.write(b"x" * 4096)
         shared.flush()
         used = mmap.mmap(shared.fileno(), 4096)
+    collector = socket.socket(socket.AF_UNIX)
+    collector.bind(f"{os.environ['STAND_IN_SOCKETS']}{os.getpid()}")
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])  # which does not know whose it is
     server = http.server.ThreadingHTTPServer((arguments.host, arguments.port), Handler)
     server.key = arguments.api_key
@@ -70,7 +72,7 @@ def prepare_server_args(argv):
 
 
 @pytest.fixture
-def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An interpreter that has the stand-in and nothing of ours: a script around this one, as for a container."""
     packages = tmp_path / "packages"
     (packages / "sglang" / "srt").mkdir(parents=True)
@@ -84,8 +86,15 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", "/of/this/interpreter")
     monkeypatch.setenv("STAND_IN_SHARED", f"/dev/shm/sglang_stand_in_{os.getpid()}")
+    monkeypatch.setenv("STAND_IN_SOCKETS", f"/tmp/sglang_load_collector_{os.getpid()}_{tmp_path.name}_")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    return script
+    yield script
+    for path in sockets_of(tmp_path):  # where it was the one who attends to the server that was killed
+        path.unlink()
+
+
+def sockets_of(tmp_path: Path) -> list[Path]:
+    return list(Path("/tmp").glob(f"sglang_load_collector_{os.getpid()}_{tmp_path.name}_*"))
 
 
 def sglang(interpreter: Path, **changes: Any) -> EngineConfig:
@@ -108,15 +117,16 @@ def is_gone(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def left_over(tmp_path: Path) -> list[str]:
-    """What stays of servers in their temporary folders and in shared memory."""
-    return [str(path) for path in (*tmp_path.glob("headway-sglang-*"), *Path("/dev/shm").glob(f"sglang_stand_in_{os.getpid()}"))]
+    """What stays of servers in their temporary folders, in shared memory and in /tmp."""
+    return [str(path) for path in (*tmp_path.glob("headway-sglang-*"), *Path("/dev/shm").glob(f"sglang_stand_in_{os.getpid()}"),
+                                   *sockets_of(tmp_path))]
 
 
 def main_of(server: ServerProcess) -> psutil.Process:
@@ -159,7 +169,7 @@ async def test_what_it_is_started_with(interpreter: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("hung", [False, True])
 async def test_all_of_it_ends_with_it(interpreter: Path, tmp_path: Path, hung: bool) -> None:
     async with started(sglang(interpreter), tmp_path / "log") as (server, _, facts):
-        assert len(left_over(tmp_path)) == 2
+        assert len(left_over(tmp_path)) == 3
         main = main_of(server)
         if hung:
             main.suspend()
@@ -217,7 +227,7 @@ def test_nothing_is_left_of_it_when_its_worker_is_killed(interpreter: Path, tmp_
                               env={**os.environ, "PYTHONPATH": root})
     assert worker.stdout is not None
     main, child = map(int, worker.stdout.readline().split())
-    assert len(left_over(tmp_path)) == 2
+    assert len(left_over(tmp_path)) == 3
     worker.kill()
     worker.wait()
     wait_until(lambda: is_gone(main) and is_gone(child) and not left_over(tmp_path))

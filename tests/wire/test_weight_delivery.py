@@ -149,7 +149,8 @@ class Fleet:
         return announcement
 
     def begin(self, version: Version, weights: np.ndarray, num_chunks: int) -> tuple[Announcement, Callable[[], None]]:
-        """Announce a version of which the trainer's server has so many chunks only, until the function that is returned is called."""
+        """Announce a version of which the trainer's server has so many chunks only (`begun` bytes), until the function that is returned is
+        called (`to_come`)."""
         elsewhere = Origin(self.run, self.folder / f"whole-{version}")
         announcement = elsewhere.publish(version, weights)
         source = elsewhere.store.published(version)
@@ -158,14 +159,18 @@ class Fleet:
         contents = {entry.name: (source / entry.name).read_bytes() for entry in incoming.manifest.files}
         elsewhere.close()
 
-        def give(number: int) -> None:
+        def give(number: int) -> int:
+            """Returns the bytes that are still to come."""
             for chunk in incoming.missing()[:number]:
                 incoming.write(chunk, contents[chunk.name][chunk.offset: chunk.offset + chunk.size])
 
-        give(num_chunks)
+            return sum(chunk.size for chunk in incoming.missing())
+
+        self.to_come = give(num_chunks)
+        self.begun = incoming.manifest.size - self.to_come
         announcement = Announcement(version, "", announcement.digest, [self.origin.server.endpoint])
         self.announce(announcement)
-        return announcement, lambda: give(len(incoming.chunks))
+        return announcement, lambda: give(len(incoming.chunks)) and None
 
     async def start(self, name: str, *words: str, **changes: object) -> Node:
         process = await asyncio.create_subprocess_exec(
@@ -334,13 +339,15 @@ async def test_workers_of_one_node_fetch_once(make_fleet: Callable[..., Fleet]) 
     fleet = make_fleet()
     _, complete = fleet.begin(V0, FIRST, num_chunks=10)
     first = await fleet.start("a")
-    await first.says("arrived")
+    await first.says(f"arrived {fleet.begun}")
     second = await fleet.start("a")
     await fleet.until(lambda: len(fleet.core.delivery.distribution.trees[V0].nodes["a"].endpoints) == 2)
     await first.kill()
     complete()
     await second.holds(V0, FIRST)
-    assert fleet.origin.server.counters.bytes_sent < 1.2 * BYTES, "what the first had got was still there"
+    workers = fleet.core.registry.of(Role.rollout)
+    await fleet.until(lambda: bool(workers[-1].held))
+    assert workers[-1].status.fetch_bytes == fleet.to_come, "what the first had got was still there"
 
 
 async def test_weights_come_by_shared_storage_where_they_cannot_be_streamed(make_fleet: Callable[..., Fleet]) -> None:

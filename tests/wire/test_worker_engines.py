@@ -12,9 +12,9 @@ from tests.wire.fleet import Weights, ended, make_config, make_lease, make_run, 
 from tests.wire.test_drain import assert_nothing_runs, versions_of
 from tests.wire.test_engine_lives import pid_of
 from workers.config import Config
+from workers.endings import Ending, WorkerEnded
 from workers.messages.groups import check_group, check_partial
 from workers.messages.types import Finish, GroupFailed, GroupFinished, GroupParked, Heartbeat, Version, WorkerFailed
-from workers.rollout.endings import Ending, WorkerEnded
 from workers.rollout.worker import RolloutWorker
 from workers.rundir import RunFolder
 

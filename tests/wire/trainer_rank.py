@@ -138,8 +138,9 @@ def main() -> None:
     for scenario in scenarios:
         found = SCENARIOS[scenario](Path(folder), gang)
         np.savez(Path(folder) / f"{scenario}.{rank}of{world}.npz", **found)
-    if "death" not in scenarios:
-        process_group.close()
+    if "death" in scenarios:
+        os._exit(0)  # groups that broke cannot be taken down in order, and gloo's threads may abort a process whose interpreter ends before them
+    process_group.close()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,19 @@ def group_norm(rewards: Tensor, eps: float = EPSILON) -> Tensor:
     return torch.where(has_spread, centred / (spread + eps), torch.zeros_like(rewards))
 
 
+def episode_norm(rewards: Tensor, episodes: Tensor, eps: float = EPSILON) -> Tensor:
+    """`group_norm` of one group whose episodes may have several responses: each episode counts once, and its responses share its advantage.
+
+    `rewards` floating point [n], equal within an episode; `episodes` int64 [n], each response's episode, ascending from 0 without a gap.
+    Returns [n] of the rewards' dtype. Raises as `group_norm`.
+    """
+    if rewards.dim() != 1 or episodes.shape != rewards.shape:
+        raise ValueError(f"episodes have shape {tuple(episodes.shape)} and rewards {tuple(rewards.shape)}: both must be [n]. "
+                         "Give one for each response")
+    firsts = torch.cat([episodes.new_ones(1, dtype=torch.bool), episodes[1:] != episodes[:-1]])[: len(episodes)]
+    return group_norm(rewards[firsts], eps)[episodes]
+
+
 def batch_norm(rewards: Tensor, eps: float = EPSILON) -> Tensor:
     """Normalise over the whole batch: (r - mean) / (std + eps) with one mean and one spread.
 

@@ -21,6 +21,7 @@ from workers.config.choices import (
     Interrupt,
     ModelSource,
     OffPolicy,
+    Placement,
     Proximal,
     Recompute,
     RunKind,
@@ -30,20 +31,14 @@ from workers.config.choices import (
     Server,
     Transport,
 )
-from workers.config.generation import (
-    DataConfig,
-    EngineConfig,
-    EngineParallelConfig,
-    EvaluationConfig,
-    ModelConfig,
-    RewardConfig,
-    RolloutConfig,
-    WorkflowConfig,
-)
+from workers.config.data import DataConfig
+from workers.config.generation import EngineConfig, EngineParallelConfig, EvaluationConfig, ModelConfig, RolloutConfig
+from workers.config.reward import RewardConfig
 from workers.config.rules import (
     ConfigError,
     require,
 )
+from workers.config.sandbox import SandboxBackend, SandboxConfig, SandboxPolicy
 from workers.config.system import (
     AllocationConfig,
     CheckpointConfig,
@@ -60,6 +55,7 @@ from workers.config.training import (
     TrainerConfig,
     WeightsConfig,
 )
+from workers.config.workflow import WorkflowConfig
 
 __all__ = [
     "Advantage",
@@ -82,12 +78,16 @@ __all__ = [
     "ModelSource",
     "OffPolicy",
     "ParallelConfig",
+    "Placement",
     "Proximal",
     "Recompute",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
     "RunKind",
+    "SandboxBackend",
+    "SandboxConfig",
+    "SandboxPolicy",
     "Schedule",
     "Security",
     "SelfTestAction",
@@ -115,6 +115,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     workflow: WorkflowConfig = field(default_factory=WorkflowConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
@@ -128,7 +129,7 @@ class Config:
 
     def check(self) -> None:
         """Check every part, then what holds between parts. Raises `ConfigError`."""
-        for name in ("run", "allocation", "cluster", "model", "data", "workflow", "reward", "rollout", "engine", "staleness",
+        for name in ("run", "allocation", "cluster", "model", "data", "workflow", "reward", "sandbox", "rollout", "engine", "staleness",
                      "algorithm", "trainer", "weights", "evaluation", "checkpoint", "selftest", "transport"):
             getattr(self, name).check()
         require(self.trainer.microbatch_tokens >= self.engine.context_length, "trainer.microbatch_tokens", self.trainer.microbatch_tokens,
@@ -148,6 +149,11 @@ class Config:
     def supervised(self) -> bool:
         """Whether this run trains on answers of the data set, and generates none."""
         return self.run.kind is RunKind.supervised
+
+    @property
+    def rewards_apart(self) -> bool:
+        """Whether verifiers run in elements of their own."""
+        return self.reward.placement is Placement.array and not self.supervised
 
     @property
     def self_test_action(self) -> SelfTestAction:
@@ -175,6 +181,8 @@ class Config:
                 f"Use {max(1, self.allocation.replica_size // unit) * unit}")
         require(self.workflow.max_new_tokens < self.engine.context_length, "workflow.max_new_tokens", self.workflow.max_new_tokens,
                 f"must be less than engine.context_length={self.engine.context_length}", "The prompt needs room too")
+        require(self.reward.overlong_buffer <= self.workflow.max_new_tokens, "reward.overlong_buffer", self.reward.overlong_buffer,
+                f"must be at most workflow.max_new_tokens={self.workflow.max_new_tokens}", "Shorten the buffer")
         require(self.algorithm.advantage is not Advantage.group_norm or self.workflow.group_size >= 2, "workflow.group_size",
                 self.workflow.group_size, "must be 2 or more with algorithm.advantage=group_norm",
                 "A group of one has no spread; use algorithm.advantage=batch_norm")

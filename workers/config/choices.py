@@ -83,11 +83,28 @@ class Dtype(str, enum.Enum):
 
 
 class DataKind(str, enum.Enum):
-    """Which prompt data set is read."""
+    """Where prompts come from: made up (arithmetic, reasoning_gym), from files (jsonl, parquet, hf: Hugging Face's folders), or from several."""
 
     arithmetic = "arithmetic"
     reasoning_gym = "reasoning_gym"
     jsonl = "jsonl"
+    parquet = "parquet"
+    hf = "hf"
+    mixture = "mixture"
+
+
+class DataFilter(str, enum.Enum):
+    """What is done with a prompt that is over a limit: nothing starts, or it is left out."""
+
+    refuse = "refuse"
+    drop = "drop"
+
+
+class Placement(str, enum.Enum):
+    """Where verifiers run: beside each rollout worker, on its node; or in a job array of their own."""
+
+    node = "node"
+    array = "array"
 
 
 class Advantage(str, enum.Enum):

@@ -1,11 +1,11 @@
-"""Config of what happens on inference devices: model, prompts, samples, rewards, engine, evaluation."""
+"""Config of what happens on inference devices: model, leases, engine, evaluation."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
-from workers.config.choices import DataKind, Dtype, Interrupt, ModelSource, Server
+from workers.config.choices import Dtype, Interrupt, ModelSource, Server
 from workers.config.rules import require
 
 
@@ -20,87 +20,6 @@ class ModelConfig:
         """Raise `ConfigError` on a value that cannot work; the folder is checked by workers/prepare.py."""
         require(bool(self.path), "model.path", self.path, "must name a folder",
                 "Give the Hugging Face folder of the starting model (config.json, *.safetensors, tokenizer.json)")
-
-
-@dataclass
-class DataConfig:
-    """Prompts. Training and held-out prompts are disjoint; order depends on `run.seed` only.
-
-    `response_field`: the column of JSONL files with the answers that a supervised run learns.
-    """
-
-    kind: DataKind = DataKind.arithmetic
-    num_heldout: int = 200
-    digits: int = 2
-    num_examples: int = 2
-    task: str = "chain_sum"
-    options: dict[str, str | int | float | bool] = field(default_factory=dict)
-    path: str = ""
-    heldout_path: str = ""
-    response_field: str = "response"
-    chat_template: bool = False
-
-    def check(self) -> None:
-        """Raise `ConfigError` on a value that cannot work."""
-        require(self.num_heldout >= 1, "data.num_heldout", self.num_heldout, "must be at least 1", "200 or more give a useful figure")
-        require(1 <= self.digits <= 6, "data.digits", self.digits, "must be from 1 to 6", "It is the number of digits of each summand")
-        require(0 <= self.num_examples <= 16, "data.num_examples", self.num_examples, "must be from 0 to 16",
-                "It is the number of worked examples in front of each question")
-        if self.kind is DataKind.jsonl:
-            for key, value in (("path", self.path), ("heldout_path", self.heldout_path)):
-                require(bool(value), f"data.{key}", value, "must name a JSONL file when data.kind=jsonl",
-                        'Each line: {"prompt": ..., "answer": ...}')
-        require(self.response_field not in ("", "prompt", "id", "verifier"), "data.response_field", self.response_field,
-                "must name a column, and not one that has another meaning", "Use response, or answer where that is the whole answer")
-
-
-@dataclass
-class WorkflowConfig:
-    """How one group of samples is generated.
-
-    The log-probs that are recorded, and that training reckons with, are those of the distribution at `temperature`, before any
-    cut by `top_p` or `top_k` (as in SGLang): leave those two at 1 and -1 for training that is exact.
-    """
-
-    group_size: int = 8
-    max_new_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    stop: list[str] = field(default_factory=list)
-
-    def check(self) -> None:
-        """Raise `ConfigError` on a value that cannot work."""
-        require(self.group_size >= 1, "workflow.group_size", self.group_size, "must be at least 1",
-                "Group-normalised advantages need 2 or more")
-        require(self.max_new_tokens >= 1, "workflow.max_new_tokens", self.max_new_tokens, "must be at least 1", "Give the longest answer")
-        require(self.temperature > 0, "workflow.temperature", self.temperature, "must be greater than 0",
-                "Training samples need a distribution; evaluation is greedy by itself")
-        require(0 < self.top_p <= 1, "workflow.top_p", self.top_p, "must be in (0, 1]", "Use 1 for no nucleus cut")
-        require(all(self.stop), "workflow.stop", self.stop, "must not hold an empty string", "Leave it out")
-        require(self.top_k == -1 or self.top_k >= 1, "workflow.top_k", self.top_k, "must be -1 or at least 1", "Use -1 for no cut")
-
-
-@dataclass
-class RewardConfig:
-    """The verifier and the pool of processes that runs it beside generation."""
-
-    verifier: str = "numeric"
-    correct: float = 5.0
-    wrong: float = -5.0
-    num_processes: int = 1
-    timeout_s: float = 10.0
-    memory_mb: int = 1024
-    max_retries: int = 2
-
-    def check(self) -> None:
-        """Raise `ConfigError` on a value that cannot work."""
-        require(self.correct > self.wrong, "reward.correct", self.correct, f"must be greater than reward.wrong={self.wrong}",
-                "The paper uses +5 and -5")
-        require(self.num_processes >= 1, "reward.num_processes", self.num_processes, "must be at least 1", "Give 1 or more")
-        require(self.timeout_s > 0, "reward.timeout_s", self.timeout_s, "must be positive", "A verifier is killed after this time")
-        require(self.memory_mb >= 128, "reward.memory_mb", self.memory_mb, "must be at least 128", "It bounds each verifier process")
-        require(self.max_retries >= 0, "reward.max_retries", self.max_retries, "must not be negative", "Give 0 or more")
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workers.messages.groups import head_step, token_steps
+from workers.messages.groups import group_firsts, head_step, token_steps
 from workers.messages.types import Group
 
 
@@ -32,7 +32,7 @@ def measure(step: int, groups: list[Group]) -> BatchAges:
     """Measure the batch of `step`; a group's age is that of its oldest first token."""
     ages = [step - token_steps(group) for group in groups]
     tokens = np.concatenate(ages)
-    rewards = [np.asarray(group.rewards) for group in groups]
+    rewards = [np.asarray(group.rewards)[group_firsts(group)] for group in groups]
     return BatchAges(
         step=step,
         head_ages=[max(0, step - head_step(group)) for group in groups],
@@ -40,7 +40,7 @@ def measure(step: int, groups: list[Group]) -> BatchAges:
         max_token_age=int(max(0, tokens.max())),
         share_mixed=float(np.mean([group.run_lengths.size > 1 and len(set(group.steps.tolist())) > 1 for group in groups])),
         mean_reward=float(np.concatenate(rewards).mean()),
-        mean_score=float(np.concatenate([np.asarray(group.scores) for group in groups]).mean()),
+        mean_score=float(np.concatenate([np.asarray(group.scores)[group_firsts(group)] for group in groups]).mean()),
         mean_length=float(np.concatenate([np.asarray(group.lengths) for group in groups]).mean()),
         num_samples=sum(group.rewards.size for group in groups),
         tokens_trained=sum(int(group.loss_mask.sum()) for group in groups),

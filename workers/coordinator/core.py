@@ -8,7 +8,8 @@
         -> left:        None while this incarnation goes on; then why it goes away, while the run waits for the next one
 
     rollout: Heartbeat (capacity) -> Leases -> GroupFinished -> ledger -> (staleness) -> Batch -> trainer: StepFinished -> version + 1
-                                                                                          a share for each copy of the model
+                                        |                                                 a share for each copy of the model
+                                        +----> GroupRejected -> its place is free: Leases
 
 Who waits for whom: a rollout worker waits only where the staleness or the concurrency limit forbids a new group; the
 trainer waits only until a batch can be formed, and asks for the next one while it computes; both reasons are put into words by waiting.py.
@@ -28,6 +29,7 @@ from workers.coordinator.leases import LeaseOffice, Prompts
 from workers.coordinator.ledger import Ledger
 from workers.coordinator.lineage import Lineage
 from workers.coordinator.registry import Registry, Worker
+from workers.coordinator.rejections import Rejections
 from workers.coordinator.results import Results
 from workers.coordinator.returning import Returning
 from workers.coordinator.snapshot import (
@@ -55,6 +57,7 @@ from workers.messages.types import (
     GroupFailed,
     GroupFinished,
     GroupParked,
+    GroupRejected,
     Heartbeat,
     HeartbeatReply,
     LoadRequest,
@@ -62,6 +65,7 @@ from workers.messages.types import (
     Refused,
     Register,
     Republished,
+    RewardElements,
     Role,
     SourcesRequest,
     StepFinished,
@@ -92,9 +96,10 @@ class Coordinator:
         self.evaluation = Evaluation(len(heldout), config.rollout.max_attempts, num_leases=epoch * EVALUATION_LEASES_PER_EPOCH)
         self.totals, self.lineage = Totals(), Lineage({epoch: 0})
         self.office = LeaseOffice(config, prompts, heldout, self.ledger, self.evaluation, self.registry, self.policy, self.totals)
-        self.training = Training(config, epoch, self.ledger, self.evaluation, self.registry, self.policy, self.totals)
+        self.rejections = Rejections(config.workflow.keep, config.workflow.max_rejected, config.trainer.batch_groups)
+        self.training = Training(config, epoch, self.ledger, self.evaluation, self.registry, self.policy, self.totals, self.rejections)
         self.supervision = Supervision(examples, self.ledger, config.trainer.batch_groups, config.engine.context_length) if examples else None
-        self.results = Results(config, self.ledger, self.evaluation, self.totals, self.lineage)
+        self.results = Results(config, self.ledger, self.evaluation, self.totals, self.lineage, self.rejections)
         self.delivery = Delivery(config.weights, self.registry)
         self.broadcasts = Broadcasts(epoch, self.registry)
         self.outbox: list[tuple[bytes | None, Message]] = []
@@ -105,7 +110,7 @@ class Coordinator:
         self.drain_reason = ""
         self.suspending = False
         self.last_progress = now
-        self.replicas_expected = False
+        self.expected: set[Role] = set()
         self._drain_deadline = 0.0
         self._trainer_told = False
         self.failed_workers = 0
@@ -119,18 +124,27 @@ class Coordinator:
         restore_totals(self.totals, snapshot.totals)
         self.training.restored_at, self.training.early_reason = snapshot.step, snapshot.early_reason
         self.lineage.forks = {**snapshot.forks, self.epoch: snapshot.step}
+        if snapshot.rejections is not None:
+            self.rejections.restore(snapshot.rejections)
         self.returning.expect()
 
     def snapshot(self, seconds: float, positions: dict[str, int]) -> Snapshot:
         """The state now, which is to be one between two steps; see `Snapshot` for the arguments."""
         training = self.training
         return Snapshot(training.step, self.epoch, save_ledger(self.ledger), save_evaluation(self.evaluation), save_totals(self.totals),
-                        dict(self.lineage.forks), training.early_reason, seconds, positions)
+                        dict(self.lineage.forks), training.early_reason, seconds, positions, self.rejections.save())
 
     @property
     def replaceable(self) -> bool:
         """Whether lost workers, and this process itself, are followed by others."""
         return self.config.cluster.kind is ClusterKind.slurm
+
+    @property
+    def lacking(self) -> set[Role]:
+        """Of which roles more workers are needed before training can go on."""
+        lacks_rollouts = len(self.registry.ready()) < self.config.allocation.min_replicas
+        lacks_rewards = self.config.rewards_apart and not self.registry.reward_endpoints()
+        return ({Role.rollout} if lacks_rollouts else set()) | ({Role.reward} if lacks_rewards else set())
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -157,9 +171,11 @@ class Coordinator:
                 self.delivery.beat(worker)
                 self.outbox += [(peer, unwanted) for unwanted in self.returning.reconcile(peer, message.leases, now)]
                 self.outbox.append((peer, HeartbeatReply(self.training.announcement, known=True)))
-            case Draining() if worker.role is Role.rollout:
+                if worker.role is Role.rollout and self.config.rewards_apart:
+                    self.outbox.append((peer, RewardElements(self.registry.reward_endpoints())))
+            case Draining() if worker.role in (Role.rollout, Role.reward):
                 worker.draining, worker.capacity = message.reason, 0
-            case GroupFinished() | GroupFailed() | GroupParked() if worker.role is Role.rollout:
+            case GroupFinished() | GroupRejected() | GroupFailed() | GroupParked() if worker.role is Role.rollout:
                 if not self.suspending:  # the state has been saved: the worker keeps it for the next coordinator
                     self._result(peer, message, now)
             case BatchRequest() if worker.role is (Role.trainer if message.share == 0 else Role.trainer_shard):
@@ -182,7 +198,7 @@ class Coordinator:
             case CheckpointRequest() if worker.role is Role.trainer:
                 self._checkpoint(peer, message, now)
             case WorkerFailed():
-                self.failed_workers += worker.role is Role.rollout
+                self.failed_workers += worker.role in (Role.rollout, Role.reward)
                 self.lost(worker, message.cause)
             case Goodbye():
                 self.registry.remove(peer)
@@ -194,7 +210,7 @@ class Coordinator:
         self.delivery.announced(announcement)
         self.outbox.append((None, VersionAnnounced(announcement)))
 
-    def _result(self, peer: bytes, message: GroupFinished | GroupFailed | GroupParked, now: float) -> None:
+    def _result(self, peer: bytes, message: GroupFinished | GroupRejected | GroupFailed | GroupParked, now: float) -> None:
         answers, progress, cause = self.results.take(message)
         self.outbox += [(peer, answer) for answer in answers]
         if progress:
@@ -223,9 +239,8 @@ class Coordinator:
         self._advance(now)
 
     def _watch(self, now: float) -> None:
-        lacking = self.replaceable and self.replicas_expected and len(self.registry.ready()) < self.config.allocation.min_replicas
-        if lacking:
-            self.last_progress = now  # inference jobs wait in the queue: status says so
+        if self.replaceable and self.lacking and self.lacking <= self.expected:
+            self.last_progress = now  # jobs wait in the queue: status says so
         limit = self.config.run.stall_minutes * 60
         if self.ended is None and self.left is None and now - self.last_progress > limit:
             waits = "; ".join(f"{part} waits for {what}" for part, what in waiting(self).items() if what)

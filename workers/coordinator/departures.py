@@ -2,6 +2,7 @@
 
     rollout worker   its leases go to others. On one machine the run ends where too few are left; on SLURM others come, and it
                      ends where they all fail
+    reward element   what it was asked goes to others; on one machine the run ends where none is left
     trainer, leader  on SLURM this incarnation goes and another one comes; on one machine the run ends
 """
 
@@ -28,13 +29,16 @@ def follow_up(state: Coordinator, worker: Worker, cause: str = "", in_order: boo
     if worker.role is Role.trainer_shard and in_order:
         return  # the trainer has told it to, and goes itself when it is done
     cause = cause or f"{worker.name} left before the run was over"
-    if worker.role is not Role.rollout:  # training needs all its ranks
+    if worker.role in (Role.trainer, Role.trainer_shard):  # training needs all its ranks
         _trainer_departed(state, cause, in_order)
     elif state.drain_reason:
         if not state.registry.of(Role.rollout):
             state.drain_trainer()
     elif state.replaceable:
         _count_failures(state, cause)
+    elif worker.role is Role.reward:
+        if not state.registry.of(Role.reward):
+            state.end(f"{cause}. No reward element is left (reward.placement=array)")
     elif len(state.registry.of(Role.rollout)) < state.config.allocation.min_replicas:
         state.end(f"{cause}. Fewer rollout workers are left than allocation.min_replicas={state.config.allocation.min_replicas}")
 
@@ -47,6 +51,8 @@ def _trainer_departed(state: Coordinator, cause: str, in_order: bool) -> None:
 
 
 def _count_failures(state: Coordinator, cause: str) -> None:
-    limit = state.config.cluster.max_consecutive_crashes * (1 + len(state.registry.of(Role.rollout)))
+    others = len(state.registry.of(Role.rollout)) + len(state.registry.of(Role.reward))
+    limit = state.config.cluster.max_consecutive_crashes * (1 + others)
     if state.failed_workers >= limit:
-        state.end(f"{state.failed_workers} rollout workers in a row have failed without a finished group; the last one: {cause}")
+        who = "rollout workers or reward elements" if state.config.rewards_apart else "rollout workers"
+        state.end(f"{state.failed_workers} {who} in a row have failed without a finished group; the last one: {cause}")

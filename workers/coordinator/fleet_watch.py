@@ -1,7 +1,7 @@
 """Asks SLURM about workers that are silent, and whether more are to come. Only where there is something to ask about.
 
-    silent worker whose element does not run any more --> lost at once, without waiting for the heartbeat's limit
-    fewer workers than training needs                  --> are there elements that wait in the queue?
+    silent worker whose element does not run any more  --> lost at once, without waiting for the heartbeat's limit
+    fewer workers than training needs, of either kind  --> are there elements that wait in the queue?
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from workers.slurm_command import SlurmError
 INTERVAL_S = 5.0
 LACKING_S = 30.0
 SILENT_HEARTBEATS = 3
+ARRAYS = {Role.rollout: "inference", Role.reward: "reward"}
 ALIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "RESIZING", "SIGNALING")
 
 
@@ -33,20 +34,21 @@ class FleetWatch:
         while self._core.replaceable and not self._core.config.supervised:
             await asyncio.sleep(INTERVAL_S)
             now, limit = time.monotonic(), SILENT_HEARTBEATS * self._core.config.transport.heartbeat_s
-            silent = [worker for worker in self._core.registry.of(Role.rollout) if worker.job and now - worker.last_heard > limit]
-            lacking = len(self._core.registry.ready()) < self._core.config.allocation.min_replicas
+            silent = [worker for role in ARRAYS for worker in self._core.registry.of(role) if worker.job and now - worker.last_heard > limit]
+            lacking = self._core.lacking
             if not silent and not (lacking and now >= next_look):
                 continue
             next_look = now + LACKING_S
             try:
-                states = await asyncio.to_thread(slurm.states, self._run.arrays("inference"))
+                queued = {role: await asyncio.to_thread(slurm.states, self._run.arrays(name)) for role, name in ARRAYS.items()}
             except SlurmError as error:
                 print(f"SLURM could not be asked about silent workers: {error}", flush=True)
                 continue
-            self._core.replicas_expected = bool(states)
-            if lacking:  # some may have gone back to the queue, held, just when this training job started
-                for array in self._run.arrays("inference"):
-                    await asyncio.to_thread(slurm.release, array)
+            self._core.expected = {role for role, states in queued.items() if states}
+            # Some may have gone back to the queue, held, just when this training job started.
+            for array in [array for role in lacking for array in self._run.arrays(ARRAYS[role])]:
+                await asyncio.to_thread(slurm.release, array)
             for worker in silent:
+                states = queued[worker.role]
                 if states.get(worker.job, "gone") not in ALIVE:
                     self._core.lost(worker, f"SLURM says that its element {worker.job} is {states.get(worker.job, 'gone')}")

@@ -67,7 +67,7 @@ class LeaseOffice:
                 training = False
             else:
                 break
-        return [(peer, Leases(leases)) for peer, leases in granted.items()]
+        return [(peer, Leases([lease])) for peer, leases in granted.items() for lease in leases]  # each may be long
 
     def _turn(self, version: Version, training: bool) -> Purpose | None:
         """Whose turn it is. The first evaluation goes first, as training cannot begin without it; any other one shares with training, sample
@@ -95,9 +95,10 @@ class LeaseOffice:
 
     def _tokens_per_sample(self) -> float:
         """How long a response is expected to be: as those so far."""
-        if not self.ledger.num_finished:
+        num_generated = self.ledger.num_finished + self.ledger.num_rejected
+        if not num_generated:
             return self.config.workflow.max_new_tokens / 2
-        return self.totals.tokens_generated / (self.ledger.num_finished * self.config.workflow.group_size)
+        return self.totals.tokens_generated / (num_generated * self.config.workflow.group_size)
 
     def _lease(self, peer: bytes, version: Version, purpose: Purpose) -> Lease:
         partial = None

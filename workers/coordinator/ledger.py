@@ -6,10 +6,11 @@
        |  |               +--+---park--> parked (what was generated so far is kept) --lease--> running
        |  +--fail---------+
        +-----release------+          max_attempts failures ---> set aside, with its last error
+                          +--reject--> forgotten (workflow.keep): the next prompt takes its place
 
 Invariants, kept here: a group is in exactly one state; only the newest attempt of a running group can finish or park it, so
 nothing is counted or consumed twice; `admitted` (running + parked + finished + in training + consumed) is what staleness is
-reckoned by, so a failed or lost group gives its place back, while a parked one keeps it, with the version it was admitted at.
+reckoned by, so a rejected, failed or lost group gives its place back, while a parked one keeps it, with the version it was admitted at.
 What is in training counts as consumed only when its step is finished: a checkpoint before that holds it as finished.
 
 Attempts are numbered through all incarnations of a run (`first_attempt`), so a result always names one lease only.
@@ -86,6 +87,7 @@ class Ledger:
     next_index: int = 0
     num_consumed: int = 0
     num_finished: int = 0
+    num_rejected: int = 0
     running: dict[str, Running] = field(default_factory=dict)
     parked: dict[str, Parked] = field(default_factory=dict)
     finished: dict[str, Finished] = field(default_factory=dict)
@@ -130,6 +132,15 @@ class Ledger:
             return False
         self.finished[group.group_id] = Finished(group, lease.admitted_at, self.num_finished)
         self.num_finished += 1
+        return True
+
+    def reject(self, group_id: str, attempt: int) -> bool:
+        """Note that a group is finished and not wanted for training; false if it is not the running attempt. Its prompt does not come again."""
+        lease = self._end(group_id, attempt)
+        if lease is None:
+            return False
+        self.num_rejected += 1
+        self._forget(lease.index)
         return True
 
     def park(self, partial: Partial) -> bool:
@@ -220,7 +231,7 @@ class Ledger:
         elif index in self.retry:
             self.retry.remove(index)
         else:
-            return False  # in training or consumed
+            return False  # in training, consumed or rejected
         self.attempts[index] = held.attempt
         self.running[held.group_id] = Running(index, held.attempt, worker, admitted_at)
         return True

@@ -102,6 +102,10 @@ class Registry:
         """The rollout workers that hold weights and are not about to leave."""
         return [worker for worker in self.of(Role.rollout) if worker.held is not None and not worker.draining]
 
+    def reward_endpoints(self) -> list[str]:
+        """Where rollout workers can have completions judged: by reward elements that are not about to leave."""
+        return [worker.serves for worker in self.of(Role.reward) if not worker.draining]
+
     def needed(self, newest: Version) -> Version:
         """Published versions older than this are being fetched by nobody."""
         return min([newest, *(worker.fetching for worker in self.workers.values() if worker.fetching is not None)])

@@ -13,9 +13,9 @@ from workers.messages.types import Role, WorkerStatus
 
 
 def fleet(coordinator: Coordinator) -> WorkerStatus:
-    """The rollout workers' counters, added up."""
+    """The counters of rollout workers, and of reward elements, added up."""
     total: Counter[str] = Counter()
-    for worker in coordinator.registry.of(Role.rollout):
+    for worker in coordinator.registry.of(Role.rollout) + coordinator.registry.of(Role.reward):
         for field in WorkerStatus.__struct_fields__:
             value = getattr(worker.status, field)
             if not isinstance(value, str):
@@ -37,6 +37,7 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float) ->
         "staleness_mean": sum(ages.head_ages) / len(ages.head_ages), "staleness_max": max(ages.head_ages),
         "staleness_histogram": {str(age): histogram[age] for age in sorted(histogram)},
         "token_age_mean": ages.mean_token_age, "token_age_max": ages.max_token_age, "share_mixed_versions": ages.share_mixed,
+        "groups_rejected": record.sampled.num_rejected, "share_rejected": record.sampled.share_rejected, "accuracy_sampled": record.sampled.accuracy,
         **record.metrics,
         "tokens_trained": coordinator.totals.tokens_trained, "tokens_generated": coordinator.totals.tokens_generated,
         "tokens_interrupted": coordinator.totals.tokens_interrupted, "buffer": len(coordinator.ledger.finished),
@@ -46,7 +47,8 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float) ->
         **{f"weight_{name}": round(getattr(rollouts, name), 3) for name in ("pause_s", "load_s", "prefill_s", "fetch_s")},
         "weight_fetch_bytes": rollouts.fetch_bytes, "weight_fallbacks": rollouts.num_fallbacks, "weight_chunks_refetched": rollouts.num_refetched,
         "engine_restarts": rollouts.num_restarts,
-        "reward_busy_s": round(rollouts.reward_busy_s, 3), "rewards_killed": rollouts.rewards_killed,
+        "reward_busy_s": round(rollouts.reward_busy_s, 3), "reward_wait_s": round(rollouts.rewards_wait_s, 3),
+        "rewards_waiting": rollouts.rewards_waiting, "rewards_killed": rollouts.rewards_killed, "rewards_failed": rollouts.rewards_failed,
     }
 
 
@@ -71,18 +73,20 @@ def status(coordinator: Coordinator, now: float, seconds: float, wall: float, re
         "complete": state.ended == "", "num_steps": state.config.run.num_steps, "eta": state.policy.eta, "bound": state.policy.bound.value,
         "waiting": waiting(state), "buffer": len(state.ledger.finished), "running": len(state.ledger.running),
         "admitted": state.ledger.admitted, "set_aside": len(state.ledger.set_aside),
+        "rejected": state.ledger.num_rejected, "share_rejected": round(state.rejections.share, 4),
         "parked": len(state.ledger.parked), "suspended": state.left or state.drain_reason or ("saving" if state.suspending else ""),
         "replicas_ready": len(state.registry.ready()), "min_replicas": state.config.allocation.min_replicas,
         "evaluating": _evaluating(state),
         "tokens_generated": state.totals.tokens_generated, "tokens_trained": state.totals.tokens_trained,
         "tokens_interrupted": state.totals.tokens_interrupted, "refused_peers": refused, "malformed_messages": malformed,
         "staleness": {str(age): count for age, count in sorted(state.totals.head_ages.items())},
-        "weights": _weights(state),
+        "weights": _weights(state), "rewards": _rewards(state),
         "workers": [
             {"name": worker.name, "host": worker.host, "pid": worker.pid, "version": str(worker.held) if worker.held else "",
              "fetching": str(worker.fetching) if worker.fetching else "", "waiting_for": worker.status.waiting_for,
              "via": worker.status.weights_via, "fallbacks": worker.status.num_fallbacks, "restarts": worker.status.num_restarts,
-             "running": worker.status.num_running, "tokens_in_flight": worker.tokens_in_flight, "tokens_generated": worker.status.tokens_generated,
+             "running": worker.status.num_running, "rewards_waiting": worker.status.rewards_waiting,
+             "tokens_in_flight": worker.tokens_in_flight, "tokens_generated": worker.status.tokens_generated,
              "silent_s": round(now - worker.last_heard, 1), "job": worker.job, "draining": bool(worker.draining)}
             for role in Role for worker in state.registry.of(role)
         ],
@@ -101,6 +105,14 @@ def _weights(state: Coordinator) -> dict:
         "loading": [worker.name for worker in state.registry.of(Role.rollout) if worker.peer in permits.loading],
         "waiting_to_load": [worker.name for worker in state.registry.of(Role.rollout) if worker.peer in permits.waiting],
     }
+
+
+def _rewards(state: Coordinator) -> dict:
+    """What judging takes: requests that wait now; seconds that requests have waited, and that processes have worked, so far."""
+    total = fleet(state)
+    return {"placement": state.config.reward.placement.value, "num_elements": len(state.registry.reward_endpoints()),
+            "waiting": total.rewards_waiting, "wait_s": round(total.rewards_wait_s, 3), "busy_s": round(total.reward_busy_s, 3),
+            "num_killed": total.rewards_killed, "num_failed": total.rewards_failed}
 
 
 def _evaluating(state: Coordinator) -> str:
@@ -130,6 +142,6 @@ def _rollout_figures(state: Coordinator) -> dict:
         "eta": state.policy.eta, "bound": state.policy.bound.value, "max_staleness": state.totals.max_staleness,
         "share_stale": round(state.totals.share_stale, 4),
         "staleness_histogram": {str(age): count for age, count in sorted(state.totals.head_ages.items())},
-        "tokens_generated": state.totals.tokens_generated, "num_retries": state.totals.num_retries,
+        "tokens_generated": state.totals.tokens_generated, "num_rejected": state.ledger.num_rejected, "num_retries": state.totals.num_retries,
         "num_duplicates": state.totals.num_duplicates,
     }

@@ -1,20 +1,35 @@
-"""What workers bring back: finished, failed and unfinished groups. Pure.
+"""What workers bring back: finished, rejected, failed and unfinished groups. Pure.
 
     GroupFinished -> checked -> ledger or evaluation -> Acknowledged      (again for a repeated one, but counted once)
+    GroupRejected -> ledger: another prompt takes its place -> Acknowledged;  too many (rejections.py): the run ends
     GroupParked   -> checked -> ledger: the next worker goes on from there
     GroupFailed   -> tried again, or set aside after rollout.max_attempts
 """
 
 from __future__ import annotations
 
+import math
+
 from workers.config import Config
 from workers.coordinator.accounting import Totals
 from workers.coordinator.evaluation import Evaluation
 from workers.coordinator.ledger import Ledger
 from workers.coordinator.lineage import Lineage
+from workers.coordinator.rejections import Rejections
 from workers.messages.codec import MessageError
-from workers.messages.groups import check_group, check_partial
-from workers.messages.types import Acknowledged, Group, GroupFailed, GroupFinished, GroupParked, Message, Partial, Purpose, Refused
+from workers.messages.groups import check_group, check_partial, group_firsts
+from workers.messages.types import (
+    Acknowledged,
+    Group,
+    GroupFailed,
+    GroupFinished,
+    GroupParked,
+    GroupRejected,
+    Message,
+    Partial,
+    Purpose,
+    Refused,
+)
 
 Answer = tuple[list[Message], bool, str]
 """Answers to the sender, whether the run got on, and the cause if it must end."""
@@ -23,14 +38,17 @@ Answer = tuple[list[Message], bool, str]
 class Results:
     """Takes results into ledger and evaluation."""
 
-    def __init__(self, config: Config, ledger: Ledger, evaluation: Evaluation, totals: Totals, lineage: Lineage) -> None:
+    def __init__(self, config: Config, ledger: Ledger, evaluation: Evaluation, totals: Totals, lineage: Lineage, rejections: Rejections) -> None:
         self.config, self.ledger, self.evaluation, self.totals, self.lineage = config, ledger, evaluation, totals, lineage
+        self.rejections = rejections
         self._failures_in_a_row = 0
 
-    def take(self, message: GroupFinished | GroupFailed | GroupParked) -> Answer:
+    def take(self, message: GroupFinished | GroupRejected | GroupFailed | GroupParked) -> Answer:
         """Take one result."""
         if isinstance(message, GroupFailed):
             return self._failed(message)
+        if isinstance(message, GroupRejected):
+            return self._rejected(message)
         piece = message.group if isinstance(message, GroupFinished) else message.partial
         try:
             if isinstance(piece, Group):
@@ -49,11 +67,27 @@ class Results:
         if accepted:
             self._failures_in_a_row = 0
             if group.purpose is Purpose.training:
-                self.totals.tokens_generated += group.tokens.size
-                self.totals.tokens_interrupted += group.tokens_interrupted
+                self._count(int(group.loss_mask.sum()), group.tokens_interrupted)
+                self.rejections.kept(float(group.scores[group_firsts(group)].mean()))
         else:
             self.totals.num_duplicates += 1
         return [Acknowledged(group.group_id, group.attempt, accepted)], accepted, ""
+
+    def _count(self, num_tokens: int, tokens_interrupted: int) -> None:
+        self.totals.tokens_generated += num_tokens
+        self.totals.tokens_interrupted += tokens_interrupted
+
+    def _rejected(self, message: GroupRejected) -> Answer:
+        if not math.isfinite(message.score):
+            return self._failed(GroupFailed(message.group_id, message.attempt, f"group {message.group_id}, rejected: its score must be finite"))
+        accepted, cause = self.ledger.reject(message.group_id, message.attempt), ""
+        if accepted:
+            self._failures_in_a_row = 0
+            self._count(message.num_tokens, message.tokens_interrupted)
+            cause = self.rejections.rejected(message.score)
+        else:
+            self.totals.num_duplicates += 1
+        return [Acknowledged(message.group_id, message.attempt, accepted)], accepted, cause
 
     def _parked(self, partial: Partial) -> Answer:
         rebased = self.lineage.rebase(partial)

@@ -16,7 +16,7 @@ from workers.coordinator.results import Results
 from workers.coordinator.staleness import StalenessPolicy
 from workers.coordinator.training import Training
 from workers.messages.groups import check_group, check_partial
-from workers.messages.types import Acknowledged, Group, GroupFinished, GroupParked, HeldLease, Partial, Purpose, Version
+from workers.messages.types import Acknowledged, Group, GroupFinished, GroupParked, GroupRejected, HeldLease, Partial, Purpose, Version
 
 RETURN_S = 20.0
 """How long leases from before a restart wait for the workers that hold them."""
@@ -63,9 +63,15 @@ class Returning:
         return [Acknowledged(held.group_id, held.attempt, False) for held in leases
                 if not (self.evaluation if held.purpose is Purpose.evaluation else self.ledger).owns(peer, held.group_id, held.attempt)]
 
-    def absorb(self, message: GroupFinished | GroupParked) -> bool:
+    def absorb(self, message: GroupFinished | GroupRejected | GroupParked) -> bool:
         """Take what a worker left in the run folder because it had no coordinator to hand it to; false if it is not wanted any more.
         Raises `MessageError`."""
+        if not isinstance(message, GroupRejected):  # that of a prompt which this incarnation has not leased yet says nothing: it is sampled anew
+            self._admit(message)
+        answers, _, _ = self.results.take(message)
+        return any(isinstance(answer, Acknowledged) and answer.accepted for answer in answers)
+
+    def _admit(self, message: GroupFinished | GroupParked) -> None:
         piece: Group | Partial
         if isinstance(message, GroupFinished):
             piece = message.group
@@ -76,8 +82,6 @@ class Returning:
         if piece.purpose is Purpose.training and piece.group_id not in self.ledger.running:
             oldest = min(self.lineage.rebase(piece).steps.tolist(), default=self.training.restored_at)
             self._take_over(b"", HeldLease(piece.group_id, piece.attempt, piece.purpose, Version(self.training.epoch, oldest)), oldest)
-        answers, _, _ = self.results.take(message)
-        return any(isinstance(answer, Acknowledged) and answer.accepted for answer in answers)
 
     def _give_back_lost(self, peer: bytes, leases: list[HeldLease], now: float, patience_s: float) -> None:
         names = {(held.group_id, held.attempt) for held in leases}

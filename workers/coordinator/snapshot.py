@@ -11,6 +11,7 @@ from collections import Counter, deque
 from workers.coordinator.accounting import Totals
 from workers.coordinator.evaluation import Evaluation
 from workers.coordinator.ledger import Finished, Ledger, Parked, Running
+from workers.coordinator.rejections import RejectionsState
 from workers.messages.codec import Decoder, MessageError, pack
 from workers.messages.parts import Struct
 from workers.messages.types import Group, Message, Partial
@@ -60,6 +61,7 @@ class LedgerState(Struct, frozen=True):
     retry: list[int]
     failures: dict[int, int]
     set_aside: dict[int, str]
+    num_rejected: int = 0
 
 
 class EvaluationState(Struct, frozen=True):
@@ -87,7 +89,8 @@ class TotalsState(Struct, frozen=True):
 
 
 class Snapshot(Message, frozen=True):
-    """All of it. `positions`: bytes of each metrics file that belong to this state; `seconds`: time trained so far."""
+    """All of it. `positions`: bytes of each metrics file that belong to this state; `seconds`: time trained so far; `rejections`: None in
+    states of runs that knew none."""
 
     step: int
     epoch: int
@@ -98,6 +101,7 @@ class Snapshot(Message, frozen=True):
     early_reason: str
     seconds: float
     positions: dict[str, int]
+    rejections: RejectionsState | None = None
 
     def encode(self) -> bytes:
         """As bytes; `decode` is the inverse."""
@@ -122,12 +126,13 @@ def save_ledger(ledger: Ledger) -> LedgerState:
         [RunningEntry(lease.index, lease.attempt, lease.worker, lease.admitted_at, lease.partial) for lease in ledger.running.values()],
         [ParkedEntry(parked.index, parked.admitted_at, parked.partial) for parked in ledger.parked.values()],
         [FinishedEntry(entry.group, entry.admitted_at, entry.order) for entry in finished],
-        list(ledger.retry), dict(ledger.failures), dict(ledger.set_aside))
+        list(ledger.retry), dict(ledger.failures), dict(ledger.set_aside), ledger.num_rejected)
 
 
 def restore_ledger(ledger: Ledger, state: LedgerState) -> None:
     """Fill a new ledger."""
-    ledger.next_index, ledger.num_consumed, ledger.num_finished = state.next_index, state.num_consumed, state.num_finished
+    ledger.next_index, ledger.num_consumed = state.next_index, state.num_consumed
+    ledger.num_finished, ledger.num_rejected = state.num_finished, state.num_rejected
     ledger.running = {f"g{entry.index}": Running(entry.index, entry.attempt, entry.worker, entry.admitted_at, entry.partial)
                       for entry in state.running}
     ledger.attempts = {entry.index: entry.attempt for entry in state.running}

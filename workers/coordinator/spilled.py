@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workers.coordinator.core import Coordinator
 from workers.messages.codec import MessageError, from_workers
-from workers.messages.types import GroupFinished, GroupParked, Version
+from workers.messages.types import GroupFinished, GroupParked, GroupRejected, Version
 from workers.rundir import RunFolder
 
 
@@ -32,8 +32,8 @@ class Spilled:
             self._seen.add(path)
             try:
                 message = self._decoder.unpack(path.read_bytes())
-                if not isinstance(message, GroupFinished | GroupParked):
-                    raise MessageError(f"a {type(message).__name__}: must be a finished or a parked group")
+                if not isinstance(message, GroupFinished | GroupRejected | GroupParked):
+                    raise MessageError(f"a {type(message).__name__}: must be a finished, a rejected or a parked group")
                 wanted = self._core.returning.absorb(message)
             except MessageError as error:
                 print(f"{path}: left as it is ({error})", flush=True)

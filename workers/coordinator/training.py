@@ -23,6 +23,7 @@ from workers.coordinator.accounting import BatchAges, Totals, measure
 from workers.coordinator.evaluation import Evaluation, Result
 from workers.coordinator.ledger import Ledger, index_of
 from workers.coordinator.registry import Registry
+from workers.coordinator.rejections import Rejections, Sampled
 from workers.coordinator.shares import make_shares
 from workers.coordinator.staleness import StalenessPolicy
 from workers.messages.types import Announcement, Batch, BatchRequest, Message, Republished, StepFinished, Version
@@ -39,12 +40,13 @@ class Refusal(ValueError):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A finished training step: the trainer's metrics, the ages of what it consumed, and which prompts those were."""
+    """A finished training step: the trainer's metrics, the ages of what it consumed, which prompts those were, and what was sampled meanwhile."""
 
     step: int
     ages: BatchAges
     metrics: dict[str, float]
     consumed: list[int]
+    sampled: Sampled
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,9 @@ class Training:
     of the next one, as far as they are formed."""
 
     def __init__(self, config: Config, epoch: int, ledger: Ledger, evaluation: Evaluation, registry: Registry, policy: StalenessPolicy,
-                 totals: Totals) -> None:
+                 totals: Totals, rejections: Rejections) -> None:
         self.config, self.epoch, self.ledger, self.evaluation = config, epoch, ledger, evaluation
-        self.registry, self.policy, self.totals = registry, policy, totals
+        self.registry, self.policy, self.totals, self.rejections = registry, policy, totals, rejections
         self.restored_at = 0
         self.announcement: Announcement | None = None
         self.in_training: list[InTraining] = []
@@ -145,7 +147,8 @@ class Training:
             batch = self.in_training.pop(0)
             self.ledger.consume(batch.group_ids)
             self.totals.consumed(batch.ages)
-            self.records.append(StepRecord(version.step, batch.ages, message.metrics, [index_of(group_id) for group_id in batch.group_ids]))
+            consumed = [index_of(group_id) for group_id in batch.group_ids]
+            self.records.append(StepRecord(version.step, batch.ages, message.metrics, consumed, self.rejections.next_step()))
         if self.config.supervised:
             if HELDOUT_LOSS in message.metrics:
                 self.records.append(HeldoutLoss(version.step, message.metrics[HELDOUT_LOSS], int(message.metrics[HELDOUT_TOKENS])))

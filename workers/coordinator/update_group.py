@@ -171,6 +171,7 @@ class UpdateGroup:
             return [(trainer, BroadcastRefused(version, why))]
         if self._has_broadcast:
             self._absences.forgive(self.members.all)
+        self._due_at = None  # until `version` is announced: nobody is taken in while it is broadcast
         self.phase, self._version, self._until = Phase.preparing, version, now + PREPARE_S
         self.members.waiting = set(self.members.ranks)
         return [(peer, PrepareBroadcast(self.group, version)) for peer in self.members.ranks]

@@ -36,9 +36,16 @@ def _trainer(state: Coordinator) -> str:
     ready, minimum = len(state.registry.ready()), state.config.allocation.min_replicas
     if not state.training.enough_replicas:
         return f"rollout workers: {ready} of {minimum} are ready (allocation.min_replicas)"
+    if Role.reward in state.lacking:
+        return "a reward element to start (reward.placement=array)"
     if finished >= needed:
         return "stragglers with an earlier deadline (staleness.bound=hard)"
-    return f"a batch: {finished} of {needed} groups finished"
+    return f"a batch: {finished} of {needed} groups finished" + _rejected(state)
+
+
+def _rejected(state: Coordinator) -> str:
+    share, keep = state.rejections.share, state.config.workflow.keep
+    return f"; {share:.0%} of the last {len(state.rejections.window)} were rejected (workflow.keep={keep})" if share else ""
 
 
 def _rollout(state: Coordinator) -> str:

@@ -7,6 +7,7 @@ Pairs used as examples or held out are never training questions, in neither orde
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 from workers.config import DataConfig, require
 from workers.data.prompts import Prompt, check_index
@@ -44,6 +45,14 @@ class ArithmeticPrompts:
     def heldout(self) -> list[Prompt]:
         """`data.num_heldout` prompts, none of them a training prompt or twice in the list."""
         return [self._prompt(pair) for pair in self._heldout]
+
+    def preview(self, count: int) -> Iterator[Prompt]:
+        """The first `count` training prompts."""
+        return (self.train(index) for index in range(count))
+
+    def notes(self) -> list[str]:
+        """Nothing."""
+        return []
 
     def _draw(self, rng: random.Random, count: int) -> list[tuple[int, int]]:
         drawn: dict[tuple[int, int], None] = {}  # a set that keeps its order

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from workers.config import ConfigError
-from workers.data.prompts import Prompt, PromptSource, with_text
+from workers.data.prompts import Message, Prompt, PromptSource, with_text
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -34,13 +35,26 @@ class ChatTemplate:
         self.render("test")
 
     def render(self, text: str) -> str:
-        """`text` as the user's only message, with the opening of the assistant's answer behind it."""
-        messages = [{"role": "user", "content": text}]
+        """`text` as the user's only message, with the opening of the assistant's answer behind it. Raises `ConfigError`."""
+        return self.render_messages([("user", text)])
+
+    def render_messages(self, messages: Sequence[Message], answer: bool = True) -> str:
+        """A chat of (role, content); with `answer` the opening of the assistant's answer behind it. Raises `ConfigError`."""
+        return self.render_chat([{"role": role, "content": content} for role, content in messages], answer=answer)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, answer: bool = True) -> str:
+        """The same for messages as chat APIs have them, with the declarations of `tools` where the template shows them. Raises `ConfigError`."""
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, tools=None, documents=None, **self._special)
+            return self._template.render(messages=messages, add_generation_prompt=answer, tools=tools or None, documents=None, **self._special)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise ConfigError(f"{self._folder}: its chat template cannot render a user's message ({error}). "
+            named = [str(message.get("role")) for message in messages]
+            roles = "a user's message" if named == ["user"] else f"messages of {', '.join(named)}"
+            raise ConfigError(f"{self._folder}: its chat template cannot render {roles} ({error}). "
                               "Correct it or set data.chat_template=false") from error
+
+    def render_prompt(self, prompt: Prompt) -> str:
+        """A prompt's chat, or its text as the user's only message. Raises `ConfigError`."""
+        return self.render_messages(prompt.messages or [("user", prompt.text)])
 
 
 class ChatPrompts:
@@ -58,8 +72,16 @@ class ChatPrompts:
         """The held-out prompts, rendered."""
         return [self._render(prompt) for prompt in self._source.heldout()]
 
+    def preview(self, count: int) -> Iterator[Prompt]:
+        """The source's, rendered."""
+        return map(self._render, self._source.preview(count))
+
+    def notes(self) -> list[str]:
+        """The source's."""
+        return self._source.notes()
+
     def _render(self, prompt: Prompt) -> Prompt:
-        return with_text(prompt, self._template.render(prompt.text), prompt.response.strip())
+        return with_text(prompt, self._template.render_prompt(prompt), prompt.response.strip())
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:

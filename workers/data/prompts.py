@@ -1,5 +1,10 @@
 """What a prompt is, what a source of prompts promises, and the factory that opens the configured one.
 
+    arithmetic, reasoning_gym: index, seed --> Prompt --> within the limits, or another in its place (limits.py) -----+
+    jsonl, parquet, hf: rows (rows.py) --> Prompt (mapping.py) --> within the limits, held out, in order (files.py) --+
+    data.chat_template: rendered (chat.py) <--------------------------------------------------------------------------+
+    mixture: one of several such sources for each index (mixture.py)
+
 A source is a pure function of the config and the seed: `train(index)` gives the same prompt in every process and after
 every restart, so order and resumption follow from the index alone and no source keeps a position.
 """
@@ -7,24 +12,34 @@ every restart, so order and resumption follow from the index alone and no source
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from workers.config import ConfigError, DataConfig, DataKind, RewardConfig
-from workers.reward.verifiers import check_name
+from workers.data.limits import Limits, Replaced
+from workers.reward.verifiers import check_name, composed
+
+if TYPE_CHECKING:
+    from workers.data.chat import ChatTemplate
+
+Message = tuple[str, str]
+"""Role and content of a chat message."""
 
 
 @dataclass(frozen=True)
 class Prompt:
     """One question. `id` names it within its source; `reference` is what `verifier` needs to judge an answer (text or JSON). `response`:
-    the answer that supervised training learns, as it follows the text; '' where the source knows none."""
+    the answer that supervised training learns, as it follows the text; '' where the source knows none. `messages`: the chat that the prompt is,
+    where it is one; it becomes the text when it is rendered."""
 
     id: str
     text: str
     verifier: str
     reference: str
     response: str = ""
+    messages: tuple[Message, ...] = ()
 
 
 class PromptSource(Protocol):
@@ -38,39 +53,61 @@ class PromptSource(Protocol):
         """The held-out prompts, at most `data.num_heldout` of them, always the same in the same order."""
         ...
 
+    def preview(self, count: int) -> Iterator[Prompt]:
+        """Training prompts to look at before a run: every one where they are known, else the first `count`."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What is worth saying before a run, a line each: how much there is, and what was left out."""
+        ...
+
 
 def open_prompts(config: DataConfig, reward: RewardConfig, seed: int, model_folder: Path | None = None, responses: bool = False) -> PromptSource:
-    """The prompt source that `config` names. `model_folder` holds the chat template and is needed for data.chat_template only. `responses`:
-    prompts of files must have one.
+    """The prompt source that `config` names. `model_folder` holds chat template and tokenizer, needed for data.chat_template and
+    data.max_prompt_tokens only. `responses`: prompts of files must have one.
 
     Raises `ConfigError` for data, options or files that cannot work.
     """
-    check_name(reward.verifier)
-    source = _open(config, reward, seed, responses)
-    if not config.chat_template:
+    check_name(composed(reward.verifier, reward.parts))
+    if config.kind is DataKind.mixture:
+        from workers.data.mixture import open_mixture
+
+        return open_mixture(config, reward, seed, model_folder, responses)
+    verifier = config.verifier or reward.verifier
+    check_name(verifier, "data.verifier" if config.verifier else "reward.verifier")
+    template = _template(config, model_folder)
+    limits = Limits(config, model_folder, template)
+    source = _open(config, verifier, seed, limits, responses)
+    if template is None:
         return source
+    from workers.data.chat import ChatPrompts
+
+    return ChatPrompts(source, template)
+
+
+def _template(config: DataConfig, model_folder: Path | None) -> ChatTemplate | None:
+    if not config.chat_template:
+        return None
     if model_folder is None:
         raise ConfigError("data.chat_template=True: needs the model's folder, which is not known here. Set model.path")
-    from workers.data.chat import ChatPrompts, ChatTemplate
+    from workers.data.chat import ChatTemplate
 
-    return ChatPrompts(source, ChatTemplate(model_folder))
+    return ChatTemplate(model_folder)
 
 
-def _open(config: DataConfig, reward: RewardConfig, seed: int, responses: bool) -> PromptSource:
+def _open(config: DataConfig, verifier: str, seed: int, limits: Limits, responses: bool) -> PromptSource:
     # Imported here, so that a run pays only for the source that it uses.
     if config.kind is DataKind.arithmetic:
         from workers.data.arithmetic import ArithmeticPrompts
 
-        return ArithmeticPrompts(config, reward.verifier, seed)
+        return Replaced(ArithmeticPrompts(config, verifier, seed), limits)
     if config.kind is DataKind.reasoning_gym:
         from workers.data.gym import GymPrompts
 
-        return GymPrompts(config, reward.verifier, seed)
-    if config.kind is DataKind.jsonl:
-        from workers.data.jsonl import JsonlPrompts
+        return Replaced(GymPrompts(config, verifier, seed), limits)
+    from workers.data.files import FilePrompts
 
-        return JsonlPrompts(config, reward.verifier, seed, responses)
-    raise ConfigError(f"data.kind={config.kind!r}: no such kind. Use one of {', '.join(kind.value for kind in DataKind)}")
+    return FilePrompts(config, verifier, seed, limits, responses)
 
 
 def check_index(index: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workers.messages.codec import MessageError
+from workers.messages.parts import Turns
 from workers.messages.types import Group, Partial
 
 
@@ -30,6 +31,8 @@ def check_group(group: Group) -> None:
         "tokens, logprobs and loss_mask must have sum(lengths) items":
             group.tokens.size == group.logprobs.size == group.loss_mask.size == total,
         "rewards and scores must have one item a sample": group.rewards.size == group.scores.size == group.lengths.size,
+        "episodes must have one item a sample and ascend from 0 without a gap":
+            group.episodes is None or _numbered(group.episodes, group.lengths.size),
         "version runs must cover sum(lengths) tokens":
             group.epochs.size == group.steps.size == group.run_lengths.size and int(group.run_lengths.sum()) == total
             and bool((group.run_lengths > 0).all()),
@@ -41,6 +44,9 @@ def check_group(group: Group) -> None:
     for rule, holds in rules.items():
         if not holds:
             raise MessageError(f"group {group.group_id}: {rule}")
+    firsts = group_firsts(group)[group_episodes(group)]
+    if not (np.array_equal(group.rewards, group.rewards[firsts]) and np.array_equal(group.scores, group.scores[firsts])):
+        raise MessageError(f"group {group.group_id}: the samples of an episode must have the same reward and the same score")
 
 
 def check_partial(partial: Partial) -> None:
@@ -56,10 +62,36 @@ def check_partial(partial: Partial) -> None:
         "versions must not be negative": bool((partial.steps >= 0).all()) and bool((partial.epochs >= 0).all()),
         "token ids must not be negative": bool((partial.tokens >= 0).all()),
         "logprobs must be finite": bool(np.isfinite(partial.logprobs).all()),
+        **(_turn_rules(partial.turns, partial.lengths.size) if partial.turns is not None else {}),
     }
     for rule, holds in rules.items():
         if not holds:
             raise MessageError(f"group {partial.group_id}, given back: {rule}")
+
+
+def _turn_rules(turns: Turns, num_samples: int) -> dict[str, bool]:
+    sizes = {array.size for array in (turns.episodes, turns.conversations, turns.prompted, turns.outside_lengths, turns.cut)}
+    return {
+        "turns must have one item a sample": sizes == {num_samples},
+        "turns must have sum(outside_lengths) tokens":
+            bool((turns.outside_lengths >= 0).all()) and int(turns.outside_lengths.sum()) == turns.outside.size,
+        "numbers of turns must not be negative": all(bool((array >= 0).all()) for array in (turns.episodes, turns.conversations, turns.outside)),
+    }
+
+
+def _numbered(episodes: np.ndarray, num_samples: int) -> bool:
+    """Whether `episodes` has one item a sample, and they are 0, 1, ... in order, each at least once."""
+    return episodes.size == num_samples > 0 and bool(episodes[0] == 0) and bool(np.isin(np.diff(episodes), (0, 1)).all())
+
+
+def group_episodes(group: Group) -> np.ndarray:
+    """The episode of each sample, int32 [n]."""
+    return np.arange(group.lengths.size, dtype=np.int32) if group.episodes is None else np.asarray(group.episodes)
+
+
+def group_firsts(group: Group) -> np.ndarray:
+    """The first sample of each episode, int64: `group.rewards[group_firsts(group)]` counts every episode once."""
+    return np.unique(group_episodes(group), return_index=True)[1]
 
 
 def token_steps(group: Group) -> np.ndarray:

@@ -13,6 +13,8 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Text = Annotated[str, msgspec.Meta(max_length=1_000_000)]
+Reference = Annotated[str, msgspec.Meta(max_length=16 << 20)]
+"""What a verifier needs; data.max_reference_kb is at most this."""
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,11 +26,13 @@ class Message(Struct, frozen=True, tag=True):
 
 
 class Role(str, enum.Enum):
-    """What a peer does. `trainer`: rank 0 of training. `trainer_shard`: leads another copy of the model, and may only fetch its shares of batches."""
+    """What a peer does. `trainer`: rank 0 of training. `trainer_shard`: leads another copy of the model, and may only fetch its shares of batches.
+    `reward`: judges for rollout workers."""
 
     rollout = "rollout"
     trainer = "trainer"
     trainer_shard = "trainer_shard"
+    reward = "reward"
 
 
 class Purpose(str, enum.Enum):
@@ -74,10 +78,27 @@ class Announcement(Struct, frozen=True):
         return same and (bool(self.folder) > bool(other.folder) or len(self.sources) > len(other.sources))
 
 
+class Turns(Struct, frozen=True):
+    """What stands before each sample of a partial: one entry a sample, in the order in which they were asked for.
+
+    Sample k is a turn of conversation `conversations[k]` of episode `episodes[k]`, and follows those of its samples that stand before it. In between
+    are the next `outside_lengths[k]` tokens of `outside`, which no weights sampled; `prompted[k]`: the lease's prompt comes before these.
+    `cut[k]`: a finished sample ended because it was long, not by itself.
+    """
+
+    episodes: Int32
+    conversations: Int32
+    prompted: Bool
+    outside_lengths: Int32
+    outside: Int32
+    cut: Bool
+
+
 class Partial(Struct, frozen=True):
     """What has been generated of an unfinished group: sample k has the next `lengths[k]` tokens (0: not begun).
 
-    `finished[k]`: the sample is complete and only its judgement is missing. Versions are coded as in `Group`.
+    `finished[k]`: the sample is complete and only its judgement is missing. Versions are coded as in `Group`. Without `turns` sample k is
+    the answer of episode k to the lease's prompt.
     """
 
     group_id: Name
@@ -90,6 +111,7 @@ class Partial(Struct, frozen=True):
     epochs: Int32
     steps: Int32
     run_lengths: Int32
+    turns: Turns | None = None
 
 
 class Lease(Struct, frozen=True):
@@ -102,7 +124,7 @@ class Lease(Struct, frozen=True):
     prompt_id: Name
     prompt: Text
     verifier: Name
-    reference: Text
+    reference: Reference
     seed: Count
     partial: Partial | None = None
 
@@ -120,7 +142,9 @@ class Group(Struct, frozen=True):
     """The samples of one prompt, flattened: sample k has the next `lengths[k]` entries of the per-token arrays.
 
     `epochs` and `steps` are run-length coded over the flattened tokens by `run_lengths`: which version sampled each.
-    `rewards` has one entry a sample.
+    `rewards` has one entry a sample. Tokens that no weights sampled (of users, of tools) have a `loss_mask` of False, a log-prob of 0, and the
+    version of the sampled token before them, or of the sample's first. `prompt` is what all samples begin with. `episodes`: each sample's
+    episode, ascending from 0; samples of an episode have the same reward. None: every sample is an episode.
     """
 
     group_id: Name
@@ -142,6 +166,7 @@ class Group(Struct, frozen=True):
     generation_s: float = 0.0
     reward_s: float = 0.0
     first_text: Text = ""
+    episodes: Int32 | None = None
 
 
 class WorkerStatus(Struct, frozen=True):
@@ -151,6 +176,8 @@ class WorkerStatus(Struct, frozen=True):
     nodes (deltas as they travel). `num_fallbacks`: versions that the first transport did not bring; `num_refetched`: chunks that came
     with a wrong digest and were asked for elsewhere. An update is `pause_s` (until the engine stands still), then `load_s`, and
     `prefill_s` from there to the first token. `num_restarts`: servers that had died or hung and were started again.
+    `reward_busy_s`: of reward processes at work; `rewards_killed`: those that were replaced; `rewards_failed`: requests without an answer;
+    `rewards_waiting`, `rewards_wait_s`: requests that wait for a process, or for a reward element, and how long requests have waited.
     """
 
     waiting_for: str = ""
@@ -171,4 +198,6 @@ class WorkerStatus(Struct, frozen=True):
     reward_busy_s: float = 0.0
     rewards_killed: Count = 0
     rewards_failed: Count = 0
+    rewards_waiting: Count = 0
+    rewards_wait_s: float = 0.0
     idle_s: float = 0.0

@@ -1,10 +1,10 @@
 """Every message of a run, as plain typed structs. Adding one here is all that a new message needs.
 
-Worker -> coordinator    Register  Heartbeat  Draining  GroupFinished  GroupFailed  GroupParked
+Worker -> coordinator    Register  Heartbeat  Draining  GroupFinished  GroupRejected  GroupFailed  GroupParked
                          SourcesRequest  LoadRequest  TransportFailed
                          UpdateGroupOpened  UpdateGroupJoined  UpdateGroupBroken  BroadcastWanted  BroadcastReady
                          BatchRequest  StepFinished  Republished  CheckpointRequest  WorkerFailed  Goodbye
-Coordinator -> worker    Welcome  Refused  HeartbeatReply  Leases  Acknowledged  Sources  LoadGranted
+Coordinator -> worker    Welcome  Refused  HeartbeatReply  Leases  Acknowledged  RewardElements  Sources  LoadGranted
                          OpenUpdateGroup  JoinUpdateGroup  LeaveUpdateGroup  PrepareBroadcast  Broadcast  BroadcastRefused
                          Batch  VersionsNeeded  FallbackWanted  CheckpointPart  Drain  Suspended  Finish
 Coordinator -> all       VersionAnnounced (published; repeated in every HeartbeatReply)
@@ -51,13 +51,13 @@ from workers.messages.parts import (
 
 __all__ = ["Announcement", "Group", "HeldLease", "Lease", "Message", "Partial", "Purpose", "Role", "Version", "WorkerStatus"]
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 class Register(Message, frozen=True):
     """First message of a worker to a coordinator; repeated after a reconnection. `leases`: what it holds from before, perhaps
     from an earlier coordinator. `job`: its SLURM job (array job id, underscore, task id), '' outside SLURM. `serves`: the endpoint at which
-    others can fetch weights from it, '' for none."""
+    others can fetch weights from it, or have it judge, '' for none."""
 
     role: Role
     host: Name
@@ -94,6 +94,17 @@ class GroupFinished(Message, frozen=True):
     """A finished group; sent again until acknowledged."""
 
     group: Group
+
+
+class GroupRejected(Message, frozen=True):
+    """A finished group that is not to be trained on (`workflow.keep`); sent again until acknowledged. `num_tokens`: those that the
+    loss would have counted; `tokens_interrupted`: as in the group; `score`: the mean of its episodes' scores."""
+
+    group_id: Name
+    attempt: Count
+    num_tokens: Count
+    tokens_interrupted: Count
+    score: float
 
 
 class GroupFailed(Message, frozen=True):
@@ -213,6 +224,12 @@ class Acknowledged(Message, frozen=True):
     accepted: bool
 
 
+class RewardElements(Message, frozen=True):
+    """Where a rollout worker can have completions judged now (`reward.placement=array`): with every heartbeat."""
+
+    endpoints: list[Name]
+
+
 class Batch(Message, frozen=True):
     """One copy's share of the batch of one training step.
 
@@ -290,9 +307,9 @@ class VersionAnnounced(Message, frozen=True):
     announcement: Announcement
 
 
-FromWorker = (Register | Heartbeat | Draining | GroupFinished | GroupFailed | GroupParked | BatchRequest | StepFinished | Republished
+FromWorker = (Register | Heartbeat | Draining | GroupFinished | GroupRejected | GroupFailed | GroupParked | BatchRequest | StepFinished | Republished
               | CheckpointRequest | SourcesRequest | LoadRequest | TransportFailed | UpdateGroupOpened | UpdateGroupJoined | UpdateGroupBroken
               | BroadcastWanted | BroadcastReady | WorkerFailed | Goodbye)
-FromCoordinator = (Welcome | Refused | HeartbeatReply | Leases | Acknowledged | Sources | LoadGranted | Batch | VersionsNeeded
+FromCoordinator = (Welcome | Refused | HeartbeatReply | Leases | Acknowledged | RewardElements | Sources | LoadGranted | Batch | VersionsNeeded
                    | FallbackWanted | OpenUpdateGroup | JoinUpdateGroup | LeaveUpdateGroup | PrepareBroadcast | Broadcast | BroadcastRefused
                    | CheckpointPart | Drain | Suspended | Finish | VersionAnnounced)

@@ -12,13 +12,26 @@ from pathlib import Path
 
 import msgspec
 
-from workers.config import RewardConfig
 from workers.processes import describe_exit
 from workers.reward import tree
-from workers.reward.messages import LENGTH_BYTES, Failed, Loaded, Reply, Request, Scored, frame, frame_length
+from workers.reward.messages import (
+    LENGTH_BYTES,
+    Execute,
+    Executed,
+    Failed,
+    Load,
+    Loaded,
+    Reply,
+    Request,
+    Score,
+    Scored,
+    Settings,
+    frame,
+    frame_length,
+)
 
 LOAD_TIMEOUT_S = 60.0
-"""For a process to start and import its verifier; `reward.timeout_s` runs from there on."""
+"""For a process to start and import a function; `reward.timeout_s` runs from there on."""
 
 REAP_TIMEOUT_S = 10.0
 """For a killed process to be gone."""
@@ -27,26 +40,27 @@ _ROOT = Path(__file__).resolve().parents[2]
 _READ_BYTES = 1 << 16
 
 
-class NoScoreError(Exception):
-    """One attempt gave no score; its text is the cause."""
+class NoAnswerError(Exception):
+    """One attempt gave no score, or no output; its text is the cause."""
 
 
 class RewardProcess:
-    """One process, started at once by the constructor. Any error in `score`, cancellation included, leaves it to be killed.
+    """One process, started at once by the constructor. Any error in a request, cancellation included, leaves it to be killed.
 
     It dies with the thread that started it, so start it from a thread that lives as long as the worker.
     Raises `OSError` if it cannot be started.
     """
 
-    def __init__(self, config: RewardConfig) -> None:
-        self._timeout_s = config.timeout_s
+    def __init__(self, settings: Settings) -> None:
+        self._timeout_s = settings.reward.timeout_s
         self._buffer = bytearray()
         self._killed = False
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             ours.setblocking(False)
-            command = [sys.executable, "-m", "workers.reward.process", theirs.fileno(), os.getpid(), config.memory_mb, config.verifier]
+            told = msgspec.json.encode(settings).decode()
+            command = [sys.executable, "-m", "workers.reward.process", theirs.fileno(), os.getpid(), told]
             self._popen = subprocess.Popen(
                 [str(part) for part in command], stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
                 start_new_session=True, env=_environment())
@@ -68,34 +82,49 @@ class RewardProcess:
             return False
         return False  # closed by its end, or bytes that nobody asked for
 
-    async def score(self, request: Request) -> float:
-        """The score in [0, 1]. Raises `NoScoreError` with the cause if there is none in time."""
+    async def score(self, request: Score) -> float:
+        """The score in [0, 1]. Raises `NoAnswerError` with the cause if there is none in time."""
+        reply = await self._answer(request)
+        if not isinstance(reply, Scored):
+            raise NoAnswerError(f"the process answered {type(reply).__name__} instead of a score")
+        return reply.score
+
+    async def execute(self, request: Execute) -> str:
+        """What the program printed. Raises `NoAnswerError` with the cause if nothing is known of that in time."""
+        reply = await self._answer(request)
+        if not isinstance(reply, Executed):
+            raise NoAnswerError(f"the process answered {type(reply).__name__} instead of a program's output")
+        return reply.text
+
+    async def load(self, request: Load) -> None:
+        """Have the function imported. Raises `NoAnswerError` with the cause if it cannot be."""
+        await self._answer(request)
+
+    async def _answer(self, request: Request) -> Reply:
         try:
             reply = await self._exchange(request)
         except (ConnectionError, EOFError):
             self.kill()
-            raise NoScoreError(f"the process ended: {describe_exit(await self.reap())}") from None
+            raise NoAnswerError(f"the process ended: {describe_exit(await self.reap())}") from None
         if isinstance(reply, Failed):
-            raise NoScoreError(reply.cause)
-        if not isinstance(reply, Scored):
-            raise NoScoreError(f"the process answered {type(reply).__name__} instead of a score")
-        return reply.score
+            raise NoAnswerError(reply.cause)
+        return reply
 
     async def _exchange(self, request: Request) -> Reply:
         loop = asyncio.get_running_loop()
-        limit = f"no answer within {LOAD_TIMEOUT_S:g} s of starting and importing the verifier"
+        limit = f"no answer within {LOAD_TIMEOUT_S:g} s of starting and importing it"
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 await loop.sock_sendall(self._socket, frame(request))
                 reply = await self._receive()
-            if isinstance(reply, Loaded):
-                limit = f"no score within reward.timeout_s={self._timeout_s:g}"
+            if isinstance(reply, Loaded) and not isinstance(request, Load):
+                limit = f"no answer within reward.timeout_s={self._timeout_s:g}"
                 async with asyncio.timeout(self._timeout_s):
                     reply = await self._receive()
         except TimeoutError:
-            raise NoScoreError(limit) from None
+            raise NoAnswerError(limit) from None
         except (msgspec.MsgspecError, ValueError) as error:
-            raise NoScoreError(f"the exchange with the process failed: {error}") from error
+            raise NoAnswerError(f"the exchange with the process failed: {error}") from error
         return reply
 
     async def _receive(self) -> Reply:
@@ -127,7 +156,7 @@ class RewardProcess:
         return await asyncio.to_thread(self._popen.wait, REAP_TIMEOUT_S)
 
     async def dispose(self) -> None:
-        """Kill it, close the socket and reap it. Nobody may be in `score` any more."""
+        """Kill it, close the socket and reap it. Nobody may wait for an answer any more."""
         self.kill()
         self._socket.close()
         await self.reap()

@@ -1,18 +1,30 @@
 """What the reward pool and its processes say to each other, and how a message is framed.
 
-For each `Request` the process answers `Loaded` once the verifier is imported, so that a slow first import is not
-counted as a hang, and then `Scored` or `Failed`. A frame is a 4-byte big-endian length and that many bytes of msgpack.
+For each request the process answers `Loaded` once the function that it names is imported, so that a slow first import is not
+counted as a hang, and then `Scored` or `Executed`, or `Failed`. `Load` asks for no more than the first of these. A frame is a
+4-byte big-endian length and that many bytes of msgpack.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from workers.config import RewardConfig, SandboxConfig
+
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
+PYTHON_TOOL = "workers.reward.python_tool:run"
+"""The function (program text) -> its output that runs a model's programs."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a process is told at its start."""
+
+    reward: RewardConfig
+    sandbox: SandboxConfig
+
+
+class Score(msgspec.Struct, frozen=True, tag="score"):
     """Score `completion` with `verifier`."""
 
     verifier: str
@@ -20,9 +32,34 @@ class Request(msgspec.Struct, frozen=True):
     completion: str
     reference: str
 
+    @property
+    def function(self) -> str:
+        """Which function answers it."""
+        return self.verifier
+
+
+class Execute(msgspec.Struct, frozen=True, tag="execute"):
+    """Run a model's program in the sandbox."""
+
+    code: str
+
+    @property
+    def function(self) -> str:
+        """Which function answers it."""
+        return PYTHON_TOOL
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Import a function, a verifier or the Python tool, and have its module look at this node."""
+
+    function: str
+
+
+Request = Score | Execute | Load
+
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """The verifier is imported and now runs."""
+    """The function is imported and now runs."""
 
 
 class Scored(msgspec.Struct, frozen=True, tag="scored"):
@@ -31,13 +68,24 @@ class Scored(msgspec.Struct, frozen=True, tag="scored"):
     score: float
 
 
+class Executed(msgspec.Struct, frozen=True, tag="executed"):
+    """What the program printed, or how it failed, as the model is to see it."""
+
+    text: str
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The verifier gave no score; `cause` says why."""
+    """There is no answer; `cause` says why."""
 
     cause: str
 
 
-Reply = Loaded | Scored | Failed
+Reply = Loaded | Scored | Executed | Failed
+
+
+def described(request: Request) -> str:
+    """For people: whose doing it is where there is no answer."""
+    return "the Python tool" if request.function == PYTHON_TOOL else f"verifier {request.function!r}"
 
 
 def frame(message: Request | Reply) -> bytes:

@@ -1,13 +1,14 @@
-"""The reward pool: scores completions in killable processes beside generation.
+"""The reward pool: scores completions, and runs models' programs, in killable processes beside generation.
 
-    score() --FIFO--> a free slot -> its process (child.py) -> score in [0, 1]
-                        ^                 | no score: raised, hung, crashed, out of memory, not a number
-                        |                 v
-                        +------ kill with all it started, take a fresh one, try again; in the end VerifierError
+    score(), execute() --FIFO--> a free slot -> its process (child.py) -> score in [0, 1], output
+                                   ^                 | no answer: raised, hung, crashed, out of memory, not a number
+                                   |                 v
+                                   +------ kill with all it started, take a fresh one, try again; in the end VerifierError
 
 A caller waits only for a slot, and a slot is busy for at most (1 + reward.max_retries) x (the time to load plus
-reward.timeout_s), so nobody waits forever. A verifier that gives no score is a failure of the infrastructure and
-never a reward: the caller gets `VerifierError`, not zero. Everything here runs on one event loop.
+reward.timeout_s), so nobody waits forever; how many wait, and for how long, is counted. A verifier that gives no score is
+a failure of the infrastructure and never a reward: the caller gets `VerifierError`, not zero. Everything here runs on one
+event loop.
 """
 
 from __future__ import annotations
@@ -15,24 +16,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
-from workers.config import RewardConfig
-from workers.reward.child import REAP_TIMEOUT_S, NoScoreError, RewardProcess
-from workers.reward.messages import Request
+from workers.config import RewardConfig, SandboxConfig
+from workers.reward.child import REAP_TIMEOUT_S, NoAnswerError, RewardProcess
+from workers.reward.messages import Execute, Load, Request, Score, Settings, described
 from workers.reward.verifiers import check_name
 
 LOG = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 
 class VerifierError(RuntimeError):
-    """A verifier gave no score. Its text names the verifier and the cause; it is not a judgement of the completion."""
-
-
-def scale(score: float, config: RewardConfig) -> float:
-    """The reward for `score` in [0, 1]: linear from `config.wrong` at 0 to `config.correct` at 1."""
-    return config.wrong + score * (config.correct - config.wrong)
+    """A verifier gave no score, or a program could not be run. Its text says whose doing it is and why; it is not a judgement of the completion."""
 
 
 class _Slot:
@@ -45,28 +43,28 @@ class _Slot:
 class RewardPool:
     """`async with RewardPool(config) as pool: score = await pool.score(...)`; raises `ConfigError` for an unknown verifier.
 
-    Counters since the start, for metrics: `num_scored` (scores given), `num_failed` (`VerifierError`s raised),
-    `num_killed` (processes that were killed, or found dead, and replaced), `busy_s` (seconds of processes at work).
+    Counters since the start, for metrics: `num_scored` (scores given), `num_executed` (programs run), `num_failed` (`VerifierError`s raised),
+    `num_killed` (processes that were killed, or found dead, and replaced), `busy_s` (seconds of processes at work), `wait_s` (seconds
+    that requests have waited for a process). `num_waiting`: requests that wait now; many of them mean that there are too few processes.
     """
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, sandbox: SandboxConfig | None = None) -> None:
         check_name(config.verifier)
         self._config = config
+        self._settings = Settings(config, sandbox or SandboxConfig())
         self._slots = [_Slot() for _ in range(config.num_processes)]
         self._free: asyncio.Queue[_Slot] = asyncio.Queue()
         for slot in self._slots:
             self._free.put_nowait(slot)
         self._disposals: set[asyncio.Task[None]] = set()
         self._closed = False
-        self.num_scored = 0
-        self.num_failed = 0
-        self.num_killed = 0
-        self.busy_s = 0.0
+        self.num_scored = self.num_executed = self.num_failed = self.num_killed = self.num_waiting = 0
+        self.busy_s = self.wait_s = 0.0
 
     async def __aenter__(self) -> Self:
         try:
             for slot in self._slots:
-                slot.process = RewardProcess(self._config)  # returns at once: they start up side by side
+                slot.process = RewardProcess(self._settings)  # returns at once: they start up side by side
         except OSError:
             await self.close()
             raise
@@ -74,6 +72,11 @@ class RewardPool:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
+
+    @property
+    def waiting_for(self) -> str:
+        """What requests wait for beyond processes that are busy: nothing, here."""
+        return ""
 
     @property
     def pids(self) -> list[int]:
@@ -87,42 +90,68 @@ class RewardPool:
         retries on fresh processes included, or if the pool is closed. Cancelling kills the process at work.
         """
         check_name(verifier)
-        self._check_open()
-        request = Request(verifier, prompt, completion, reference)
-        slot = await self._free.get()
+        score = await self._ask(Score(verifier, prompt, completion, reference), RewardProcess.score)
+        self.num_scored += 1
+        return score
+
+    async def execute(self, code: str) -> str:
+        """What the program `code`, run in the sandbox, prints, or how it fails, as the model is to see it.
+
+        Raises `VerifierError` if it could not be run, retries included, or if the pool is closed. Cancelling kills the process at work.
+        """
+        text = await self._ask(Execute(code), RewardProcess.execute)
+        self.num_executed += 1
+        return text
+
+    async def load(self, function: str) -> None:
+        """Have a process import a verifier, or the Python tool (`PYTHON_TOOL`). Raises `ConfigError` if there is no such verifier, and
+        `VerifierError` with the cause if it cannot be imported on this node."""
+        check_name(function)
+        await self._ask(Load(function), RewardProcess.load)
+
+    async def _ask(self, request: Request, ask: Callable[[RewardProcess, Any], Awaitable[Answer]]) -> Answer:
+        slot = await self._take()
         try:
-            return await self._score(slot, request)
+            return await self._answer(slot, request, ask)
         finally:
             self._free.put_nowait(slot)
 
-    async def _score(self, slot: _Slot, request: Request) -> float:
-        cause = ""
-        for _ in range(1 + self._config.max_retries):
+    async def _take(self) -> _Slot:
+        """Wait for a free slot; first come, first served."""
+        self._check_open()
+        start = time.monotonic()
+        self.num_waiting += 1
+        try:
+            return await self._free.get()
+        finally:
+            self.num_waiting -= 1
+            self.wait_s += time.monotonic() - start
+
+    async def _answer(self, slot: _Slot, request: Request, ask: Callable[[RewardProcess, Any], Awaitable[Answer]]) -> Answer:
+        cause, num_attempts = "", 1 + self._config.max_retries
+        for _ in range(num_attempts):
             self._check_open()
             try:
-                score = await self._attempt(slot, request)
-            except (NoScoreError, OSError) as error:  # OSError: no process could be started
+                return await self._attempt(slot, request, ask)
+            except (NoAnswerError, OSError) as error:  # OSError: no process could be started
                 cause = str(error)
-                LOG.warning("verifier %s gave no score: %s", request.verifier, cause)
-            else:
-                self.num_scored += 1
-                return score
+                LOG.warning("%s gave no answer: %s", described(request), cause)
         self._check_open()
         self.num_failed += 1
-        raise VerifierError(f"verifier {request.verifier!r} gave no score in {1 + self._config.max_retries} attempts; the last: {cause}. "
+        raise VerifierError(f"{described(request)} gave no answer in {num_attempts} attempts; the last: {cause}. "
                             "Correct the verifier, or raise reward.timeout_s or reward.memory_mb")
 
-    async def _attempt(self, slot: _Slot, request: Request) -> float:
+    async def _attempt(self, slot: _Slot, request: Request, ask: Callable[[RewardProcess, Any], Awaitable[Answer]]) -> Answer:
         if slot.process is not None and not slot.process.is_usable():
             self._replace(slot)
         if slot.process is None:
-            slot.process = RewardProcess(self._config)
+            slot.process = RewardProcess(self._settings)
         start = time.monotonic()
         finished = False
         try:
-            score = await slot.process.score(request)
+            answer = await ask(slot.process, request)
             finished = True
-            return score
+            return answer
         finally:  # cancellation included
             self.busy_s += time.monotonic() - start
             if not finished:
@@ -151,7 +180,7 @@ class RewardPool:
             raise VerifierError("the reward pool is closed")
 
     async def close(self) -> None:
-        """Kill all processes with everything they started and reap them. Whoever waits in `score` gets `VerifierError`."""
+        """Kill all processes with everything they started and reap them. Whoever waits for an answer gets `VerifierError`."""
         if self._closed:
             return
         self._closed = True

@@ -1,10 +1,11 @@
-"""One reward process: `python -m workers.reward.process FD PARENT MEMORY_MB VERIFIER`, started by the pool (child.py).
+"""One reward process: `python -m workers.reward.process FD PARENT SETTINGS`, started by the pool (child.py).
 
-    pool --Request--> [import the verifier] --Loaded--> [run it] --Scored | Failed--> pool
+    pool --Score | Execute--> [import the function] --Loaded--> [run it] --Scored | Executed | Failed--> pool
 
 The process is small (no torch) and made to be killed: it leads its own session, dies with the thread that started it
 (PR_SET_PDEATHSIG), and adopts whatever its verifiers leave behind (PR_SET_CHILD_SUBREAPER) so that nothing of theirs
-outlives their request: leftover children are killed before the score is sent. Its memory is bounded by RLIMIT_AS.
+outlives their request: leftover children are killed before the score is sent, but for those that serve later requests too
+(`tree.keep`: the sandbox's server), which die with this process. Its memory is bounded by RLIMIT_AS.
 Messages go over the inherited socket FD; standard output is the worker's standard error, so a verifier may print.
 
 What is not covered: processes that a verifier has put outside this process group live on if this process is killed
@@ -13,21 +14,34 @@ by someone other than the pool. The SLURM job's end removes those.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import numbers
 import os
 import resource
-import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 
 import msgspec
 
 from workers.processes import control, end_with_parent
-from workers.reward import tree, verifiers
-from workers.reward.messages import LENGTH_BYTES, Failed, Loaded, Reply, Request, Scored, frame, frame_length
+from workers.reward import code_sandbox, tree, verifiers
+from workers.reward.messages import (
+    LENGTH_BYTES,
+    Execute,
+    Executed,
+    Failed,
+    Load,
+    Loaded,
+    Reply,
+    Request,
+    Score,
+    Scored,
+    Settings,
+    frame,
+    frame_length,
+)
 
 PR_SET_CHILD_SUBREAPER = 36
 MAX_CAUSE_CHARS = 1000
@@ -35,21 +49,26 @@ MAX_CAUSE_CHARS = 1000
 
 def main(arguments: list[str]) -> None:
     """Answer requests until the pool closes the socket."""
-    fd, parent, memory_mb = (int(value) for value in arguments[:3])
-    _confine(parent, memory_mb)
+    fd, parent = (int(value) for value in arguments[:2])
+    settings = msgspec.json.decode(arguments[2], type=Settings)
+    _confine(parent, settings.reward.memory_mb)
+    code_sandbox.configure(settings.sandbox, settings.reward.timeout_s)
     channel = socket.socket(fileno=fd)
     channel.set_inheritable(False)
     # A forked copy of this process that returns from the verifier must not answer in its place.
     os.register_at_fork(after_in_child=channel.close)
-    loaded: dict[str, verifiers.Verifier] = {}
-    _load(arguments[3], loaded)  # meanwhile the first completions are generated; a failure shows at the first request
+    loaded: dict[str, Callable[..., object]] = {}
+    tried: set[str] = set()
+    _load(settings.reward.verifier, loaded)  # meanwhile the first completions are generated; a failure shows at the first request
     while (body := _receive(channel)) is not None:
-        request = msgspec.msgpack.decode(body, type=Request)
-        reply: Reply | None = _load(request.verifier, loaded)
-        if reply is None:
-            channel.sendall(frame(Loaded()))
-            reply = _run(loaded[request.verifier], request)
-            _sweep()
+        request: Request = msgspec.msgpack.decode(body, type=Request)
+        reply: Reply = _load(request.function, loaded) or (Loaded() if request.function in tried else _try_out(request.function))
+        if isinstance(reply, Loaded):
+            tried.add(request.function)
+        if isinstance(reply, Loaded) and not isinstance(request, Load):
+            channel.sendall(frame(reply))
+            reply = _run(loaded[request.function], request)
+        tree.sweep()  # the pool's deadline bounds this too
         channel.sendall(frame(reply))
 
 
@@ -61,7 +80,7 @@ def _confine(parent: int, memory_mb: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _load(name: str, loaded: dict[str, verifiers.Verifier]) -> Failed | None:
+def _load(name: str, loaded: dict[str, Callable[..., object]]) -> Failed | None:
     try:
         if name not in loaded:
             loaded[name] = verifiers.load(name)
@@ -70,11 +89,26 @@ def _load(name: str, loaded: dict[str, verifiers.Verifier]) -> Failed | None:
     return None
 
 
-def _run(verifier: verifiers.Verifier, request: Request) -> Scored | Failed:
+def _try_out(name: str) -> Loaded | Failed:
+    """What the function's modules say of this node, those that have a `check_node`."""
     try:
-        score: object = verifier(request.prompt, request.completion, request.reference)
+        for module in verifiers.modules(name):
+            getattr(sys.modules[module], "check_node", lambda: None)()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything; the pool reports it
+        return Failed(_describe(error))
+    return Loaded()
+
+
+def _run(function: Callable[..., object], request: Score | Execute) -> Scored | Executed | Failed:
+    try:
+        if isinstance(request, Execute):
+            return _output(function(request.code))
+        return _score(function(request.prompt, request.completion, request.reference))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a verifier may raise anything; the pool reports it and replaces this process
         return Failed(_describe(error))
+
+
+def _score(score: object) -> Scored | Failed:
     if not isinstance(score, numbers.Real):
         return Failed(f"returned {score!r:.200}, which is not a number; a verifier must return a number from 0 to 1")
     value = float(score)
@@ -83,28 +117,14 @@ def _run(verifier: verifiers.Verifier, request: Request) -> Scored | Failed:
     return Scored(value)
 
 
+def _output(output: object) -> Executed | Failed:
+    return Executed(output) if isinstance(output, str) else Failed(f"returned {output!r:.200}, which is not text")
+
+
 def _describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}"[:MAX_CAUSE_CHARS] + place
-
-
-def _sweep() -> None:
-    """Kill and reap every process that the verifier left behind. The pool's deadline bounds this too."""
-    while _has_children():
-        for child in tree.descendants(os.getpid()):
-            tree.send(child, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):  # a grandchild: it becomes ours when its parent is gone
-                os.waitpid(child, 0)
-
-
-def _has_children() -> bool:
-    """Whether this process has children; one that has ended is reaped."""
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def _receive(channel: socket.socket) -> bytes | None:

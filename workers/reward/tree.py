@@ -9,16 +9,69 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
+
+_kept: set[int] = set()
+
+
+def keep(pid: int) -> None:
+    """Let child `pid` of this process, and all below it, live on between requests: it serves several. Harmless to repeat."""
+    _kept.add(pid)
+
+
+def sweep() -> None:
+    """Kill and reap every process below this one but those that are kept and theirs."""
+    while left := _unkept():
+        for child in left:
+            send(child, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # a grandchild: it becomes ours when its parent is gone
+                os.waitpid(child, 0)
+
+
+def _unkept() -> list[int]:
+    if not _has_children():
+        _kept.clear()
+        return []
+    mine = _own_children()
+    _kept.intersection_update(mine)
+    orphans = [child for child in mine if child not in _kept]
+    return orphans + _below(_children(), orphans) if orphans else []
+
+
+def _own_children() -> list[int]:
+    tasks = Path("/proc/self/task")
+    try:
+        return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN, or a thread that just ended
+        return _children().get(os.getpid(), [])
+
+
+def _has_children() -> bool:
+    """Whether this process has children."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def descendants(pid: int) -> list[int]:
     """Process ids of all descendants of `pid`, zombies included, nearest first."""
+    return _below(_children(), (pid,))
+
+
+def _children() -> dict[int, list[int]]:
+    """The children of each process of this machine."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (parent := _parent(entry)) is not None:
             children.setdefault(parent, []).append(int(entry.name))
-    found = list(children.get(pid, ()))
+    return children
+
+
+def _below(children: dict[int, list[int]], pids: Iterable[int]) -> list[int]:
+    found = [child for pid in pids for child in children.get(pid, ())]
     for child in found:  # the list grows while it is walked: breadth first
         found += children.get(child, ())
     return found

@@ -44,7 +44,7 @@ class Holdings:
                 print(f"warning: the engine has not given back all tokens within {limit_s:g} s; what it had not sent yet is lost", flush=True)
         except EngineError as error:
             print(f"warning: the engine cannot give back what it is generating: {error}", flush=True)
-        await self.leases.abandon()
+        await self.leases.abandon(limit_s / 2)
 
     async def hand_over(self, limit_s: float, serving: asyncio.Task) -> None:
         """Park, deliver as long as `serving` goes on, and spill the rest; all but the writing within `limit_s` seconds."""

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.config import EngineConfig, Interrupt
+from workers.endings import WorkerEnded
 from workers.messages.types import Version
-from workers.rollout.endings import WorkerEnded
 from workers.rollout.engine_client import EngineClient, EngineError, NoAnswer
 from workers.rollout.interruption import Interruption
 from workers.rollout.restarts import Restarts
@@ -65,6 +65,7 @@ class Engine:
         self._process: ServerProcess | None = None
         self._broken: asyncio.Future[str]
         self._refused: Version | None = None
+        self._stands_still = False
         self._loading = asyncio.Lock()
 
     # -- its lives -----------------------------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ class Engine:
             # If the process has gone, that is the cause of everything else that went wrong.
             return await self._process.exited_within(EXIT_S) or next(end.result() for end in ends if end.done())
         finally:
-            client, self.client, self.held = self.client, None, None
+            client, self.client, self.held, self._stands_still = self.client, None, None, False
             self.interruption.forget()
             for end in ends:
                 end.cancel()
@@ -125,7 +126,7 @@ class Engine:
         while True:
             await asyncio.sleep(min(PROBE_S, limit / 4))
             pauses = self.interruption.num_changes
-            answers = pauses % 2 == 1 or await client.answers(PROBES[self._config.server], min(ANSWER_S, limit))
+            answers = pauses % 2 == 1 or self._stands_still or await client.answers(PROBES[self._config.server], min(ANSWER_S, limit))
             if answers or self.interruption.num_changes != pauses:
                 well = time.monotonic()
             elif time.monotonic() - well > limit:
@@ -153,8 +154,10 @@ class Engine:
                 return True
         return False
 
-    def _break(self, how: str) -> None:
-        """End this life: nothing more is sent to the server."""
+    def _break(self, how: str, client: EngineClient | None = None) -> None:
+        """End this life: nothing more is sent to the server. `client`: only if it is still that one's."""
+        if client is not None and self.client is not client:
+            return
         self.held = None
         if not self._broken.done():
             self._broken.set_result(how)
@@ -165,21 +168,21 @@ class Engine:
         """Load the newest weights, if it runs and does not hold them. A failure ends its life. Raises `WeightsError` where they are gone, and
         `EngineError` where it refuses them in a second life too."""
         async with self._loading:
-            weights = self._newest()
-            if self.client is None or self._broken.done() or weights is None or (self.held is not None and weights.version <= self.held):
+            client, weights = self.client, self._newest()
+            if client is None or self._broken.done() or weights is None or (self.held is not None and weights.version <= self.held):
                 return
             try:
-                await self._load(self.client, weights)
+                await self._load(client, weights)
             except NoAnswer as error:
-                self._break(str(error))
+                self._break(str(error), client)
                 return
             except EngineError as error:
                 again, self._refused = self._refused == weights.version, weights.version
                 if again:
                     raise
-                self._break(f"{self.name} has refused version {weights.version} twice: {error}")
+                self._break(f"{self.name} has refused version {weights.version} twice: {error}", client)
                 return
-            self.held, self._refused = weights.version, None
+            self.held, self._refused, self._stands_still = weights.version, None, False
         await self._changed()
 
     async def receive(self, version: Version, go: Callable[[], Awaitable[bool]], load: Callable[[EngineClient], Awaitable[None]]) -> bool:
@@ -200,9 +203,9 @@ class Engine:
                         self.held, self._refused = version, None
                     await interruption.end(client)
                 except NoAnswer as error:
-                    self._break(str(error))
+                    self._break(str(error), client)
                 except EngineError as error:
-                    self.held = None
+                    self.held, self._stands_still = None, True
                     print(f"warning: {self.name} has not got version {version} by broadcast: {error}", flush=True)
         await self._changed()
         return self.held == version

@@ -141,6 +141,8 @@ class EngineClient:
         return await self._call("POST", path, body, timeout_s)
 
     async def _call(self, method: str, path: str, body: dict | None, timeout_s: float | None = None) -> dict:
+        if self._session.closed:
+            raise NoAnswer(f"engine: {path} failed: the server has ended")
         limit = aiohttp.ClientTimeout(total=timeout_s or self._request_timeout_s)
         try:
             async with self._session.request(method, self._url + path, json=body, timeout=limit) as response:

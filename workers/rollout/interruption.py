@@ -37,11 +37,12 @@ class Interruption:
         """A pause, from before it is asked for to after it has ended; `at_work`: it interrupts requests."""
         started = time.monotonic()
         self.num_changes += 1
+        begun = self.num_changes
         try:
             yield
         finally:
             now = time.monotonic()
-            self.num_changes += 1
+            self.num_changes += self.num_changes == begun  # unless the server has ended meanwhile (forget)
             self.update_s += now - started
             if at_work:
                 self._resumed_at = now

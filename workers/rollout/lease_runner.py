@@ -1,6 +1,6 @@
 """Runs the leases of one rollout worker: one task each, whose result is kept until it is acknowledged (results.py).
 
-    lease --> workflow --> GroupFinished | GroupFailed --> results
+    lease --> workflow --> keeping --> GroupFinished | GroupRejected | GroupFailed --> results
                  |
                  +-- halted, abandoned --> GroupParked, with all tokens so far --> results
 
@@ -13,15 +13,17 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from workers.messages.types import Group, GroupFailed, GroupFinished, GroupParked, HeldLease, Lease, Purpose
+from workers.messages.types import Group, GroupFailed, GroupParked, HeldLease, Lease, Purpose
 from workers.processes import first_cause
 from workers.reward.pool import VerifierError
 from workers.rollout.engine_client import BadRequest, EngineError
 from workers.rollout.engines import Engines
 from workers.rollout.partials import park
 from workers.rollout.results import Key, Result, Results, key_of
-from workers.rollout.sampler import Sample
-from workers.rollout.workflows.single_turn import Halted, SingleTurn
+from workers.rollout.workflows.episode import Halted, WorkflowError
+from workers.rollout.workflows.keeping import Keeping
+from workers.rollout.workflows.record import GroupRecord
+from workers.rollout.workflows.runner import Workflow
 
 
 @dataclass
@@ -29,16 +31,16 @@ class Running:
     """A lease at work. `wanted`: the coordinator has not said that it may be given up."""
 
     lease: Lease
-    samples: list[Sample]
+    record: GroupRecord
     task: asyncio.Task[Result | None] = field(init=False)
     wanted: bool = True
 
 
 class LeaseRunner:
-    """The leases in flight. `broken` fails with whatever a lease raised that is neither the engine's nor a verifier's failure."""
+    """The leases in flight. `broken` fails with whatever a lease raised that is neither the engine's nor a verifier's nor a workflow's failure."""
 
-    def __init__(self, results: Results, workflow: SingleTurn, engines: Engines) -> None:
-        self._results, self._workflow, self._engines = results, workflow, engines
+    def __init__(self, results: Results, workflow: Workflow, keeping: Keeping, engines: Engines) -> None:
+        self._results, self._workflow, self._keeping, self._engines = results, workflow, keeping, engines
         self._running: dict[Key, Running] = {}
         self._parks = False
         self._idle_s, self._idle_since = 0.0, time.monotonic()
@@ -85,12 +87,13 @@ class LeaseRunner:
         """From now on whatever ends before it is finished is given back with what has been generated."""
         self._parks = True
 
-    async def abandon(self) -> None:
-        """Cancel all leases and wait until they are gone."""
+    async def abandon(self, limit_s: float | None = None) -> None:
+        """Cancel all leases and wait until they are gone, or for `limit_s` seconds: a workflow's function may take its time to end."""
         tasks = [running.task for running in self._running.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=limit_s)
 
     def _ended(self, running: Running) -> None:
         del self._running[key_of(running.lease)]
@@ -110,25 +113,25 @@ class LeaseRunner:
 
     def _park(self, running: Running) -> None:
         if running.lease.purpose is Purpose.training:  # an evaluation begins anew elsewhere: its answers are short, and of one version
-            self._results.add(running.lease, GroupParked(park(running.lease, running.samples)))
+            self._results.add(running.lease, GroupParked(park(running.lease, running.record)))
 
     async def _run(self, running: Running) -> Result | None:
         """The result of a lease; None where it was not finished through no fault of its own."""
         lease, failed = running.lease, None
         try:
-            group = await self._workflow.run(lease, running.samples)
+            group = await self._workflow.run(lease, running.record)
         except* BadRequest as errors:
             failed = GroupFailed(lease.group_id, lease.attempt, first_cause(errors), fatal=True)
-        except* (EngineError, VerifierError) as errors:
+        except* (EngineError, VerifierError, WorkflowError) as errors:
             failed = failed or GroupFailed(lease.group_id, lease.attempt, first_cause(errors))
         except* Halted:
             pass
         else:
             self._count(group)
-            return GroupFinished(group)
+            return self._keeping.verdict(group)
         return failed
 
     def _count(self, group: Group) -> None:
         if group.purpose is Purpose.training:
-            self.tokens_generated += group.tokens.size
+            self.tokens_generated += int(group.loss_mask.sum())
             self.tokens_interrupted += group.tokens_interrupted

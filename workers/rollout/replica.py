@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers.config import ClusterKind, Config, ConfigError, Server
+from workers.endings import slurm_job
 from workers.entry import GPUS
-from workers.rollout.endings import slurm_job
 from workers.rollout.servers.devices import ALL, of_job, of_replica, of_server
 from workers.rollout.servers.process import ServerProcess
 from workers.rundir import RunFolder

@@ -15,13 +15,13 @@ from typing import Protocol
 
 from workers.files import write_atomic
 from workers.messages.codec import pack
-from workers.messages.types import GroupFailed, GroupFinished, GroupParked, HeldLease, Lease, Message
+from workers.messages.types import GroupFailed, GroupFinished, GroupParked, GroupRejected, HeldLease, Lease, Message
 from workers.rundir import RunFolder
 
 RESEND_S = 5.0
 LOOK_S = 0.25
 Key = tuple[str, int]
-Result = GroupFinished | GroupFailed | GroupParked
+Result = GroupFinished | GroupRejected | GroupFailed | GroupParked
 
 
 class Link(Protocol):
@@ -104,7 +104,7 @@ class Results:
         return not self._kept
 
     def spill(self, run: RunFolder) -> int:
-        """Write every finished or parked group to the run folder, for the next coordinator; returns how many."""
+        """Write every finished, rejected or parked group to the run folder, for the next coordinator; returns how many."""
         num_spilled = 0
         for (group_id, attempt), kept in list(self._kept.items()):
             if not isinstance(kept.message, GroupFailed):

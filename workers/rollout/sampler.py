@@ -21,11 +21,14 @@ from workers.rollout.engine_client import BadRequest, EngineError, Generation, S
 from workers.rollout.engines import Engines
 
 PAUSE_AGAIN_S = 0.5
+QUIET = 6
+"""So many answered pauses in a row without a reply mean that there will be none."""
 
 
 @dataclass
 class Sample:
-    """A sample: tokens, behaviour log-probs, and the version that sampled each token. `finished`: it has come to its end."""
+    """A sample: tokens, behaviour log-probs, and the version that sampled each token. `finished`: it has come to its end; `cut`: because it
+    was as long as it might be, not by itself."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -33,6 +36,7 @@ class Sample:
     num_interruptions: int = 0
     tokens_interrupted: int = 0
     finished: bool = False
+    cut: bool = False
 
     def add(self, generation: Generation) -> None:
         """Append a segment. Raises `EngineError` where its parts do not fit together."""
@@ -83,7 +87,9 @@ class Sampler:
             if generation is None:
                 continue
             sample.add(generation)
-            sample.finished = generation.finish != "abort" or len(sample.tokens) >= params.max_new_tokens or self._stopped(sample, params)
+            aborted = generation.finish == "abort"
+            sample.cut = len(sample.tokens) >= params.max_new_tokens and (aborted or generation.finish == "length")
+            sample.finished = not aborted or sample.cut or self._stopped(sample, params)
             if not sample.finished:
                 sample.num_interruptions += 1
                 sample.tokens_interrupted += len(generation.tokens)
@@ -100,7 +106,7 @@ class Sampler:
         """
         self.halted = True
         self._engines.close()
-        deadline = time.monotonic() + limit_s
+        deadline, quiet = time.monotonic() + limit_s, 0
         while self._num_requests and time.monotonic() < deadline:
             # Again and again: a weight update may have let requests go on.
             before = self._num_requests
@@ -109,7 +115,8 @@ class Sampler:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(PAUSE_AGAIN_S, max(0.0, deadline - time.monotonic()))):
                     await self._at_rest.wait()
-            if answered and self._num_requests == before:
+            quiet = quiet + 1 if answered and self._num_requests == before else 0
+            if quiet == QUIET:
                 return True  # these came after the pause, and wait without a token
         return not self._num_requests
 

@@ -39,7 +39,11 @@ class Streaming:
             print(f"removed {stale}: weights of a run that has ended", flush=True)
         self._keys = WeightKeys.read(run)
         self._store = NodeStore(root)
-        self._server = WeightServer(config.transport, config.weights, self._keys)
+        try:
+            self._server = WeightServer(config.transport, config.weights, self._keys)
+        except BaseException:
+            self._store.leave()
+            raise
         self.endpoint = self._server.endpoint
         self.arrived = self.received = self.num_corrupt = 0
         self._fetched: Version | None = None

@@ -107,7 +107,6 @@ class WeightHolder:
         return self._news.is_set()
 
     async def _update(self, announcement: Announcement, engines: Engines) -> None:
-        self._lacking = False
         version = self.fetching = announcement.version
         await self._changed()
         folder = await self._fetch.fetch(announcement)
@@ -117,7 +116,7 @@ class WeightHolder:
             except ModelError as error:
                 raise WeightsError(f"version {version}: {error}") from error
         if self._received is None or version >= self._received:
-            self.newest = Weights(version, folder)
+            self.newest, self._lacking = Weights(version, folder), False
         async with self._fetch.permit(version):
             await engines.catch_up()
             self.num_updates += 1

@@ -19,6 +19,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from workers.config import ClusterKind, Config
+from workers.endings import Ending, Told, WorkerEnded, drain_limit_s, listen, slurm_job
 from workers.messages.broadcasts import Broadcast, BroadcastRefused, JoinUpdateGroup, LeaveUpdateGroup, PrepareBroadcast
 from workers.messages.types import (
     Acknowledged,
@@ -31,6 +32,7 @@ from workers.messages.types import (
     LoadGranted,
     Message,
     Refused,
+    RewardElements,
     Role,
     Sources,
     Welcome,
@@ -38,9 +40,10 @@ from workers.messages.types import (
     WorkerStatus,
 )
 from workers.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
-from workers.reward.pool import RewardPool
+from workers.reward.needs import functions
+from workers.reward.remote import RemoteRewards
+from workers.reward.rewards import open_rewards
 from workers.rollout.drain import Holdings
-from workers.rollout.endings import Ending, Told, WorkerEnded, drain_limit_s, listen, slurm_job
 from workers.rollout.engines import Engines
 from workers.rollout.lease_runner import LeaseRunner
 from workers.rollout.replica import spawner
@@ -49,7 +52,9 @@ from workers.rollout.sampler import Sampler
 from workers.rollout.weight_fetch import WeightFetch
 from workers.rollout.weight_group import GroupMember, membership
 from workers.rollout.weight_updates import WeightHolder
-from workers.rollout.workflows.single_turn import SingleTurn
+from workers.rollout.workflows.keeping import Keeping
+from workers.rollout.workflows.runner import Parts, Workflow
+from workers.rollout.workflows.text import text_of
 from workers.rundir import RunFolder
 from workers.transport.client import NoCoordinator, RunOver
 from workers.transport.peer import START_TIMEOUT_S, Peer
@@ -66,7 +71,7 @@ class RolloutWorker:
         self._holder: WeightHolder
         self._engines: Engines | None = None
         self._member: GroupMember | None = None
-        self._rewards: RewardPool | None = None
+        self._rewards = open_rewards(run, config)
         self._peer: Peer | None = None
         self._holdings: Holdings | None = None
         self._told: asyncio.Future[Told] | None = None
@@ -80,8 +85,9 @@ class RolloutWorker:
         """Work until the run is over, or until told to leave. Raises `WorkerEnded`, `CoordinatorLost` or what broke."""
         idle_s = self.config.rollout.max_idle_minutes * 60
         self._told = told = listen(self.config.cluster)
+        architecture = read_architecture(Path(self.config.model.path))
         self._fetch = fetch = WeightFetch(self.run, self.config, self._send, self._trainer_lives)
-        self._holder = WeightHolder(fetch, self._beat, self._trainer_lives, read_architecture(Path(self.config.model.path)))
+        self._holder = WeightHolder(fetch, self._beat, self._trainer_lives, architecture)
         self._peer = peer = Peer(
             self.run, self.config.transport, Role.rollout, idle_s, heartbeat=self._heartbeat, on_message=self._on_message,
             on_announcement=self._on_announcement, leases=self._held, job=slurm_job(), serves=fetch.endpoint, follows=self._on_slurm,
@@ -157,9 +163,10 @@ class RolloutWorker:
         self._engines = engines = Engines(config, spawner(self.run, config), lambda: holder.newest, self._changed)
         self._member = member = membership(config, engines.engines, holder, self._send)
         sampler = Sampler(engines, Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json")))
-        async with RewardPool(config.reward) as self._rewards:
-            workflow = SingleTurn(sampler, self._rewards, config.workflow, config.reward, config.engine.context_length)
-            leases = LeaseRunner(holdings.results, workflow, engines)
+        async with self._rewards:
+            workflow = Workflow(Parts(sampler, self._rewards, config.workflow, config.reward, config.engine.context_length, text_of(config),
+                                      config.transport.max_message_mb << 20))
+            leases = LeaseRunner(holdings.results, workflow, Keeping(config.workflow.keep), engines)
             holdings.sampler, holdings.leases = sampler, leases
 
             async def lease_breaks() -> None:
@@ -167,13 +174,18 @@ class RolloutWorker:
 
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    for part in (engines.live(), holder.follow(engines), lease_breaks()):
+                    for part in (engines.live(), holder.follow(engines), lease_breaks(), self._check_node()):
                         tasks.create_task(part)
                     if member is not None:
                         holder.arriving = member.arriving
                         tasks.create_task(member.live())
             finally:
                 await leases.abandon()
+
+    async def _check_node(self) -> None:
+        """Have what this node will be asked for tried at once, so that one that lacks something says so. Raises `VerifierError`."""
+        for function in functions(self.config):
+            await self._rewards.load(function)
 
     async def _changed(self) -> None:
         """What the engines hold has changed, or whether they take work."""
@@ -210,6 +222,8 @@ class RolloutWorker:
                     leases.give_up((message.group_id, message.attempt))
             case Drain():
                 self._tell(message.reason)
+            case RewardElements() if isinstance(self._rewards, RemoteRewards):
+                self._rewards.listed(message.endpoints)
             case Sources() | LoadGranted():
                 self._fetch.take(message)
             case JoinUpdateGroup() | LeaveUpdateGroup() | PrepareBroadcast() | Broadcast() | BroadcastRefused() if self._member is not None:
@@ -246,12 +260,14 @@ class RolloutWorker:
             num_restarts=sum(engine.num_restarts for engine in engines.engines), fetch_s=fetch.fetch_s,
             weights_via="nccl" if holder.by_broadcast else fetch.via,
             fetch_bytes=fetch.fetch_bytes, num_fallbacks=fetch.num_fallbacks, num_refetched=fetch.num_refetched, idle_s=leases.idle_s,
-            reward_busy_s=rewards.busy_s if rewards else 0.0, rewards_killed=rewards.num_killed if rewards else 0,
-            rewards_failed=rewards.num_failed if rewards else 0)
+            reward_busy_s=rewards.busy_s, rewards_killed=rewards.num_killed, rewards_failed=rewards.num_failed,
+            rewards_waiting=rewards.num_waiting, rewards_wait_s=rewards.wait_s)
         return Heartbeat(engines.held, holder.fetching, status, 0 if leaving else engines.capacity, self._held(), engines.tokens_in_flight,
                          self._member.ranks if self._member is not None and not leaving else 0)
 
     def _waiting_for(self, engines: Engines, leases: LeaseRunner) -> str:
         if engines.waiting_for or self._fetch.waiting_for:
             return engines.waiting_for or self._fetch.waiting_for
+        if self._rewards.waiting_for:
+            return self._rewards.waiting_for
         return "weights" if engines.held is None else "" if leases.num_running else "leases"

@@ -15,7 +15,7 @@ class TrainGroup:
     `prompt` int32 [P]; per response i: `responses` int32 [L_i], `behavior_logprobs` float32 [L_i] (log-probs at sampling
     time, at the sampling temperature), `loss_mask` bool [L_i] (tokens that are trained on), `versions` int32 [L_i] (the
     weight version that sampled each token); `rewards` float32 [n]; `head_version` the version of the group's oldest
-    first token.
+    first token; `episodes` int32 [n] the episode that each response is of, ascending from 0 (None: one each).
     """
 
     group_id: str
@@ -26,6 +26,7 @@ class TrainGroup:
     rewards: NDArray[np.float32]
     versions: list[NDArray[np.int32]]
     head_version: int
+    episodes: NDArray[np.int32] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -50,6 +51,8 @@ class TrainGroup:
         _check_array(f"{where}: rewards", self.rewards, np.float32, self.num_samples)
         if not np.isfinite(self.rewards).all():
             raise ValueError(f"{where}: rewards {self.rewards.tolist()} must be finite. Check the verifier")
+        if self.episodes is not None:
+            _check_array(f"{where}: episodes", self.episodes, np.int32, self.num_samples)
         for index, response in enumerate(self.responses):
             name = f"{where}, response {index}"
             _check_tokens(name, response, vocab_size)

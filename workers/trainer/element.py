@@ -64,7 +64,7 @@ class TrainElement:
         # The coordinator starts first: it and the rollout workers get ready while Megatron is being imported.
         link = CoordinatorLink(self.run, self.config, self.epoch, self.restored.coordinator if self.restored else None, self.signals, self._crashed)
         if self.element is not None:
-            for array in self.run.arrays("inference"):
+            for array in self.run.arrays("inference") + self.run.arrays("reward"):
                 slurm.release(array)  # workers that gave up waiting for a training job have had them held
         try:
             how, cause = self._train(link, self.restored)

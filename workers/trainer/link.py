@@ -19,8 +19,6 @@ import asyncio
 import contextlib
 import os
 import queue
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -47,15 +45,15 @@ from workers.messages.types import (
     VersionsNeeded,
     WorkerFailed,
 )
-from workers.processes import OUT_OF_TIME, PARENT_DIED, TOLD_TO_END, describe_exit, first_cause
+from workers.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
 from workers.rundir import RunFolder
 from workers.signals import Signals
 from workers.trainer.asking import Asking
+from workers.trainer.coordinator_process import JOIN_S, CoordinatorProcess
 from workers.trainer.inbox import Inbox, Received
 from workers.transport.peer import Peer
 
 GRACE_S = 3.0
-JOIN_S = 20.0
 SAVE_S = 120.0
 
 
@@ -92,16 +90,11 @@ class CoordinatorLink:
         self._ready = threading.Event()
         self._peer: Peer | None = None
         self._drain_reason = ""
-        log = (run.jobs / "coordinator.log").open("ab")
-        self._coordinator = subprocess.Popen(
-            [sys.executable, "-m", "workers.coordinator.worker", str(run.path), str(os.getpid()), str(epoch),
-             *([str(checkpoint)] if checkpoint else [])],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        log.close()
+        self._coordinator = CoordinatorProcess(run, epoch, checkpoint)
         signals.on_signal = self._signalled
         if signals.received is not None:
             self._signalled()
-        threading.Thread(target=self._watch_coordinator, name="coordinator-watch", daemon=True).start()
+        self._coordinator.watch(self._coordinator_ended)
         self._thread = threading.Thread(target=self._serve, name="coordinator-link", daemon=True)
         self._thread.start()
 
@@ -193,11 +186,7 @@ class CoordinatorLink:
             self._peer.parting = parting
             self._finish_serving(parting)
         self._thread.join(JOIN_S)
-        try:
-            status = self._coordinator.wait(JOIN_S)
-        except subprocess.TimeoutExpired:
-            self._coordinator.kill()
-            status = self._coordinator.wait()
+        status = self._coordinator.close()
         if not self._replaceable or self._run.ended() is not None:
             self._run.remove_weights(self._config.weights.dir)
         return status
@@ -289,20 +278,18 @@ class CoordinatorLink:
             return
         self._thread.join(GRACE_S)  # lets Goodbye leave
         self._crashed("the run has ended, and the trainer with it in the middle of a step")
-        self._coordinator.send_signal(PARENT_DIED)
+        self._coordinator.abandon()
         if not self._replaceable or self._run.ended() is not None:
             self._run.remove_weights(self._config.weights.dir)
         os._exit(1)
 
-    def _watch_coordinator(self) -> None:
-        status = self._coordinator.wait()
+    def _coordinator_ended(self, status: int) -> None:
         if self._left.is_set():
             return
         if (outcome := self._run.ended()) is not None:
             self._end(outcome["cause"])
             return
-        log = Path(self._run.jobs / "coordinator.log").read_text(errors="replace").splitlines()[-15:]
-        cause = "\n  ".join([f"the coordinator (process {self._coordinator.pid}) {describe_exit(status)}", *log])
+        cause = self._coordinator.describe_end(status)
         self._crashed(cause)
         if not self._replaceable:
             self._run.end(cause, "trainer")

@@ -112,7 +112,11 @@ class RankPublisher:
         self._own = Publisher(self._store, source, [file for file in files if file.source == source], small, dtype)
         self._own.remove_earlier(self._epoch)
         if self.serves:
-            self._server = WeightServer(self._config.transport, self._config.weights, WeightKeys.read(run))
+            try:
+                self._server = WeightServer(self._config.transport, self._config.weights, WeightKeys.read(run))
+            except BaseException:
+                self._store.leave()
+                raise
 
     def _meet(self, source: int | None) -> list[str]:
         mailbox = Mailbox()
@@ -219,9 +223,13 @@ class RankPublisher:
         files = self._own.describe(version, self._chunk_bytes, self._threads)
         self._delta = None
         if self._config.weights.delta and self._server is not None:
-            deltas = self._own.make_deltas(version, self._chunk_bytes, self._threads)
-            if deltas is not None:
-                self._delta, delta_bytes = deltas[0], deltas[1].encoded
+            try:
+                deltas = self._own.make_deltas(version, self._chunk_bytes, self._threads)
+            except (WeightsError, OSError) as error:
+                print(f"warning: version {version} is served without differences: {error}", flush=True)
+            else:
+                if deltas is not None:
+                    self._delta, delta_bytes = deltas[0], deltas[1].encoded
         if self._server is not None and process_group.rank():
             self._server.offer(version, self._own.folder(version), None, self._delta)
         if order.shared:

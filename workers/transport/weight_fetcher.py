@@ -124,9 +124,11 @@ class _Fetch:
         deadline = time.monotonic() + self._patience_s
         while time.monotonic() < deadline:
             self._check_wanted()
-            for event in self._links.poll(TICK_MS):
-                if isinstance(event, Gone):  # there is no other connection yet
-                    return b"", event.cause
+            events = self._links.poll(TICK_MS)
+            if gone := next((event for event in events if isinstance(event, Gone)), None):  # there is no other connection yet
+                return b"", gone.cause
+            for event in events:
+                assert not isinstance(event, Gone)
                 if isinstance(event.message, Unavailable):
                     return b"", event.message.reason
                 if event.message.number == ALL:

@@ -122,7 +122,7 @@ class WeightLinks:
                 header, *content = link.dealer.recv_multipart(zmq.DONTWAIT, copy=False)
                 try:
                     found.append(Reply(endpoint, from_server.decode(header.buffer), content[0].buffer if content else memoryview(b"")))
-                except msgspec.MsgspecError as error:
+                except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is no UTF-8
                     found.append(Gone(endpoint, f"sent a malformed message ({error})"))
         return found
 

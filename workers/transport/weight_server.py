@@ -190,7 +190,7 @@ class WeightServer:
                 request: FromFetcher = from_fetcher.decode(*frames)
             except zmq.Again:
                 return
-            except (msgspec.MsgspecError, TypeError):  # TypeError: not one frame
+            except (msgspec.MsgspecError, ValueError, TypeError):  # ValueError: text that is no UTF-8; TypeError: not one frame
                 self._counters.num_malformed += 1
                 continue
             self._obey()  # what was offered before it was asked for is there

@@ -54,11 +54,13 @@ class Deltas:
 
     @staticmethod
     def create(path: Path, base: Version) -> Deltas:
-        """Make `path` anew (0600)."""
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        deltas = Deltas(path, base, descriptor)
-        os.pwrite(descriptor, HEADER.pack(MAGIC, base.epoch, base.step), 0)
+        """Make `path` anew (0600). Raises `WeightsError` where there is no room for it."""
+        try:
+            path.unlink(missing_ok=True)
+            deltas = Deltas(path, base, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.pwrite(deltas._descriptor, HEADER.pack(MAGIC, base.epoch, base.step), 0)
+        except OSError as error:
+            raise WeightsError(f"{path}: cannot be written ({error.strerror}). Free some memory, or set weights.delta=false") from error
         return deltas
 
     @staticmethod

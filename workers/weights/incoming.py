@@ -120,10 +120,10 @@ class Incoming:
     def _keep(self, chunk: Chunk, encoded: memoryview, base: Version) -> None:
         if not self._keeps_deltas:
             return
-        with self._changing:
-            if self.deltas is None:
-                self.deltas = Deltas.create(self._delta_path, base)
         try:
+            with self._changing:
+                if self.deltas is None:
+                    self.deltas = Deltas.create(self._delta_path, base)
             self.deltas.append(chunk.name, chunk.offset, encoded)
         except WeightsError as error:
             self._keeps_deltas = False

@@ -52,17 +52,23 @@ class Publisher:
         if self._prepared is not None and self._prepared[0] == version:
             return
         self.discard()
-        folder = self.folder(version)
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            with torch.cuda.device(self._device) if self._device is not None else contextlib.nullcontext():
-                self._prepared = version, MappedShards(folder, self._files, getattr(torch, self._dtype.value), self._store.allocate)
-            for name, content in self._small.items():
-                self._store.allocate(folder, name, len(content)).write_bytes(content)
+            try:
+                self._make_files(version)
+            except FileNotFoundError:  # another rank of this node has given up, and took the folder away with its files
+                self._make_files(version)
         except (WeightsError, OSError) as error:
             self.discard()
             self.remove(version)
             raise WeightsError(f"weights.dir: {error}") from error
+
+    def _make_files(self, version: Version) -> None:
+        folder = self.folder(version)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with torch.cuda.device(self._device) if self._device is not None else contextlib.nullcontext():
+            self._prepared = version, MappedShards(folder, self._files, getattr(torch, self._dtype.value), self._store.allocate)
+        for name, content in self._small.items():
+            self._store.allocate(folder, name, len(content)).write_bytes(content)
 
     def fill(self, tensors: Iterable[tuple[str, Tensor]], version: Version) -> None:
         """Copy the weights (Hugging Face names) into the files of `version`. Raises `WeightsError`; then nothing is left of them."""

@@ -38,7 +38,8 @@ GROUP_ENDS_S = 5.0
 READY_S = 30.0
 PROBES = {Server.embedded: "/model_info", Server.synthetic: "/model_info", Server.sglang: "/health_generate"}
 """What the part of a server answers that computes, not only the one that listens."""
-TOLD_S = 5.0
+TOLD_S = 30.0
+"""So long what attends to an SGLang server may take to remove all that is left of it."""
 POLL_S = 0.05
 SGLANG_START = Path(__file__).parent / "sglang" / "start.py"
 

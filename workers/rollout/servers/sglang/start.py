@@ -32,8 +32,10 @@ OLDEST, TOO_NEW = (0, 5, 21), (0, 6)
 SHARED_MEMORY = "/dev/shm"
 LEFT_BEHIND = ("sglang_", "sgl_", "psm_", "torch_", "nccl-", "cuda.shm.")
 """Beginnings of the names of shared memory that is SGLang's own."""
+SOCKET = "/tmp/sglang_load_collector_"
+"""Beginning of the one local socket that SGLang puts elsewhere than into the temporary folder."""
 FIRST_LOOK_S, LOOK_S = 0.1, 5.0
-DYING_S = 2.0
+DYING_S, KILLED_S = 2.0, 20.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 # The worker has blocked the signals that end a job, for all that comes of this process. Python's resource tracker would let SIGTERM in again,
@@ -64,13 +66,13 @@ def control(option: int, value: int) -> None:
 
 
 def attend(server: int, ended: int, folder: str) -> None:
-    """Stay until `server`, a child that leads a group, or the worker has ended; then end what is left of the group, remove `folder` and shared
-    memory, and end as the server did. `ended`: a pipe that the server's end closes."""
-    seen, pause_s = shared_memory(server), FIRST_LOOK_S
+    """Stay until `server`, a child that leads a group, or the worker has ended; then end what is left of the group, remove `folder`, shared
+    memory and socket, and end as the server did. `ended`: a pipe that the server's end closes."""
+    seen, pause_s = left_behind(server), FIRST_LOOK_S
     while not (ready := select.select([ended, 0], [], [], pause_s)[0]):
-        seen, pause_s = seen | shared_memory(server), min(LOOK_S, 2 * pause_s)
+        seen, pause_s = seen | left_behind(server), min(LOOK_S, 2 * pause_s)
     if ended not in ready:
-        seen |= shared_memory(server)
+        seen |= left_behind(server)
         os.kill(server, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(server, 0)[1])
     bury(server)
@@ -86,16 +88,31 @@ def attend(server: int, ended: int, folder: str) -> None:
     sys.exit(status)
 
 
-def shared_memory(group: int) -> set:
-    """The files of shared memory of SGLang's own that a process of the group uses."""
-    found = set()
+def left_behind(group: int) -> set:
+    """The files of shared memory, and sockets outside the temporary folder, of SGLang's own that a process of the group uses."""
+    found, bound = set(), sockets()
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError, ValueError):  # not a process, or one that has just ended
             if os.getpgid(int(name)) == group:
                 with open(f"/proc/{name}/maps") as maps:
                     used = {line.rstrip("\n").partition("/")[1:] for line in maps if SHARED_MEMORY in line}
-                found |= {"".join(path) for path in used}
-    return {path for path in found if os.path.dirname(path) == SHARED_MEMORY and os.path.basename(path).startswith(LEFT_BEHIND)}
+                found |= {path for path in map("".join, used) if is_shared_memory(path)}
+                if bound:
+                    opened = {os.readlink(f"/proc/{name}/fd/{number}") for number in os.listdir(f"/proc/{name}/fd")}
+                    found |= {path for inode, path in bound.items() if inode in opened}
+    return found
+
+
+def is_shared_memory(path: str) -> bool:
+    """Whether `path` is shared memory that SGLang made."""
+    return os.path.dirname(path) == SHARED_MEMORY and os.path.basename(path).startswith(LEFT_BEHIND)
+
+
+def sockets() -> dict:
+    """The local sockets of SGLang's own outside the temporary folder, of whatever process: by what /proc shows for a descriptor of each."""
+    with open("/proc/net/unix") as table:
+        rows = [line.split() for line in table if SOCKET in line]
+    return {f"socket:[{row[6]}]": row[7] for row in rows if len(row) == 8 and row[7].startswith(SOCKET)}
 
 
 def bury(group: int) -> None:
@@ -110,7 +127,7 @@ def bury(group: int) -> None:
             os.killpg(group, 0)
             if not killed and time.monotonic() > deadline:
                 os.killpg(group, signal.SIGKILL)
-                deadline, killed = time.monotonic() + DYING_S, True
+                deadline, killed = time.monotonic() + KILLED_S, True
             time.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""One element of the inference array: a replica, from its start to what follows it.
+"""One element of the inference or of the reward array, from its start to what follows it.
 
     the run is over          -> exit                     time limit          -> exit 0: the array's next element takes its place
     preempted                -> requeue                  SIGTERM, failure    -> exit 1: SLURM or the next element follows
@@ -14,12 +14,12 @@ import os
 import signal
 import sys
 import time
+from typing import Protocol
 
 from workers import slurm
 from workers.config import ClusterKind, Config
+from workers.endings import Ending
 from workers.processes import first_cause
-from workers.rollout.endings import Ending
-from workers.rollout.worker import RolloutWorker
 from workers.rundir import RunFolder
 from workers.slurm import SlurmElement
 from workers.submission import SubmissionWatch
@@ -29,24 +29,36 @@ SOON_S = 180.0
 MAX_PAUSE_S = 300.0
 
 
-def run_rollout(run: RunFolder, config: Config) -> str:
-    """The inference element's life; returns why the run ended ('' where it is complete, or goes on). Raises what broke."""
+class Worker(Protocol):
+    """What an element is there for."""
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether the coordinator knows it and is heard."""
+
+    async def work(self) -> Ending:
+        """Work until the run is over, or until told to leave. Raises what broke."""
+
+
+def run_element(run: RunFolder, config: Config, role: str, worker: Worker) -> str:
+    """The life of an element of the array of `role` ('inference' or 'reward'); returns why the run ended ('' where it is complete, or goes
+    on). Raises what broke."""
     element = slurm.current() if config.cluster.kind is ClusterKind.slurm else None
-    ending = asyncio.run(_work(run, config, element))
+    ending = asyncio.run(_work(run, config, element, role, worker))
     if element is not None:
-        _follow_up(run, config, element, ending)
+        follow_up(run, config, element, role, ending)
     return ending.cause if ending.how == "finished" else ""
 
 
-async def _work(run: RunFolder, config: Config, element: SlurmElement | None) -> Ending:
-    worker, started = RolloutWorker(run, config), time.monotonic()
+async def _work(run: RunFolder, config: Config, element: SlurmElement | None, role: str, worker: Worker) -> Ending:
+    started = time.monotonic()
     watching = asyncio.create_task(_watch_submission(run))
     try:
         return await worker.work()
     except BaseException as error:
         # With a coordinator it is for that one to say what follows; without one nobody else could.
         if element is None and not worker.in_touch:
-            run.end(f"a rollout worker (process {os.getpid()}) failed without a coordinator to tell: {first_cause(error)}", "rollout")
+            run.end(f"an element of {role} (process {os.getpid()}) failed without a coordinator to tell: {first_cause(error)}", role)
         elif element is not None and not isinstance(error, asyncio.CancelledError) and time.monotonic() - started < SOON_S:
             await _pause(run, min(MAX_PAUSE_S, 6 * config.cluster.crash_backoff_s))  # the next element here would most likely fail alike
         raise
@@ -70,10 +82,11 @@ async def _watch_submission(run: RunFolder) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def _follow_up(run: RunFolder, config: Config, element: SlurmElement, ending: Ending) -> None:
+def follow_up(run: RunFolder, config: Config, element: SlurmElement, role: str, ending: Ending) -> None:
+    """What an element on SLURM does last. Raises `SystemExit` where it was terminated."""
     if ending.how == "idle":
         print("no training job for rollout.max_idle_minutes: this element goes back to the queue, held until one starts", flush=True)
-        for array in run.arrays("inference"):
+        for array in run.arrays(role):
             slurm.hold(array)
         slurm.requeue_held(element.job)
     elif ending.signal is not None:

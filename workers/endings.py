@@ -1,4 +1,4 @@
-"""How a rollout worker's time ends, and who tells it so."""
+"""How the time of a rollout worker or of a reward element ends, and who tells it so."""
 
 from __future__ import annotations
 

@@ -1,0 +1,38 @@
+"""Runs whose verifiers are in elements of their own: one may be killed, and the last one may not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launcher.stop import stop
+from tests.e2e.runs import END_S, START_S, live_run, wait_for
+from tests.e2e.test_faults import ENDLESS
+from workers.files import read_lines
+
+
+def test_a_run_goes_on_with_the_elements_that_are_left_and_ends_with_the_last(tmp_path: Path) -> None:
+    with live_run(tmp_path / "run", *ENDLESS, "reward=array", "reward.num_elements=2") as run:
+        def num_elements() -> int:
+            return json.loads(run.run.status.read_bytes())["rewards"]["num_elements"]
+
+        run.after_steps(2)
+        wait_for("both elements", lambda: num_elements() == 2, START_S)
+        run.process("reward task").kill()
+        wait_for("word of the one that was lost", lambda: num_elements() == 1, END_S)
+        run.after_steps(len(read_lines(run.run.metrics)) + 4)
+        assert run.run.ended() is None
+        (left,) = [process for process in run.look() if "workers.reward.process" in process.cmdline()]
+        element = left.parent()
+        assert element is not None
+        element.kill()
+        outcome = wait_for("the outcome", run.run.ended, END_S)
+        assert outcome["state"] == "failed" and "No reward element is left (reward.placement=array)" in outcome["cause"]
+        run.assert_nothing_left()
+
+
+def test_elements_end_with_a_run_that_is_drained(tmp_path: Path) -> None:
+    with live_run(tmp_path / "run", *ENDLESS, "reward=array") as run:
+        run.after_steps(2)
+        assert "drained" in stop(run.run, "by the test", drain=True)
+        run.assert_nothing_left()

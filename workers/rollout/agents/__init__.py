@@ -1,0 +1,1 @@
+"""Agents as they are, trained through an OpenAI-compatible endpoint."""

@@ -1,0 +1,78 @@
+"""Runs an agent's program and leaves nothing of it: `python -I -S guard.py PARENT_PID PROGRAM ARGUMENT ...`
+
+    worker --TERM, or its death--> guard --KILL--> the program and all that it has started
+
+The guard is the subreaper of all of them (prctl(2)), so that whatever leaves its parent, its session or its process group stays within reach.
+It ends as the program ends (128 + N where signal N killed that), after the rest is killed. It imports nothing of ours, to start quickly.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+NOT_FOUND, TOLD = 127, 143
+
+
+def main(parent: int, command: list[str]) -> int:
+    """Run `command`; returns the exit status."""
+    for number in ENDING:
+        signal.signal(number, _told)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        return _run(command) if os.getppid() == parent else TOLD
+    finally:
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
+        _end_all()
+
+
+def _run(command: list[str]) -> int:
+    try:
+        program = os.posix_spawnp(command[0], command, os.environ, setsigmask=[], setsigdef=[signal.SIGPIPE])
+    except OSError as error:
+        print(f"{command[0]}: cannot be run ({error.strerror})", flush=True)
+        return NOT_FOUND
+    while True:
+        ended, status = os.wait()
+        if ended == program:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _told(number: int, frame: object) -> None:
+    sys.exit(TOLD)
+
+
+def _end_all() -> None:
+    """Kill children until there are none: those of a killed one become ours."""
+    while True:
+        for child in _children():
+            os.kill(child, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as stat:
+                    parent = stat.read().rpartition(")")[2].split()[1]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(parent) == os.getpid():
+                found.append(int(entry))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
