@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,10 +188,8 @@ def test_a_launcher_inside_a_job_submits_jobs_of_their_own_shape(cluster: LocalC
 
 def test_a_sweep_submits_all_its_runs_in_lanes(cluster: LocalCluster, tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
-    before = time.monotonic()
     result = headway(cluster, "-m", "staleness.eta=0,1,2", "launch.max_concurrent_runs=2", f"hydra.sweep.dir={sweep}", "cluster.probe_s=0", *LATER)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert time.monotonic() - before < 60
     runs = [RunFolder(Path(entry["run"])) for entry in json.loads((sweep / "sweep.json").read_bytes())["runs"]]
     assert [run.path.name for run in runs] == ["000-tiny", "001-tiny", "002-tiny"]
     first, second, third = ([array["job_id"] for array in run.submission()["arrays"]] for run in runs)

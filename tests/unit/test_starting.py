@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -111,11 +110,9 @@ def test_several_at_once(tmp_path: Path) -> None:
 
 
 def test_command_line(tmp_path: Path) -> None:
-    start = time.monotonic()
     command = [sys.executable, "-m", "workers.weights.starting"]
     done = subprocess.run([*command, "tiny", str(tmp_path / "model")], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"{tmp_path / 'model'}\n", "")
-    assert time.monotonic() - start < 20
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -153,6 +150,6 @@ def test_smollm2(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.decode(tokenizer.encode(PROMPT).ids) == PROMPT
-    start = time.monotonic()
+    made = file.stat().st_mtime_ns
     make_smollm2(folder)  # it is complete: nothing to do
-    assert time.monotonic() - start < 5
+    assert file.stat().st_mtime_ns == made
