@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-slurm test-sglang lint benchmarks dry-run launch sweep status watch stop model slurm-up slurm-down clean
+.PHONY: help setup demo test test-unit test-slurm test-sglang lint benchmarks dry-run launch sweep status watch report stop model slurm-up slurm-down clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -67,6 +67,7 @@ benchmarks: $(READY)  ## each prints its ratio as one JSON object on its last li
 	$(BIN)/python -m benchmarks.trainer
 	$(BIN)/python -m benchmarks.mfu
 	$(BIN)/python -m benchmarks.weights
+	$(BIN)/python -m benchmarks.bounds
 	$(BIN)/python -m benchmarks.interruption
 	$(BIN)/python -m benchmarks.rewards
 	$(BIN)/python -m benchmarks.async_vs_sync
@@ -86,6 +87,9 @@ status: $(READY)  ## what every part of RUN does and waits for
 
 watch: $(READY)  ## follow RUN
 	$(BIN)/headway watch $(RUN)
+
+report: $(READY)  ## write RUN's page, RUN/report.html; of a sweep: RUN=runs/sweeps/NAME ARGS=--html
+	$(BIN)/headway report $(RUN) $(ARGS)
 
 stop: $(READY)  ## end RUN in order
 	$(BIN)/headway stop $(RUN)

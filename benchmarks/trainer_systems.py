@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.trainer_samples import MODEL, Task, read
-from workers.algorithms.losses import decoupled_ppo_loss
+from workers.algorithms.policy_loss import Objective, TokenInputs, policy_loss
 from workers.config import Config, Dtype, TrainerConfig
 from workers.trainer.batch import TrainGroup
 
@@ -97,7 +97,8 @@ def whole(folder: Path, task: Task, groups: list[TrainGroup], turns: Turns) -> N
     """The engine with whole logits."""
     from workers.trainer.megatron import model
 
-    def whole_logprobs(hidden: Tensor, weight: Tensor, index: Tensor, targets: Tensor, temperature: float, *_: object) -> tuple[Tensor, Tensor]:
+    def whole_logprobs(hidden: Tensor, weight: Tensor, index: Tensor, targets: Tensor, temperature: float, *_: object,
+                       **__: object) -> tuple[Tensor, Tensor]:
         table = torch.log_softmax((hidden @ weight.t()).float() / temperature, dim=-1)
         entropy = -(table.detach().exp() * table.detach()).sum(dim=-1)
         index, targets = index.to(hidden.device), targets.to(hidden.device)
@@ -142,7 +143,7 @@ def padded(folder: Path, task: Task, groups: list[TrainGroup], turns: Turns) -> 
             logprobs = logits.log_softmax(dim=-1).gather(-1, batch["ids"][:, first + 1:, None])[..., 0]
             behavior, advantage, mask = (batch[name][:, first:].reshape(-1) for name in ("behavior", "advantage", "mask"))
             flat = logprobs.reshape(-1)
-            decoupled_ppo_loss(flat, flat.detach(), behavior, advantage, mask, normalizer=normalizer)[0].backward()
+            policy_loss(TokenInputs(flat, flat.detach(), behavior, advantage, mask), Objective(), normalizer=normalizer)[0].backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()

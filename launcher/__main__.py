@@ -1,4 +1,5 @@
-"""The command: `headway [overrides]` (or `python -m launcher`), `headway selftest [overrides]`, `headway status|watch|logs|stop|resume|report RUN`.
+"""The command: `headway [overrides]` (or `python -m launcher`), `headway eval=NAME [overrides]`, `headway selftest [overrides]`,
+`headway status|watch|logs|stop|resume|report RUN`.
 
     overrides, conf/ --Hydra--> config --check, split--> plan --prepare--> run folder --submitit--> two job arrays
                                                                                 |
@@ -34,13 +35,16 @@ COMMANDS = ("status", "watch", "logs", "stop", "resume", "report")
 
 def compose_and_run(composed: DictConfig, sweep: Sweep | None) -> int:
     """Check the composed config, then start a run. Errors of users are told on stderr, in one line each, with exit status 2."""
+    from launcher.evaluation import complete
     from launcher.launch import launch
     from launcher.selftest import selftest
-    from workers.config import ConfigError
+    from workers.config import ConfigError, RunKind
     from workers.rundir import RunFolderError
     from workers.slurm_command import SlurmError
 
     try:
+        if composed.run.kind is RunKind.evaluation:
+            complete(composed, list(HydraConfig.get().overrides.task))
         config = to_object(composed)
         return selftest(config) if config.launch.selftest else launch(config, sweep)
     except (ConfigError, RunFolderError, SlurmError) as error:

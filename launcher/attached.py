@@ -11,10 +11,11 @@ from contextlib import contextmanager
 import msgspec
 from rich.console import Console
 
-from launcher import view
+from launcher import judged, view
 from launcher.interrupts import Interrupted
 from launcher.jobs import JobSpec
 from launcher.living import kill, living
+from launcher.report.ending import tell_report
 from launcher.schema import FullConfig
 from launcher.stop import stop
 from launcher.submit import submit
@@ -89,7 +90,11 @@ def stay(run: RunFolder, config: FullConfig, console: Console, reap: Callable[[]
 
 def conclude(run: RunFolder, config: FullConfig, console: Console) -> int:
     """Say how the run ended; exit status 0 if it is complete."""
+    if not config.evaluates and not config.launch.selftest:
+        tell_report(run, lambda line: console.print(line, soft_wrap=True))
     outcome = run.ended() or {"state": "failed", "cause": "nobody has recorded why"}
+    for line in judged.ending_lines(run):
+        console.print(line, soft_wrap=True)
     if outcome["state"] == "failed":
         console.print(f"the run failed: {outcome['cause']}", style="bold red", soft_wrap=True)
         console.print(f"logs: {run.jobs}", soft_wrap=True)
@@ -97,6 +102,8 @@ def conclude(run: RunFolder, config: FullConfig, console: Console) -> int:
     if run.summary.exists():
         for line in view.summary_lines(msgspec.json.decode(run.summary.read_bytes())):
             console.print(line, soft_wrap=True)
+    if config.evaluates:
+        return 0
     if config.trainer.export_final:
         console.print(f"trained model {run.final_model}", soft_wrap=True)
     console.print(f"summary {run.summary}", soft_wrap=True)

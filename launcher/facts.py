@@ -40,9 +40,22 @@ class Facts:
 
     @property
     def training_hours(self) -> float:
-        """Wall time that training has had."""
+        """Wall time that training has had; of an evaluation, which has none, the time that its first elements have had."""
+        if "train" not in self.roles:
+            return self._element_hours
         running = {entry.element for entry in self.queue["train"] if not entry.state.waiting}
         return training_hours(self.lives, self.time, self.history["train"], running, self.seen)
+
+
+    @property
+    def _element_hours(self) -> float:
+        """Hours in which any inference element ran, as accounting has it."""
+        spans = sorted((entry.start, min(self.time, entry.start + entry.elapsed_s)) for entry in self.history["inference"] if entry.start is not None)
+        total, covered = 0.0, 0.0
+        for start, end in spans:
+            total += max(0.0, end - max(start, covered))
+            covered = max(covered, end)
+        return total / 3600
 
 
 class Observer:

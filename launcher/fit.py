@@ -71,16 +71,16 @@ class Need:
 def needs(config: FullConfig, architecture: Architecture, weights: Weights, rooms: Rooms) -> list[Need]:
     """What each part of the run takes, with the room for it. Raises `ConfigError` where there is no plan."""
     plan = config.plan()
+    if config.evaluates:
+        return _needs_of_evaluation(config, architecture, weights, rooms)
     rank = rank_memory(config, architecture, weights, layout(config, plan.num_train_devices, rooms.on_gpus))
     replica = replica_memory(config, architecture, weights)
     stored = stored_weights(config, weights, config.cluster.kind is ClusterKind.local) if plan.num_replicas else StoredWeights(0.0, 0.0)
     found = [Need("a training rank takes", rank.parts(), rooms.gpu, TRAINING)]
     if rooms.machine is None and plan.num_replicas:
         found.append(Need("an inference replica takes", replica | {"held weights": stored.held}, rooms.replica, INFERENCE))
-    if (gpu := rooms.inference_gpu) is not None and plan.num_replicas:
-        share = config.engine.mem_fraction or SGLANG_SHARE
-        part = Room(share * gpu.size, f"{share:.0%} of {gpu.what} (engine.mem_fraction)", gpu.key)
-        found.append(Need("an inference GPU takes at least", server_memory(config, architecture, weights), part, SERVER))
+    if plan.num_replicas:
+        found += _of_servers(config, architecture, weights, rooms)
     if rooms.node is not None:
         ranks = math.ceil(plan.num_train_devices / num_train_nodes(plan, config.devices_per_node("train")))
         found.append(Need("the ranks of a training node take", {
@@ -93,6 +93,22 @@ def needs(config: FullConfig, architecture: Architecture, weights: Weights, room
             "published and held weights": stored.published + stored.held,
             "coordinator": COORDINATOR}, rooms.machine, TRAINING + INFERENCE))
     return found
+
+
+def _of_servers(config: FullConfig, architecture: Architecture, weights: Weights, rooms: Rooms) -> list[Need]:
+    if (gpu := rooms.inference_gpu) is None:
+        return []
+    share = config.engine.mem_fraction or SGLANG_SHARE
+    part = Room(share * gpu.size, f"{share:.0%} of {gpu.what} (engine.mem_fraction)", gpu.key)
+    return [Need("an inference GPU takes at least", server_memory(config, architecture, weights), part, SERVER)]
+
+
+def _needs_of_evaluation(config: FullConfig, architecture: Architecture, weights: Weights, rooms: Rooms) -> list[Need]:
+    replica, replicas = replica_memory(config, architecture, weights), config.plan().num_replicas
+    whole = {name: replicas * size for name, size in replica.items()}
+    of_all = Need("all replicas on this machine take", whole, rooms.machine, INFERENCE)
+    return [of_all if rooms.machine is not None else Need("an inference replica takes", replica, rooms.replica, INFERENCE),
+            *_of_servers(config, architecture, weights, rooms)]
 
 
 def check(config: FullConfig, architecture: Architecture, rooms: Rooms) -> list[str]:

@@ -4,6 +4,8 @@
     inference  N*K elements, N at a time: each is one replica for one chunk of wall time; none in a supervised run
     reward     N*K elements, N = reward.num_elements: each judges on CPUs for one chunk of wall time; only with reward.placement=array
 
+An evaluation alone has inference elements only; they judge what they generate.
+
 Elements have no identity: whoever starts next goes on from the newest checkpoint, or registers with the newest coordinator.
 K covers run.max_hours, plus spare chunks. What does not fit into one array goes out as several, one after the other (`waves`);
 what is more than may be queued at once is left for later (`fit`).
@@ -60,7 +62,7 @@ class JobSpec:
 
 
 def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, ...]:
-    """The jobs of inference, where there are replicas, of rewards, where they have their own, and of training.
+    """The jobs of inference, where there are replicas, of rewards, where they have their own, and of training, where there is any.
 
     Raises `ConfigError` where nodes are too small or do not come out even."""
     fits = config.devices_per_node("inference")
@@ -84,6 +86,8 @@ def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, 
                        num_chunks(config, role) if on_slurm else 1, num_nodes, devices if role == "train" and on_slurm else 1, devices,
                        config.cluster.role(role).time_limit_s if on_slurm else math.ceil(config.run.max_hours * 60) * 60, threads)
 
+    if config.evaluates:
+        return (spec("inference", "evaluation", plan.num_replicas, 1, plan.replica_size, 1),)
     train = spec("train", "train", 1, nodes, plan.num_train_devices // nodes, config.trainer.num_threads)
     inference = (spec("inference", "rollout", plan.num_replicas, 1, plan.replica_size, 1),) if plan.num_replicas else ()
     if not config.rewards_apart:
@@ -94,7 +98,7 @@ def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, 
 
 def num_train_nodes(plan: Plan, per_node: int) -> int:
     """How many nodes of `per_node` devices training takes (0: all is on one node)."""
-    return math.ceil(plan.num_train_devices / per_node) if per_node else 1
+    return max(1, math.ceil(plan.num_train_devices / per_node)) if per_node else 1
 
 
 def even_sizes(allocation: AllocationConfig, per_node: int, train_unit: int = 1, inference: bool = True) -> list[int]:

@@ -126,15 +126,16 @@ class Keeper:
         return now.facts.time - self._since.setdefault(name, now.facts.time) >= seconds
 
     def _submit(self, now: Situation) -> list[Decision]:
-        train = now.facts.queue["train"]
+        leading = self._leading
+        train = now.facts.queue[leading]
         if now.stop_requested:
             gone = self._for(not any(now.facts.queue.values()), "stop", now, SETTLE_S)
             return [End("stopped: on request, when nothing of the run was left", in_order=True)] if gone else []
         # A run that is complete records that before its last element leaves the queue, but shared file systems show it later.
-        if self._for(not train and self._answered("train", now), "no train", now, SETTLE_S):
+        if self._for(not train and self._answered(leading, now), f"no {leading}", now, SETTLE_S):
             if now.training_hours >= self.max_hours:
                 return [End(f"run.max_hours={self.max_hours:g} is used up. Go on with: headway resume RUN run.max_hours=...", in_order=True)]
-            return self._again("train", now)
+            return self._again(leading, now)
         # Without training there is nothing to do for the others: their elements would only hold GPUs.
         trains = any(entry.state is State.RUNNING for entry in train)
         decisions: list[Decision] = []
@@ -146,7 +147,12 @@ class Keeper:
     @property
     def _serving(self) -> list[str]:
         """The roles whose elements work for training."""
-        return [role for role in self.nodes_needed if role != "train"]
+        return [role for role in self.nodes_needed if role != self._leading]
+
+    @property
+    def _leading(self) -> str:
+        """The role that the run is there for: training, or inference where nothing is trained."""
+        return "train" if "train" in self.nodes_needed else "inference"
 
     @staticmethod
     def _answered(role: str, now: Situation) -> bool:
@@ -173,7 +179,7 @@ class Keeper:
         self._submitted.pop(role, None)
 
     def _release(self, now: Situation) -> list[Decision]:
-        trains = any(entry.state is State.RUNNING for entry in now.facts.queue["train"])
+        trains = any(entry.state is State.RUNNING for entry in now.facts.queue[self._leading])
         decisions: list[Decision] = []
         for role in self._serving:
             if self._for(trains and any(map(held_by_us, now.facts.queue[role])), f"held {role}", now, HELD_S):

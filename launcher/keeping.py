@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from launcher import records, slurm
+from launcher import judged, records, slurm
 from launcher.cluster import RoleConfig
 from launcher.facts import Facts
 from launcher.jobs import fit, job_specs
@@ -95,6 +95,8 @@ class Keeping:
     def _situation(self, facts: Facts) -> Situation:
         submission = self.run.submission()
         step = max([facts.checkpoint.step if facts.checkpoint else 0, *(life.end.step for life in facts.lives if life.end)])
+        if (judging := judged.progress(self.run)) is not None:
+            step = judging["num_judged"]
         return Situation(facts, self.run.ended() is not None, self.run.stop_requested() is not None,
                          (self.run.newest_epoch(), step), facts.training_hours, self._num_nodes,
                          None if submission.get("complete", True) else time.time() - submission["time"], records.settle(self.run))
@@ -129,7 +131,8 @@ class Keeping:
                 cancel(self.run, pending_only=True)
             case End(cause, in_order):
                 drain = (self.run.stop_requested() or {"drain": True})["drain"]
-                self.run.end(cause, "launcher", "drained" if in_order and drain and facts.checkpoint else "")
+                saved = facts.checkpoint is not None or self.run.evaluation.is_dir()
+                self.run.end(cause, "launcher", "drained" if in_order and drain and saved else "")
                 cancel(self.run, pending_only=True)
             case Tell(text):
                 self._say(text)

@@ -73,7 +73,7 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
     console.print(f"plan: {config.plan().describe()}")
     if config.rewards_apart:
         console.print(f"      rewards: {config.reward.num_elements} element(s) x {config.reward.num_processes} process(es)")
-    if config.self_test_action is SelfTestAction.off and not config.supervised:
+    if config.self_test_action is SelfTestAction.off and not config.supervised and not config.evaluates:
         why = "engine.server=synthetic holds no model" if config.selftest.action is SelfTestAction.auto else "selftest.action=off"
         console.print(f"      no self-test of the engines' log-probs: {why}", soft_wrap=True)
     if config.cluster.kind is ClusterKind.slurm:
@@ -98,6 +98,8 @@ def tell_memory(config: FullConfig, run: RunFolder, console: Console) -> bool:
 
 
 def _settle_nodes(config: FullConfig) -> str:
+    if "train" not in config.roles:
+        return ""
     if not config.launch.dry_run:
         return settle_nodes(config)
     try:

@@ -57,7 +57,10 @@ def job_ids(run: RunFolder) -> dict[str, list[str]]:
 
 
 def submitted_roles(run: RunFolder) -> tuple[str, ...]:
-    """The roles of which arrays have been submitted; a supervised run has no inference, and few runs have elements for rewards."""
+    """The roles of which arrays have been submitted; a supervised run has no inference, an evaluation no training, and few runs have elements
+    for rewards."""
+    if run.evaluation.is_dir():
+        return ("inference",)
     submitted = {array["role"] for array in run.submission().get("arrays", [])}
     return tuple(role for role in ROLES if role == "train" or role in (submitted or ("inference",)))
 

@@ -2,7 +2,7 @@
 
 A device is a GPU, or a CPU process where there are none. Replicas = floor(fraction * devices / replica size), at least
 one, and so few that at least one training unit is left; training takes whole units of what is left; the remainder is shown.
-A supervised run generates nothing: all devices train.
+A supervised run generates nothing: all devices train. An evaluation trains nothing: all devices generate.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ class Plan:
         unused = f", {self.num_unused} unused" if self.num_unused else ""
         if not self.num_replicas:
             return f"{self.num_devices} devices: {self.num_train_devices} for training{self._copies()}, none for inference{unused}"
+        training = f"{self.num_train_devices} for training{self._copies()}" if self.num_train_devices else "none for training"
         return (f"{self.num_devices} devices: {self.num_inference_devices} for inference ({self.num_replicas} x {self.replica_size}, "
-                f"{share:.0%}), {self.num_train_devices} for training{self._copies()}{unused}")
+                f"{share:.0%}), {training}{unused}")
 
     def _copies(self) -> str:
         copies = self.num_train_devices // self.train_unit
         return f" ({copies} cop{'y' if copies == 1 else 'ies'} x {self.train_unit})" if self.train_unit > 1 else ""
 
 
-def split(allocation: AllocationConfig, train_unit: int = 1, inference: bool = True) -> Plan:
-    """Split the devices; `train_unit` is the number of devices of one model copy in training (tp * pp * cp). `inference`: some generate.
+def split(allocation: AllocationConfig, train_unit: int = 1, inference: bool = True, training: bool = True) -> Plan:
+    """Split the devices; `train_unit` is the number of devices of one model copy in training (tp * pp * cp). `inference`: some generate;
+    `training`: some train.
 
     Raises `ConfigError` where no split exists, naming the nearest that does.
     """
@@ -64,6 +66,10 @@ def split(allocation: AllocationConfig, train_unit: int = 1, inference: bool = T
     if per_node and per_node % size and size % per_node:
         raise ConfigError(f"allocation.replica_size={size}: must divide the {per_node} devices of a node, or be a multiple of them. "
                           f"Use one of {[number for number in range(1, per_node + 1) if per_node % number == 0]}")
+    if not training:
+        if devices < size:
+            raise ConfigError(f"allocation.num_devices={devices}: must be at least one replica of {size}. Use allocation.num_devices={size}")
+        return Plan(devices, size, devices // size, 0)
     if devices < size + train_unit:
         raise ConfigError(f"allocation.num_devices={devices}: must be at least {size + train_unit}, one replica of {size} and one "
                           f"training unit of {train_unit}. Use allocation.num_devices={size + train_unit}")
@@ -77,10 +83,12 @@ def split(allocation: AllocationConfig, train_unit: int = 1, inference: bool = T
     return Plan(devices, size, replicas, left // train_unit * train_unit, train_unit)
 
 
-def plan(allocation: AllocationConfig, parallel: ParallelConfig, inference: bool = True) -> Plan:
+def plan(allocation: AllocationConfig, parallel: ParallelConfig, inference: bool = True, training: bool = True) -> Plan:
     """The split for copies of the model that are spread as `parallel` says. Raises `ConfigError` where that does not come out even."""
     unit = parallel.unit
-    found = split(allocation, unit, inference)
+    found = split(allocation, unit, inference, training)
+    if not training:
+        return found
     copies = found.num_train_devices // unit
     if parallel.dp not in (0, copies):
         shape = f"tp={parallel.tp}, pp={parallel.pp}, cp={parallel.cp}"

@@ -71,6 +71,8 @@ def absent(status: dict | None, slurm: dict, now: float) -> str:
     """What the run waits for while no coordinator writes its status; '' if one does."""
     if status is not None and now - status["time"] <= STALE_S:
         return ""
+    if "train" not in slurm["roles"]:
+        return _absent_elements(slurm["roles"]["inference"], now)
     train = slurm["roles"]["train"]
     if train["running"]:
         job = train["running"][0]
@@ -81,6 +83,16 @@ def absent(status: dict | None, slurm: dict, now: float) -> str:
     if train["pending"]:
         return f"training waits for its job {train['next']}, which is pending ({_why(train)}{_starts(train, now)})"
     return "no training job is in the queue; headway watch submits one while it runs"
+
+
+def _absent_elements(role: dict, now: float) -> str:
+    """What an evaluation waits for while no element of it says anything."""
+    if role["running"]:
+        job = role["running"][0]
+        return f"job {job['element']} on {_nodes(job['nodes'])} is {job['state']}, and has not said anything lately"
+    if role["pending"]:
+        return f"the evaluation waits for its job {role['next']}, which is pending ({_why(role)}{_starts(role, now)})"
+    return "no job of the evaluation is in the queue; headway watch submits one while it runs"
 
 
 def _nodes(nodes: list[str]) -> str:
@@ -123,6 +135,8 @@ def rows(status: dict | None, slurm: dict, now: float) -> list[tuple[str, str]]:
     lines = [("checkpoint", "none yet" if saved is None else f"step {saved['step']}, {duration(saved['age_s'])} old{_best(saved)}"),
              *((name, role_line(slurm["roles"][role], now)) for role, name in ROLE_NAMES.items() if role in slurm["roles"]),
              ("used", hours_line(slurm["hours"]))]
+    if "train" not in slurm["roles"]:
+        lines = lines[1:]  # nothing is saved but what is judged
     if status is not None and "replicas_ready" in status and "inference" in slurm["roles"]:
         ready = f"{status['replicas_ready']} ready, training needs {status['min_replicas']}"
         lines.insert(1, ("replicas", f"{ready}   {status.get('parked', 0)} groups parked"))

@@ -4,7 +4,7 @@
 
 Of two that resume a run at the same time one is refused: keeper.lock is held until all is submitted, then left to whoever watches.
 Without a checkpoint the run starts again at step 0. `run.num_steps=N` and `run.max_hours=H` may be given to go on for longer, `selftest.action=warn`
-where the self-test has ended it, `workflow.max_rejected=SHARE` where too many groups were rejected.
+where the self-test has ended it, `workflow.max_rejected=SHARE` where too many groups were rejected, `alarms.stop=[NAME,...]` where an alarm has.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import copy
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 from rich.console import Console
 
+from launcher import judged
 from launcher.accounting import newest_checkpoint
 from launcher.arguments import USER_ERROR, add_run, open_run, refuse
 from launcher.facts import Observer
@@ -30,11 +32,13 @@ from launcher.records import unanswered
 from launcher.schema import FullConfig, as_yaml, read_full
 from launcher.script import ROOT
 from workers.config import ClusterKind, ConfigError, SelfTestAction
-from workers.files import write_atomic
+from workers.files import read_lines, write_atomic
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
 
-CHANGEABLE = {"run.num_steps": int, "run.max_hours": float, "selftest.action": SelfTestAction, "workflow.max_rejected": float}
+CHANGEABLE: dict[str, Callable[[str], object]] = {
+    "run.num_steps": int, "run.max_hours": float, "selftest.action": SelfTestAction, "workflow.max_rejected": float,
+    "alarms.stop": lambda value: [name for name in value.strip("[]").split(",") if name]}
 
 
 def changed(config: FullConfig, changes: list[str]) -> FullConfig:
@@ -87,6 +91,12 @@ def reopen(run: RunFolder) -> None:
     run.launcher_lock.unlink(missing_ok=True)  # of a launcher that died; held by nobody, it would end the run
     for address in run.rendezvous.iterdir():  # of coordinators that are gone: workers that start first would look for them there
         address.unlink()
+    for crash in run.evaluation.glob("crash.*"):  # what failed before does not count any more
+        crash.unlink()
+    for done in run.evaluation.glob("*.done"):  # prompts that failed are tried again
+        lines = [line for path in run.evaluation.glob(f"{done.stem}.*.jsonl") for line in read_lines(path)]
+        if {line["index"] for line in lines} - {line["index"] for line in lines if "failed" not in line}:
+            done.unlink()
 
 
 def _plan(run: RunFolder, config: FullConfig, console: Console) -> tuple[FullConfig, tuple[JobSpec, ...]]:
@@ -129,7 +139,8 @@ def resume(run: RunFolder, config: FullConfig, console: Console) -> int:
             write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config.for_workers())))
             write_atomic(run.config_yaml, as_yaml(config))
             reopen(run)
-            console.print("there is no checkpoint: the run starts again at step 0" if checkpoint is None
+            console.print(judged.goes_on(judged.progress(run), run.path) or "nothing is judged yet" if config.evaluates
+                          else "there is no checkpoint: the run starts again at step 0" if checkpoint is None
                           else f"the run goes on from the checkpoint of step {checkpoint.step}")
             status = _start(run, planned, specs, console)
         return status if config.cluster.kind is ClusterKind.local or config.launch.detach else _watch(run, config, console)

@@ -77,11 +77,13 @@ class FullConfig(workers.Config):
 
     def plan(self) -> Plan:
         """The split of the devices. Raises `ConfigError`."""
-        return plan(self.allocation, self.trainer.parallel, inference=not self.supervised)
+        return plan(self.allocation, self.trainer.parallel, inference=not self.supervised, training=not self.evaluates)
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles that have jobs: those of inference and rewards where anything is generated, and where that is what reward.placement says."""
+        if self.evaluates:
+            return ("inference",)
         absent = ("inference", "reward") if self.supervised else () if self.rewards_apart else ("reward",)
         return tuple(role for role in ROLES if role not in absent)
 

@@ -53,6 +53,7 @@ def selftest(config: FullConfig) -> int:
 def shorten(config: FullConfig) -> None:
     """Make of a config the shortest run that tests it. Raises `ConfigError` where there is nothing to test."""
     require(not config.supervised, "run.kind", config.run.kind.value, "has no self-test", "No engine takes part in a supervised run")
+    require(not config.evaluates, "run.kind", config.run.kind.value, "has no self-test", "No trainer takes part in an evaluation")
     require(config.engine.server is not Server.synthetic, "engine.server", config.engine.server.value, "has no self-test",
             "It holds no model whose log-probs could be compared")
     require(not config.launch.detach, "launch.detach", True, "must be false for a self-test", "Its verdict is told at its end")
@@ -62,7 +63,8 @@ def shorten(config: FullConfig) -> None:
     trainer.lr_schedule, trainer.warmup_steps, algorithm.critic_warmup_steps = Schedule.constant, 0, 0
     # At least one group for each of the engines.
     trainer.batch_groups, trainer.num_minibatches = max(min(trainer.batch_groups, MAX_GROUPS), config.plan().num_replicas), 1
-    config.rollout.concurrency = max(config.rollout.concurrency, trainer.batch_groups)
+    fixed = config.rollout.concurrency
+    config.rollout.concurrency = max(fixed, trainer.batch_groups) if isinstance(fixed, int) else trainer.batch_groups
     config.workflow.group_size = min(config.workflow.group_size, MAX_SAMPLES)
     config.staleness.eta = 0
     config.evaluation.enabled, config.evaluation.every_steps = False, 0

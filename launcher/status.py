@@ -9,7 +9,7 @@ import time
 
 from rich.console import Console
 
-from launcher import view
+from launcher import judged, view
 from launcher.arguments import add_run, open_run
 from launcher.facts import Observer, figures
 from launcher.living import alive, on_slurm, submitted_jobs
@@ -46,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         console = Console(markup=False, highlight=False)
         console.print(view.panel(run.path.name, follower.status, follower.steps, follower.evaluations, now, outcome, follower.slurm))
+        for line in judged.ending_lines(run) if outcome is not None else ():
+            console.print(line, soft_wrap=True)
         if trouble:
             console.print(trouble, soft_wrap=True)
         _show_jobs(run, console)

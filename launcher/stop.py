@@ -12,6 +12,7 @@ import argparse
 import sys
 import time
 
+from launcher import judged
 from launcher.accounting import newest_checkpoint
 from launcher.arguments import add_run, open_run, refuse
 from launcher.living import POLL_S, cancel, kill, living, on_slurm, queue, wait_for_end
@@ -57,12 +58,15 @@ def _ask(run: RunFolder, reason: str, drain: bool) -> None:
 def _record(run: RunFolder, cause: str, drain: bool) -> None:
     """Record the end where no coordinator has: drained if there is a checkpoint to go on from."""
     if run.ended() is None:
-        saved = newest_checkpoint(run) is not None
+        saved = newest_checkpoint(run) is not None or run.evaluation.is_dir()
         run.end(cause if saved or not drain else f"{cause}; there was no checkpoint yet", "launcher", "drained" if drain and saved else "")
 
 
 def _describe(run: RunFolder, already: dict | None) -> str:
     outcome, checkpoint = run.ended() or {}, newest_checkpoint(run)
+    left = judged.goes_on(judged.progress(run), run.path)
+    if left and already is None:
+        return f"{'drained' if outcome.get('state') == 'drained' else 'stopped'}: {left}"
     if already is not None:
         return "had ended already"
     if outcome.get("state") == "drained":

@@ -7,6 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from launcher import judged
 from launcher.queue_view import STALE_S, absent, duration, lives_table, rows
 
 
@@ -55,7 +56,13 @@ def evaluation_line(record: dict) -> str:
     if "heldout_loss" in record:
         return f"held-out loss after step {record['step']}: {record['heldout_loss']:.4f} nats a token ({record['num_prompts']} examples)"
     failed = f", {record['num_failed']} could not be judged" if record["num_failed"] else ""
-    return f"held-out accuracy after step {record['step']}: {record['accuracy']:.3f} ({record['num_prompts']} prompts, greedy{failed})"
+    how, figures = "greedy", ""
+    if record.get("num_samples", 1) > 1:
+        how = f"mean of {record['num_samples']} at temperature {record['temperature']:g}"
+        best = max(record["pass"], key=int)
+        figures = f", pass@{best} {record['pass'][best]['mean']:.3f}"
+        figures += f", maj@{record['num_samples']} {record['maj']['mean']:.3f}" if record["maj"] else ""
+    return f"held-out accuracy after step {record['step']}: {record['accuracy']:.3f}{figures} ({record['num_prompts']} prompts, {how}{failed})"
 
 
 def _grid(rows: list[tuple[str, str]]) -> Table:
@@ -80,6 +87,8 @@ def _supervised_facts(status: dict, steps: list[dict], evaluations: list[dict]) 
 def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tuple[str, str]]:
     if status.get("kind") == "supervised":
         return _supervised_facts(status, steps, evaluations)
+    if judged.is_evaluation(status):
+        return judged.facts(status)
     generated, trained = rates(steps)
     last = steps[-1] if steps else {}
     held = "  ".join(f"{record['accuracy']:.3f} (step {record['step']})" for record in evaluations[-4:]) or "-"
@@ -89,10 +98,16 @@ def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tup
         ("held-out", held + (f"   evaluating {status['evaluating']}" if status["evaluating"] else "")),
         ("staleness", f"eta {status['eta']} ({status['bound']})   groups by age  {histogram(status['staleness']) or '-'}"),
         ("tokens/s", f"{generated:.1f} generated   {trained:.1f} trained   {status['tokens_interrupted']} kept across interruptions"),
-        ("groups", f"{status['running']} running   {status['buffer']} in the buffer   {status['set_aside']} set aside" + _rejected(status)),
+        ("groups", f"{status['running']} running{_limit(status)}   {status['buffer']} in the buffer   {status['set_aside']} set aside"
+         + _rejected(status)),
         *_weights(status.get("weights")),
         *_rewards(status.get("rewards")),
     ]
+
+
+def _limit(status: dict) -> str:
+    """How many groups may run (rollout.concurrency)."""
+    return f" of {status['concurrency']} at most" if "concurrency" in status else ""
 
 
 def _rejected(status: dict) -> str:
@@ -124,6 +139,15 @@ def _rewards(rewards: dict | None) -> list[tuple[str, str]]:
     return [("rewards", text + replaced + failed)]
 
 
+def _alarms(status: dict) -> list[Text]:
+    """What is wrong with training, and what helps (docs/health.md)."""
+    lines = []
+    for alarm in status.get("alarms", []):
+        lines += [Text(f"alarm {alarm['name']}, since step {alarm['since']}: {alarm['condition']}", style="bold red"),
+                  Text(f"  remedy: {alarm['remedy']}")]
+    return [Text(), *lines] if lines else []
+
+
 def _workers(status: dict) -> Table:
     table = Table("worker", "process", "weights", "running", "waits for", box=None, header_style="dim")
     for worker in status["workers"]:
@@ -151,6 +175,8 @@ def panel(name: str, status: dict | None, steps: list[dict], evaluations: list[d
     missing = "" if slurm is None else absent(status, slurm, now)
     lines = [] if status is None else _facts(status, steps, evaluations)
     parts: list = [_grid(lines + ([] if slurm is None else rows(status, slurm, now)))]
+    if status is not None:
+        parts += _alarms(status)
     if status is not None and not missing:
         parts += [Text(), _workers(status)]
     if slurm is not None and slurm["lives"]:
@@ -162,7 +188,8 @@ def panel(name: str, status: dict | None, steps: list[dict], evaluations: list[d
     elif missing:
         parts.append(Text(missing, style="bold"))
     elif status is not None and now - status["time"] > STALE_S:
-        parts.append(Text(f"the coordinator has not written its status for {now - status['time']:.0f} s", style="bold red"))
+        who = "no element of the evaluation has" if judged.is_evaluation(status) else "the coordinator has not"
+        parts.append(Text(f"{who} written its status for {now - status['time']:.0f} s", style="bold red"))
     return Panel(Group(*parts), title=title)
 
 

@@ -17,11 +17,12 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.live import Live
 
-from launcher import view
+from launcher import judged, view
 from launcher.arguments import add_run, open_run
 from launcher.facts import Facts, Observer, figures
 from launcher.keeping import keeping
 from launcher.living import alive, on_slurm, submitted_jobs
+from launcher.report.ending import tell_report
 from workers.files import GrowingLines
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
@@ -65,7 +66,9 @@ class Follower:
 
 
 def read_status(run: RunFolder) -> dict | None:
-    """What the coordinator has last written; None before it has."""
+    """What the coordinator, or the elements of an evaluation, have last written; None before they have."""
+    if run.evaluation.is_dir():
+        return judged.progress(run)
     return json.loads(run.status.read_bytes()) if run.status.exists() else None
 
 
@@ -113,10 +116,15 @@ def _print_lines(console: Console, follower: Follower, steps: list[dict], evalua
     for record in sorted([*steps, *evaluations], key=lambda record: record["seconds"]):
         line = view.evaluation_line(record) if "num_prompts" in record else view.step_line(record)
         console.print(line, soft_wrap=True)
+        for change in record.get("alarm_changes", []):
+            console.print(change, soft_wrap=True)
     absent = "" if follower.slurm is None or follower.run.ended() else view.absent(follower.status, follower.slurm, time.time())
     if not absent and (follower.status is None or follower.steps):
         return waits
-    now_waits = absent or "; ".join(f"{part} waits for {what}" for part, what in (follower.status or {})["waiting"].items() if what)
+    status = follower.status or {}
+    now_waits = absent or "; ".join(f"{part} waits for {what}" for part, what in status["waiting"].items() if what)
+    if not absent and judged.is_evaluation(status):
+        now_waits = judged.tenths_line(status)
     if now_waits and now_waits != waits:
         console.print(now_waits, soft_wrap=True)
     return now_waits or waits
@@ -169,12 +177,16 @@ def keep_and_follow(run: RunFolder, console: Console, plain: bool) -> int:
     with keeping(run, say) as act:
         follow(run, run.path.name, console, plain, Lookout(run, follower, act, say).over, follower)
     status = _tell_end(run, console)
+    if not run.evaluation.is_dir():
+        tell_report(run, say)
     if (run.ended() or {})["state"] == "finished" and run.summary.exists():
         for line in view.summary_lines(json.loads(run.summary.read_bytes())):
             say(line)
         for path in (run.final_model, run.summary):
             if path.exists():
                 say(str(path))
+    for line in judged.ending_lines(run):
+        say(line)
     return status
 
 
@@ -199,7 +211,10 @@ def main(arguments: list[str] | None = None) -> int:
         if on_slurm(run):
             return keep_and_follow(run, console, plain)
         follow(run, run.path.name, console, plain, lambda: run.ended() is not None)
-        return _tell_end(run, console)
+        status = _tell_end(run, console)
+        for line in judged.ending_lines(run):
+            console.print(line, soft_wrap=True)
+        return status
     except KeyboardInterrupt:
         console.print(f"the run goes on; end it with: headway stop {run.path}", soft_wrap=True)
         return 0

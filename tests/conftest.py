@@ -9,12 +9,17 @@ import os
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 from xdist.scheduler import LoadScopeScheduling
 
 # Processes of other tests run beside these: how long an example takes says nothing.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "suite")
+settings.load_profile(PROFILE)
+if PROFILE == "suite":
+    # Hypothesis also draws constants that it finds in the modules loaded so far: these depend on which files ran before in the same process.
+    providers.is_local_module_file = lambda path: False
 
 TOGETHER = ("tests/slurm/", "tests/conformance/", "tests/sglang/")
 """Folders whose tests share what is slow to start (a cluster, an engine), or must not run beside each other."""

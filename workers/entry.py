@@ -21,7 +21,7 @@ GPUS = "HEADWAY_GPUS"
 
 @dataclass(frozen=True)
 class Element:
-    """One array element: `role` is 'rollout', 'reward' or 'train'. `num_ranks`: processes that train, on one machine (on SLURM they are
+    """One array element: `role` is 'rollout', 'evaluation', 'reward' or 'train'. `num_ranks`: processes that train, on one machine (on SLURM they are
     the job's tasks)."""
 
     role: str
@@ -48,6 +48,12 @@ class Element:
             from workers.rollout.worker import RolloutWorker
 
             return run_element(run, config, "inference", RolloutWorker(run, config))
+        if self.role == "evaluation":
+            _set_threads(1)
+            from workers.element import run_element
+            from workers.evaluation.element import EvaluationElement
+
+            return run_element(run, config, "inference", EvaluationElement(run, config))
         if self.role == "reward":
             _set_threads(1)
             from workers.element import run_element

@@ -1,6 +1,6 @@
 """Makes a run ready to be submitted, and refuses what cannot work: `python -m workers.prepare RUN`.
 
-    starting model (made on the spot if asked for) -> architecture, tensors, tokenizer
+    starting model (made on the spot if asked for; of an evaluation also converted from a checkpoint) -> architecture, tensors, tokenizer
     data set -> opened, its prompts measured against the context (of endless ones the first); what was left out is said on standard output
     keys     -> made
 
@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
+from workers.checkpoints import TRAINER
 from workers.config import ClusterKind, Config, ConfigError, DataConfig, Dtype, ModelSource, Transport, load, require
 from workers.data.examples import Examples, end_token
 from workers.data.prompts import PromptSource, open_prompts
@@ -44,7 +45,18 @@ def resolve_model(config: Config, run: RunFolder) -> Path:
     folder = Path(config.model.path).expanduser().absolute()
     if config.model.source is ModelSource.smollm2:
         make_smollm2(folder)
+    if config.evaluates and is_checkpoint(folder):
+        from workers.trainer.conversion import convert  # imports Megatron
+
+        print(f"model: checkpoint {folder} is converted to a Hugging Face folder", flush=True)
+        convert(folder, run.model)
+        return run.model
     return folder
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether this is a run's checkpoint, and no Hugging Face folder."""
+    return (folder / TRAINER).is_dir() and not (folder / "config.json").exists()
 
 
 def check_model(folder: Path, config: Config) -> Architecture:
@@ -69,7 +81,7 @@ def check_prompts(config: Config, folder: Path, architecture: Architecture) -> N
         return
     prompts = open_prompts(config.data, config.reward, config.run.seed, folder)
     room = config.engine.context_length - config.workflow.max_new_tokens
-    for prompt in itertools.chain(prompts.heldout(), prompts.preview(NUM_CHECKED)):
+    for prompt in itertools.chain(prompts.heldout(), () if config.evaluates else prompts.preview(NUM_CHECKED)):
         tokens = tokenizer.encode(prompt.text, add_special_tokens=False).ids
         if not 1 <= len(tokens) <= room:
             raise ConfigError(f"data: prompt {prompt.id} has {len(tokens)} tokens; it must have at least 1 and leave room for "
@@ -145,6 +157,9 @@ def prepare(run: RunFolder) -> None:
     check_prompts(config, folder, architecture)
     if not config.supervised:
         check_functions(config)
+    if config.evaluates:
+        run.evaluation.mkdir(mode=0o700)
+    elif not config.supervised:
         check_weights_folder(config, run, architecture)
     config.model.path = str(folder)
     write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config)))

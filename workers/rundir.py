@@ -16,12 +16,16 @@
       status.json            what every part is doing now                       coordinator
       metrics.jsonl          one line a training step; tensorboard/ the same    coordinator
       evaluations.jsonl      one line an evaluation                             coordinator
+      heldout_samples.jsonl  answers to some held-out prompts, a line an evaluation  coordinator
       consumed.jsonl         which prompts each training step has consumed      coordinator
       outcome.json           why the run ended; the first writer wins           anyone
       exports/120/           the model after step 120, a Hugging Face folder    trainer
       final_model/           the trained model, a Hugging Face folder           trainer
       summary.json           the figures of the whole run                       coordinator
+      report.html            the run as a page, at its end                      coordinator, launcher
       weights/               weights as files, where workers read them as such  trainer
+      evaluation/            what an evaluation alone has judged so far         workers/evaluation/chunks.py
+      evaluation.json        its figures; samples.jsonl: every answer, judged   workers/evaluation/result.py
       stop                   its presence asks the run to end                   launcher
       launcher.lock          held by the launcher while it stays attached       launcher
 """
@@ -158,6 +162,26 @@ class RunFolder:
         return self.path / "evaluations.jsonl"
 
     @property
+    def evaluation(self) -> Path:
+        """What the elements of an evaluation alone (run.kind=evaluation) have judged so far; there in such a run only."""
+        return self.path / "evaluation"
+
+    @property
+    def evaluation_result(self) -> Path:
+        """The figures of an evaluation alone."""
+        return self.path / "evaluation.json"
+
+    @property
+    def samples(self) -> Path:
+        """Every answer of an evaluation alone, one JSON line each."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def heldout_samples(self) -> Path:
+        """One JSON line an evaluation: what was answered to the first held-out prompts."""
+        return self.path / "heldout_samples.jsonl"
+
+    @property
     def tensorboard(self) -> Path:
         """TensorBoard's event files."""
         return self.path / "tensorboard"
@@ -171,6 +195,11 @@ class RunFolder:
     def summary(self) -> Path:
         """The figures of the whole run."""
         return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The run as a page; `headway report` writes it."""
+        return self.path / "report.html"
 
     @property
     def exports(self) -> Path:

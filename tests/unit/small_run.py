@@ -76,7 +76,7 @@ class Prompts:
         return [Prompt(f"h{index}", "question", "numeric", "1") for index in range(NUM_HELDOUT)]
 
 
-def make_config(eta: int, batch: int, bound: Bound, num_steps: int, every: int = 0, concurrency: int = 16, prefetch: bool = True) -> Config:
+def make_config(eta: int, batch: int, bound: Bound, num_steps: int, every: int = 0, concurrency: int | str = 16, prefetch: bool = True) -> Config:
     config = Config()
     config.cluster.kind, config.cluster.max_consecutive_crashes = ClusterKind.slurm, 1_000_000
     config.staleness.eta, config.staleness.bound = eta, bound

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.algorithms.agreement import Agreement, agreement
-from workers.algorithms.losses import merge_stats
+from workers.algorithms.statistics import merge_stats
 
 LOGPROB = st.floats(-20, 0, width=32)
 TOKENS = st.lists(st.tuples(LOGPROB, LOGPROB, st.booleans()), min_size=1, max_size=30)

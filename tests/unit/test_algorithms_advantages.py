@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.algorithms.advantages import EPSILON, batch_norm, group_norm
+from workers.algorithms.advantages import EPSILON, batch_norm, group_center, group_norm, leave_one_out, moments, whiten
 
 REWARDS = st.lists(st.lists(st.floats(-5, 5), min_size=4, max_size=4), min_size=1, max_size=5)
 
@@ -52,3 +52,28 @@ def test_group_norm_sums_to_zero_and_keeps_order(values: list[list[float]]) -> N
 def test_bad_rewards(rewards: torch.Tensor, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         group_norm(rewards)
+
+
+def test_groups_are_centred_or_compared_with_the_others() -> None:
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 3.0], [0.1, 0.1, 0.1, 0.1]])
+    assert group_center(rewards).tolist() == [[0.0, -1.0, -1.0, 2.0], [0.0] * 4]
+    assert leave_one_out(rewards).flatten().tolist() == pytest.approx([0.0, -4 / 3, -4 / 3, 8 / 3, 0, 0, 0, 0])
+    with pytest.raises(ValueError, match="no other one to compare it with"):
+        leave_one_out(torch.ones(3, 1))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=20), st.integers(0, 20))
+def test_moments_are_those_of_all_parts(values: list[float], cut: int) -> None:
+    whole = torch.tensor(values, dtype=torch.float64)
+    parts = [whole[:cut], whole[cut:]]
+    mean, variance = moments(whole)
+    assert (mean, variance) == pytest.approx((np.mean(values), np.var(values)), abs=1e-12)
+    # Each part as the other one's share in a sum over both.
+    sums = iter([torch.tensor([len(parts[1]), parts[1].sum()], dtype=torch.float64), (parts[1] - mean).square().sum()[None]])
+    found = whiten(parts[0], lambda own: own + next(sums))
+    assert torch.allclose(found, whiten(whole)[:cut], atol=1e-9)
+
+
+def test_nothing_has_no_moments() -> None:
+    assert moments(torch.zeros(0)) == (0.0, 0.0) and whiten(torch.zeros(0)).tolist() == [] and whiten(torch.ones(3)).tolist() == [0.0] * 3

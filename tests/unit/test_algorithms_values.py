@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.algorithms.values import clipped_value_loss, discounted_sums, gae
+from workers.algorithms.values import clipped_value_loss, discounted_sums, gae, outcome_rewards, rewards_to_go
 
 NUMBERS = st.floats(-10, 10)
 RESPONSES = st.lists(st.tuples(NUMBERS, st.lists(NUMBERS, max_size=40)), max_size=6)
@@ -32,7 +32,7 @@ def test_gae_against_a_loop(responses: list[tuple[float, list[float]]], gamma: f
     rewards = torch.tensor([reward for reward, _ in responses], dtype=torch.float64)
     values = torch.tensor([value for _, values in responses for value in values], dtype=torch.float64)
     lengths = torch.tensor([len(values) for _, values in responses], dtype=torch.int64)
-    found = gae(rewards, values, lengths, gamma, lam)
+    found = gae(outcome_rewards(rewards, lengths), values, lengths, gamma, lam)
     expected = [by_loop(reward, values, gamma, lam) for reward, values in responses]
     for number in range(2):
         assert found[number].tolist() == pytest.approx([value for pair in expected for value in pair[number]], rel=1e-9, abs=1e-9)
@@ -42,22 +42,33 @@ def test_gae_against_a_loop(responses: list[tuple[float, list[float]]], gamma: f
 @given(st.lists(NUMBERS, min_size=1, max_size=40), NUMBERS)
 def test_without_discount_returns_are_rewards_and_values_telescope(values: list[float], reward: float) -> None:
     value = torch.tensor(values, dtype=torch.float64)
-    advantages, returns = gae(torch.tensor([reward], dtype=torch.float64), value, torch.tensor([len(values)]), 1.0, 1.0)
+    lengths = torch.tensor([len(values)])
+    advantages, returns = gae(outcome_rewards(torch.tensor([reward], dtype=torch.float64), lengths), value, lengths, 1.0, 1.0)
     assert torch.allclose(returns, torch.full_like(returns, reward), atol=1e-9)
     assert torch.allclose(advantages, reward - value, atol=1e-9)
 
 
 def test_right_values_have_no_advantage() -> None:
     values = 0.9 ** torch.arange(4, -1, -1, dtype=torch.float64) * 3
-    advantages, returns = gae(torch.tensor([3.0]), values, torch.tensor([5]), 0.9, 0.7)
+    advantages, returns = gae(outcome_rewards(torch.tensor([3.0]), torch.tensor([5])), values, torch.tensor([5]), 0.9, 0.7)
     assert torch.allclose(advantages, torch.zeros(5, dtype=torch.float64), atol=1e-12) and torch.allclose(returns, values)
 
 
-def test_gae_refuses_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match="3 values are for 2 actions of 1 responses, with 1 rewards"):
-        gae(torch.zeros(1), torch.zeros(3), torch.tensor([2]), 1.0, 1.0)
-    with pytest.raises(ValueError, match="with 2 rewards"):
+def test_rewards_to_go() -> None:
+    lengths = torch.tensor([2, 0, 3])
+    rewards = outcome_rewards(torch.tensor([1.0, 5.0, 2.0]), lengths)
+    assert rewards.tolist() == [0, 1, 0, 0, 2], "a response without actions has none that its reward could be of"
+    assert rewards_to_go(rewards - 0.5, lengths, 1.0).tolist() == [0.0, 0.5, 0.5, 1.0, 1.5]
+    assert rewards_to_go(rewards, lengths, 0.5).tolist() == [0.5, 1.0, 0.5, 1.0, 2.0]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="there are 3 numbers for 2 actions of 1 responses"):
+        gae(torch.zeros(3), torch.zeros(3), torch.tensor([2]), 1.0, 1.0)
+    with pytest.raises(ValueError, match="3 values are for 2 rewards of actions"):
         gae(torch.zeros(2), torch.zeros(3), torch.tensor([3]), 1.0, 1.0)
+    with pytest.raises(ValueError, match="2 rewards are for 1 responses"):
+        outcome_rewards(torch.zeros(2), torch.tensor([3]))
 
 
 def test_long_sequences_are_summed_exactly() -> None:

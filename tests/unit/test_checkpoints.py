@@ -352,7 +352,7 @@ def test_metrics_of_a_lost_lineage_are_cut_off(run: RunFolder) -> None:
 
 def test_without_a_checkpoint_metrics_begin_anew(run: RunFolder) -> None:
     first = Recorder(run)
-    assert first.positions() == {"metrics.jsonl": 0, "evaluations.jsonl": 0, "consumed.jsonl": 0}
+    assert first.positions() == {"metrics.jsonl": 0, "evaluations.jsonl": 0, "consumed.jsonl": 0, "heldout_samples.jsonl": 0}
     first.step({"step": 1})
     first.consumed(0, [1])
     first.close()

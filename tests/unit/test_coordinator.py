@@ -734,7 +734,7 @@ def test_a_lease_that_would_come_too_late_for_the_hard_bound_is_not_taken_over(b
 def test_batches_that_the_trainer_has_already_are_no_place_for_what_comes_back(bound: Bound, wanted: bool) -> None:
     """It counts as begun at step 0, and must be in batch 2 with eta=2; that is formed, though training is at step 1."""
     play = all_finished(epoch=8, staleness__eta=2, staleness__bound=bound, run__num_steps=9)
-    play.core.config.rollout.concurrency = 0
+    play.core.concurrency.limit = 0
     play.tell(TRAINER, BatchRequest(0))
     play.publish(1)
     for step in (1, 2):

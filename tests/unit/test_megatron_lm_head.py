@@ -55,31 +55,32 @@ def alone() -> None:
     process_group.initialize()
 
 
-def check(case: Case, temperature: float, vocab: VocabularyShard | None) -> None:
+def check(case: Case, temperature: float, vocab: VocabularyShard | None, with_entropy: bool) -> None:
     results = []
     for ours in (True, False):
         hidden, weight, index, targets = case.tensors()
         if ours:
-            logprobs, entropy = token_logprobs(hidden, weight, index, targets, temperature, vocab, case.max_logits_bytes)
-            assert not entropy.requires_grad
+            logprobs, entropy = token_logprobs(hidden, weight, index, targets, temperature, vocab, case.max_logits_bytes, with_entropy)
+            assert entropy.requires_grad is with_entropy
         else:
             logprobs, entropy = expected(hidden, weight, index, targets, temperature, case.ids)
         slopes = torch.linspace(-1, 2, len(index))
-        results.append([logprobs, entropy, *torch.autograd.grad((logprobs * slopes).sum(), (hidden, weight))])
+        total = (logprobs * slopes).sum() + ((entropy * slopes.flip(0).square()).sum() if with_entropy else 0.0)
+        results.append([logprobs, entropy, *torch.autograd.grad(total, (hidden, weight))])
     for found, wanted in zip(*results, strict=True):
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-5)
 
 
 @settings(deadline=None)
-@given(CASES, st.sampled_from([1.0, 0.6]))
-def test_against_log_softmax(case: Case, temperature: float) -> None:
-    check(case, temperature, vocab=None)
+@given(CASES, st.sampled_from([1.0, 0.6]), st.booleans())
+def test_against_log_softmax(case: Case, temperature: float, with_entropy: bool) -> None:
+    check(case, temperature, None, with_entropy)
 
 
 @settings(deadline=None)
-@given(PADDED)
-def test_padding_counts_for_nothing(alone: None, case: Case) -> None:
-    check(case, 0.6, VocabularyShard(dist.group.WORLD, 0, case.ids))
+@given(PADDED, st.booleans())
+def test_padding_counts_for_nothing(alone: None, case: Case, with_entropy: bool) -> None:
+    check(case, 0.6, VocabularyShard(dist.group.WORLD, 0, case.ids), with_entropy)
 
 
 @pytest.mark.parametrize(("first", "rows", "real"), [(0, 8, 8), (8, 8, 4), (16, 8, 0)])
@@ -110,10 +111,12 @@ def test_the_gradient_of_the_weight_is_added_to_megatrons_buffer(chunk: int) -> 
     torch.testing.assert_close(weight.main_grad, wanted + 1, atol=1e-5, rtol=1e-5)  # type: ignore[attr-defined]
 
 
-def test_backward_twice_is_the_same() -> None:
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_backward_twice_is_the_same(with_entropy: bool) -> None:
     case = Case(positions=5, tokens=9, hidden=6, ids=20, padding=0, chunk=100)
     hidden, weight, index, targets = case.tensors()
-    total = token_logprobs(hidden, weight, index, targets, 1.0)[0].sum()
+    logprobs, entropy = token_logprobs(hidden, weight, index, targets, 1.0, entropy_gradient=with_entropy)
+    total = (logprobs + entropy).sum()
     first = torch.autograd.grad(total, (hidden, weight), retain_graph=True)
     for kept, again in zip(first, torch.autograd.grad(total, (hidden, weight)), strict=True):
         torch.testing.assert_close(kept, again)

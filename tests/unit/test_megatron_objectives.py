@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
+from tests.unit.algorithm_files import FILES, algorithm_of
 from tests.unit.hf_reference import ReferenceLearner, load_reference, reference_logprobs, reference_loss
 from tests.unit.megatron_case import config, make_groups, rewards_of, train, write_model
-from workers.config import Advantage, Config, Proximal
+from workers.config import Advantage, Config, KlEstimator, KlPlace, Proximal
 from workers.trainer.batch import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.objective import PolicyTargets, per_token
@@ -185,8 +187,6 @@ def test_advantages_of_tokens(folders: dict[str, Path]) -> None:
 def test_advantages_that_do_not_fit_are_refused(folders: dict[str, Path]) -> None:
     engine, groups = MegatronEngine(setup_of(), folders["llama"]), make_groups(2)
     part = [[0, 1]]
-    with pytest.raises(ValueError, match="advantages are None with algorithm.advantage=group_norm"):
-        engine.train_step(groups, part, None, None)
     with pytest.raises(ValueError, match="advantages is not aligned"):
         engine.train_step(groups, part, None, [[np.zeros(1, np.float32)] * 5] * 2)
     with pytest.raises(ValueError, match="must be 5 finite numbers"):
@@ -194,3 +194,76 @@ def test_advantages_that_do_not_fit_are_refused(folders: dict[str, Path]) -> Non
     engine = MegatronEngine(setup_of(advantage=Advantage.gae), folders["llama"])
     with pytest.raises(ValueError, match="advantages are given with algorithm.advantage=gae: the critic makes them"):
         engine.train_step(groups, part, None, rewards_of(groups))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_how_a_batch_is_laid_out_makes_no_difference(folders: dict[str, Path], name: str) -> None:
+    """Prompts shared or not, in many micro-batches or one: the same loss and gradient, in both minibatches of a step."""
+    results = []
+    for layout in ({"share_prompts": True, "microbatch_tokens": 40}, {"share_prompts": False, "microbatch_tokens": 4096}):
+        setup = setup_of({"num_minibatches": 2, **layout})
+        setup.algorithm = replace(algorithm_of(name), critic_warmup_steps=0)
+        engine = MegatronEngine(setup, folders["qwen3"])
+        engine._policy.trained.advance(3)
+        results.append(engine.train_step(aged_groups(engine), [[0, 2], [1, 3]]))
+    shared, plain = results
+    assert shared["num_microbatches"] > plain["num_microbatches"] and shared["grad_norm"] > 0
+    for key in set(shared) - {"num_microbatches", "num_packed_tokens"}:
+        assert shared[key] == pytest.approx(plain[key], rel=1e-4, abs=1e-6), key
+
+
+def test_the_gradient_of_the_entropy_is_that_of_hugging_face(folders: dict[str, Path]) -> None:
+    setup = setup_of(entropy_weight=0.3)
+    engine, model, groups = MegatronEngine(setup, folders["qwen3"]), load_reference(folders["qwen3"]), make_groups()
+    tokens = sum(group.num_valid_tokens for group in groups)
+    nothing = [np.zeros(group.num_samples, np.float32) for group in groups]
+    engine._policy.accumulate(groups, [0, 1, 2, 3], PolicyTargets(per_token(nothing, groups)), float(tokens), StopGate(lambda: False))
+    total = torch.zeros(())
+    for group in groups:
+        for entropy, mask in zip(reference_logprobs(model, group, setup.workflow.temperature)[1], group.loss_mask, strict=True):
+            total = total - 0.3 * entropy[torch.from_numpy(mask)].sum() / tokens
+    total.backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    found = {name: parameter.main_grad for name, parameter in engine._policy.trained.model.named_parameters()}
+    for name, other in (("embedding.word_embeddings.weight", "model.embed_tokens.weight"),
+                        ("decoder.layers.1.mlp.linear_fc2.weight", "model.layers.1.mlp.down_proj.weight")):
+        assert float((found[name] - expected[other]).norm() / expected[other].norm()) <= 1e-4, name
+
+
+def test_a_divergence_in_the_rewards_is_that_of_the_policy_before_the_step(folders: dict[str, Path]) -> None:
+    """From advantages made by hand of Hugging Face's log-probs; those of the behaviour policy where it is the old one."""
+    for decoupled in (True, False):
+        setup = setup_of({"lr": 1e-2}, kl_weight=0.2, kl_in=KlPlace.reward, kl_estimator=KlEstimator.k1, decoupled=decoupled,
+                         advantage=Advantage.group_center)
+        engine, model = moved(folders["qwen3"], setup)
+        groups = aged_groups(engine, seed=9)
+        old = numpy_logprobs(model, groups, setup) if decoupled else [group.behavior_logprobs for group in groups]
+        starting = numpy_logprobs(load_reference(folders["qwen3"]), groups, setup)
+        advantages, taken = [], []
+        for group, then, first in zip(groups, old, starting, strict=True):
+            penalties = [0.2 * float((a - b)[mask].sum()) for a, b, mask in zip(then, first, group.loss_mask, strict=True)]
+            rewards = group.rewards - np.array(penalties)
+            advantages.append((rewards - rewards.mean()).astype(np.float32))
+            taken += penalties
+        found = [np.concatenate(rows) for rows in engine._prepare(groups, None, None, None, StopGate(lambda: False))[0].advantages]
+        wanted = [np.concatenate(rows) for rows in per_token(advantages, groups)]
+        assert all(np.abs(a - b).max() <= 2e-4 for a, b in zip(found, wanted, strict=True))
+        metrics = engine.train_step(groups, [[0, 1, 2, 3]])
+        assert metrics["reward_penalty"] == pytest.approx(np.mean(taken), rel=1e-3, abs=1e-5) and metrics["kl_reference"] > 0
+
+
+def test_the_second_moments_mask_is_one_for_the_whole_step(folders: dict[str, Path]) -> None:
+    """Not one for each minibatch, whose own mean is within the limit or far beyond it."""
+    setup = setup_of({"num_minibatches": 2, "lr": 0.0})
+    setup.algorithm = algorithm_of("m2po")
+    engine = MegatronEngine(setup, folders["llama"])
+    groups = aged_groups(engine)
+    for group, rows in zip(groups[:2], engine.logprobs(groups[:2]), strict=True):
+        group.behavior_logprobs = [row.copy() for row in rows]  # nothing to leave out here
+    results = [engine.train_step(groups, parts) for parts in ([[0, 1], [2, 3]], [[0, 2], [1, 3]])]
+    shares = [metrics["behavior_masked_share"] for metrics in results]
+    assert shares[0] == shares[1] > 0
+    kept = engine._prepare(groups, None, None, None, StopGate(lambda: False))[0].kept
+    assert kept is not None and all(row.all() for rows in kept[:2] for row in rows)
+    dropped = sum(int((~row & mask).sum()) for group, rows in zip(groups, kept, strict=True) for row, mask in zip(rows, group.loss_mask, strict=True))
+    assert dropped == round(shares[0] * sum(group.num_valid_tokens for group in groups))

@@ -136,7 +136,7 @@ class Run:
             asked = [] if batch else self.tell(BatchRequest(self.step))
             batch = batch or next(message for message in asked if isinstance(message, Batch))
             ahead = self.tell(BatchRequest(self.step + 1))
-            metrics = train_batch(self.engine, self.config, batch, lambda: False, self.self_test)
+            metrics = train_batch(self.engine, batch, lambda: False, self.self_test)
             self.step += 1
             self.publish(metrics)
             batch = next((message for message in ahead if isinstance(message, Batch)), None)

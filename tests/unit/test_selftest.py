@@ -264,7 +264,7 @@ def test_an_engine_with_another_temperature_is_found_out(model: Path, reported: 
     share = Batch(0, 0, 1, groups, [[0], [1], [2]], Float32.of(np.arange(60) % 2), [0, 20, 40], 0.0)
     before = weights(engine)
     with pytest.raises(SelfTestFailed, match=words):
-        train_batch(engine, setup, share, lambda: False, SelfTest(setup, engine.architecture, Version(1, 0), print))
+        train_batch(engine, share, lambda: False, SelfTest(setup, engine.architecture, Version(1, 0), print))
     assert engine.num_steps == 0 and all(np.array_equal(weights(engine)[name], value) for name, value in before.items())
 
 

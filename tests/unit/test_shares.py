@@ -1,17 +1,14 @@
-"""A batch divided among the copies of the model: all of it, once, and whatever needs the whole batch is the same on all of them."""
+"""A batch divided among the copies of the model: all of it, once."""
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.groups import make_group
-from workers.config import Advantage, Config
+from workers.config import Config
 from workers.coordinator.shares import make_shares
 from workers.messages.types import Batch, Group
-from workers.trainer.train_batch import compute_advantages, to_train_group
 
 REWARDS = st.lists(st.sampled_from([-5.0, 0.25, 1.0, 5.0]), min_size=1, max_size=4)
 
@@ -38,22 +35,6 @@ def test_every_group_is_in_one_share_and_one_minibatch(rewards: list[list[float]
     for share in shares:
         assert len(share.minibatches) == num_minibatches
         assert sorted(index for part in share.minibatches for index in part) == list(range(len(share.groups)))
-
-
-@pytest.mark.parametrize("kind", [Advantage.group_norm, Advantage.batch_norm])
-@given(rewards=st.lists(REWARDS, min_size=1, max_size=8), num_shares=st.integers(2, 4))
-@settings(max_examples=100, deadline=None)
-def test_advantages_do_not_depend_on_how_a_batch_is_divided(kind: Advantage, rewards: list[list[float]], num_shares: int) -> None:
-    def advantages(share: Batch) -> dict[str, list[float]]:
-        groups = [to_train_group(group) for group in share.groups]
-        found = compute_advantages(kind, groups, np.asarray(share.rewards), share.first_rewards)
-        assert [values.dtype for values in found] == [np.float32] * len(groups)
-        return {group.group_id: values.tolist() for group, values in zip(groups, found, strict=True)}
-
-    groups = groups_of(rewards)
-    [whole] = shares_of(groups, 1, 1)
-    divided = [advantages(share) for share in shares_of(groups, 1, num_shares)]
-    assert {name: values for part in divided for name, values in part.items()} == advantages(whole), "to the bit"
 
 
 def test_a_batch_is_divided_the_same_again_and_differently_at_another_step() -> None:

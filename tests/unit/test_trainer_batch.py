@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from tests.unit.groups import make_group as make_message
-from workers.config import Advantage
-from workers.messages.arrays import Bool, Float32, Int32
+from workers.messages.arrays import Bool, Int32
 from workers.trainer.batch import TrainGroup, check_per_response
-from workers.trainer.train_batch import compute_advantages, to_train_group
+from workers.trainer.train_batch import to_train_group
 
 
 def make_group() -> TrainGroup:
@@ -70,19 +69,12 @@ def test_values_per_token_must_be_aligned_and_finite() -> None:
             check_per_response("values", values, [group])
 
 
-def test_an_episode_counts_once_in_its_group_and_each_of_its_samples_has_its_advantage() -> None:
-    rewards = [1.0, 1.0, 1.0, -1.0]
-    plain = make_message("g1", steps=[0] * 4, rewards=rewards)
+def test_episodes_of_a_message_are_those_of_the_group() -> None:
+    plain = make_message("g1", steps=[0] * 4, rewards=[1.0, 1.0, 1.0, -1.0])
     message = msgspec.structs.replace(plain, episodes=Int32.of([0, 0, 0, 1]), loss_mask=Bool.of([True, False, True, True]))
     group = to_train_group(message)
     group.check(vocab_size=6)
     assert group.episodes is not None and group.episodes.tolist() == [0, 0, 0, 1] and group.num_valid_tokens == 3
-    [found] = compute_advantages(Advantage.group_norm, [group], Float32.of(rewards), [0])
-    assert found.tolist() == pytest.approx([1.0, 1.0, 1.0, -1.0], abs=1e-5) and len(set(found[:3].tolist())) == 1
-    [single] = compute_advantages(Advantage.group_norm, [to_train_group(plain)], Float32.of(rewards), [0])
-    assert single.tolist() == pytest.approx([3**-0.5] * 3 + [-(3**0.5)], abs=1e-5), "else every sample counts"
-    [batch] = compute_advantages(Advantage.batch_norm, [group], Float32.of(rewards), [0])
-    assert batch.tolist() == single.tolist(), "over a batch samples count"
 
 
 @pytest.mark.parametrize("episodes", [np.array([0], np.int32), np.array([0, 1], np.int64)])

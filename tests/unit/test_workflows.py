@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as npst
 
 from tests.unit.episodes import PROMPT, Chatter, Judge, make_lease, make_workflow
 from tests.unit.groups import make_group
-from workers.algorithms.advantages import episode_norm, group_norm
+from workers.algorithms.advantages import by_episode, group_norm
 from workers.config import ConfigError, WorkflowConfig
 from workers.config.workflow import WORKFLOWS
 from workers.messages.arrays import Float32, Int32
@@ -191,11 +191,11 @@ def test_an_episode_counts_once_however_many_samples_it_has(rewards: np.ndarray,
     counts = data.draw(st.lists(st.integers(1, 4), min_size=len(rewards), max_size=len(rewards)))
     episodes = torch.from_numpy(np.repeat(np.arange(len(rewards)), counts))
     expected = group_norm(torch.from_numpy(rewards))
-    assert torch.equal(episode_norm(torch.from_numpy(rewards)[episodes], episodes), expected[episodes])
+    assert torch.equal(by_episode(group_norm, torch.from_numpy(rewards)[episodes], episodes), expected[episodes])
 
 
 def test_episodes_and_rewards_of_different_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="both must be"):
-        episode_norm(torch.ones(3), torch.zeros(2, dtype=torch.int64))
+        by_episode(group_norm, torch.ones(3), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="at least one response"):
-        episode_norm(torch.ones(0), torch.zeros(0, dtype=torch.int64))
+        by_episode(group_norm, torch.ones(0), torch.zeros(0, dtype=torch.int64))

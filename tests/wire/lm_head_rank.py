@@ -28,6 +28,12 @@ CASES = {
     "no position": (0, 0, 8, 32, 32, 2, False, "float32"),
     "far apart": (9, 20, 8, 30, 32, 4, True, "float32"),
     "bfloat16": (23, 40, 8, 27, 32, 5, True, "bfloat16"),
+    "entropy, one chunk": (9, 20, 8, 32, 32, 100, True, "float32"),
+    "entropy, padded": (23, 40, 8, 27, 32, 5, False, "float32"),
+    "entropy, a rank of padding": (7, 9, 8, 5, 64, 3, True, "float32"),
+    "entropy, far apart": (9, 20, 8, 30, 32, 4, True, "float32"),
+    "entropy, no position": (0, 0, 8, 32, 32, 2, False, "float32"),
+    "entropy, bfloat16": (23, 40, 8, 27, 32, 5, True, "bfloat16"),
 }
 
 
@@ -37,7 +43,7 @@ def results(name: str, rank: int, world: int, vocab: bool) -> dict[str, np.ndarr
     torch.manual_seed(len(name))
     hidden = torch.randn(positions, size).to(DTYPES[dtype]).requires_grad_()
     whole = torch.randn(rows, size)
-    if name == "far apart":
+    if name.endswith("far apart"):
         whole[rows // 2:] *= 30
     index, targets, slopes = torch.randint(0, max(1, positions), (tokens,)), torch.randint(0, real, (tokens,)), torch.randn(tokens)
     own = slice(rank * rows // world, (rank + 1) * rows // world) if vocab else slice(0, real)
@@ -45,11 +51,12 @@ def results(name: str, rank: int, world: int, vocab: bool) -> dict[str, np.ndarr
     if buffer:
         weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)  # type: ignore[attr-defined]
     shard = VocabularyShard(dist.group.WORLD, own.start, real) if vocab else None
-    logprobs, entropy = token_logprobs(hidden, weight, index, targets, 0.7, shard, max_logits_bytes=4 * chunk * weight.shape[0])
-    (logprobs * slopes).sum().backward()
+    with_entropy = name.startswith("entropy")
+    logprobs, entropy = token_logprobs(hidden, weight, index, targets, 0.7, shard, 4 * chunk * weight.shape[0], with_entropy)
+    ((logprobs * slopes).sum() + ((entropy * slopes.flip(0)).sum() if with_entropy else 0.0)).backward()
     gradient: Tensor | None = weight.main_grad if buffer else weight.grad  # type: ignore[attr-defined]
     assert gradient is not None and hidden.grad is not None and (weight.grad is None or not buffer)
-    found = {"logprobs": logprobs.detach(), "entropy": entropy, "hidden": hidden.grad.float(), "weight": gradient.float()}
+    found = {"logprobs": logprobs.detach(), "entropy": entropy.detach(), "hidden": hidden.grad.float(), "weight": gradient.float()}
     return {f"{name}:{key}": value.numpy() for key, value in found.items()}
 
 

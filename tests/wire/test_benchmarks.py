@@ -1,4 +1,4 @@
-"""The benchmarks of weight updates and of rewards run, at their smallest, and what they print adds up; their figures are nobody's business here."""
+"""Benchmarks of weight updates, rewards and staleness bounds run, at their smallest, and what they print adds up; their figures are not judged."""
 
 from __future__ import annotations
 
@@ -57,3 +57,16 @@ def test_rewards_are_judged_beside_generation() -> None:
     assert figures["agreement"]
     for source in figures["agreement"]:
         assert source["items"] == source["right_passed"] == source["wrong_failed"] > 0 and source["agreed"] == 1
+
+
+def test_bounds_are_compared_and_the_hard_one_holds() -> None:
+    figures = last_line("benchmarks.bounds", "--quick")
+    assert figures["ratio"] == pytest.approx(figures["value"] / figures["against"], rel=0.01)
+    assert {(case["lengths"], case["bound"]) for case in figures["cases"]} == {
+        (lengths, bound) for lengths in ("short", "lognormal", "long tail") for bound in ("admission", "hard")}
+    for case in figures["cases"]:
+        for ages in [part["head"] for part in (*case["fixed"].values(), case["auto"])]:
+            assert ages["mean"] <= case["eta"] + 0.1, "admission bounds the mean"
+            assert case["bound"] == "admission" or (ages["most"] <= case["eta"] and ages["over"] == 0)
+        assert case["ratio"] > 0.5
+    assert figures["targets"] and not figures["runs"]

@@ -108,17 +108,17 @@ def setup() -> Config:
 async def test_an_engine_that_holds_other_weights_after_an_update_is_found_out(client: EngineClient, model: Path) -> None:
     engine, config, told = MegatronEngine(setup(), model), setup(), []
     test = SelfTest(config, engine.architecture, Version(1, 0), told.append)
-    metrics = train_batch(engine, config, await sampled(client, 0), lambda: False, test)
+    metrics = train_batch(engine, await sampled(client, 0), lambda: False, test)
     assert len(told) == 1 and "version 1.0: engine and trainer agree" in told[0]
     assert metrics["logprob_gap_max"] < 1e-3 and metrics["num_tokens_compared"] == NUM_GROUPS * NUM_SAMPLES * LENGTH
     after = {name: tensor.clone() for name, tensor in engine.iter_hf_tensors()}
     with pytest.raises(SelfTestFailed, match="stale weights: before an update both agreed"):
-        train_batch(engine, config, await sampled(client, 1), lambda: False, test)  # the engine was never told of version 1.1
+        train_batch(engine, await sampled(client, 1), lambda: False, test)  # the engine was never told of version 1.1
     assert engine.num_steps == 1 and all(torch.equal(tensor, after[name]) for name, tensor in engine.iter_hf_tensors())
 
 
 async def test_an_engine_that_samples_at_another_temperature_is_found_out(client: EngineClient, model: Path) -> None:
     engine, config = MegatronEngine(setup(), model), setup()
     with pytest.raises(SelfTestFailed, match=r"1\. temperature: .*at a temperature of 1 "):
-        train_batch(engine, config, await sampled(client, 0, 1.0), lambda: False, SelfTest(config, engine.architecture, Version(1, 0), print))
+        train_batch(engine, await sampled(client, 0, 1.0), lambda: False, SelfTest(config, engine.architecture, Version(1, 0), print))
     assert engine.num_steps == 0

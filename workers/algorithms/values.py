@@ -1,31 +1,52 @@
-"""What a critic needs: generalised advantage estimation over the tokens of responses, and the loss of its values."""
+"""Rewards of single actions: their sums to the end of a response, generalised advantage estimation over them, and the loss of a critic's values.
+
+n responses stand one after the other; `lengths` int64 [n] are their numbers of actions, which may be 0 and add up to N. Functions of these raise
+ValueError where they do not.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from workers.algorithms.losses import Stats
+from workers.algorithms.statistics import Stats
+
+
+def outcome_rewards(rewards: Tensor, lengths: Tensor) -> Tensor:
+    """Rewards of actions [N], of which a response's last one gets its reward of `rewards` floating point [n], and the others nothing."""
+    total = int(lengths.sum())
+    if lengths.shape != rewards.shape:
+        raise ValueError(f"{len(rewards)} rewards are for {len(lengths)} responses. Give a reward for every response")
+    return torch.where(_following(lengths, total) == 0, torch.repeat_interleave(rewards, lengths), 0.0)
+
+
+def rewards_to_go(rewards: Tensor, lengths: Tensor, gamma: float) -> Tensor:
+    """R_t = sum_k gamma^k r_{t+k} to the end of each response: [N] of rewards of actions [N]. With r_t = -beta KL_t, and the response's reward at
+    its end, these are the advantages of REINFORCE++ (arXiv 2501.03262) before they are normalised (`advantages.whiten`)."""
+    return discounted_sums(rewards, _following(lengths, len(rewards)), gamma)
 
 
 def gae(rewards: Tensor, values: Tensor, lengths: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of the actions of n responses, which stand one after the other.
+    """Advantages and returns of the actions of n responses.
 
         delta_t = r_t + gamma V_{t+1} - V_t        A_t = sum_k (gamma lam)^k delta_{t+k}        R_t = A_t + V_t
 
-    `rewards` floating point [n] come with a response's last action, `values` floating point [N] are those of the states in which the
-    actions were taken, `lengths` int64 [n] the numbers of actions, which may be 0. Both results are [N], in the dtype of `values`. Source:
-    GAE (arXiv 1506.02438), Eq. 16. Raises ValueError where the lengths do not add up to N.
+    `rewards` floating point [N] are those of actions (`outcome_rewards`, less a penalty where there is one), `values` floating point [N] those of
+    the states in which the actions were taken. Both results are [N], in the dtype of `values`. Source: GAE (arXiv 1506.02438), Eq. 16.
     """
-    if lengths.shape != rewards.shape or int(lengths.sum()) != len(values):
-        raise ValueError(f"{len(values)} values are for {int(lengths.sum())} actions of {len(lengths)} responses, with {len(rewards)} rewards. "
-                         "Give a value for every action and a reward for every response")
-    following = torch.repeat_interleave(lengths.cumsum(0), lengths) - 1 - torch.arange(len(values))
-    last = following == 0
-    reward = torch.where(last, torch.repeat_interleave(rewards.to(values.dtype), lengths), 0.0)
-    deltas = reward + gamma * torch.where(last, 0.0, values.roll(-1)) - values
+    if len(rewards) != len(values):
+        raise ValueError(f"{len(values)} values are for {len(rewards)} rewards of actions. Give both for every action")
+    following = _following(lengths, len(values))
+    deltas = rewards.to(values.dtype) + gamma * torch.where(following == 0, 0.0, values.roll(-1)) - values
     advantages = discounted_sums(deltas, following, gamma * lam)
     return advantages, advantages + values
+
+
+def _following(lengths: Tensor, number: int) -> Tensor:
+    """How many actions of the same response follow each action: int64 [N]."""
+    if int(lengths.sum()) != number:
+        raise ValueError(f"there are {number} numbers for {int(lengths.sum())} actions of {len(lengths)} responses. Give one for every action")
+    return torch.repeat_interleave(lengths.cumsum(0), lengths) - 1 - torch.arange(number)
 
 
 def discounted_sums(terms: Tensor, following: Tensor, discount: float) -> Tensor:

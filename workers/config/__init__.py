@@ -12,13 +12,19 @@ from pathlib import Path
 
 import msgspec
 
+from workers.config.alarms import AlarmsConfig
+from workers.config.algorithm import AlgorithmConfig
 from workers.config.choices import (
     Advantage,
+    Aggregation,
     Bound,
     ClusterKind,
     DataKind,
     Dtype,
+    ImportanceLevel,
     Interrupt,
+    KlEstimator,
+    KlPlace,
     ModelSource,
     OffPolicy,
     Placement,
@@ -29,10 +35,12 @@ from workers.config.choices import (
     Security,
     SelfTestAction,
     Server,
+    Surrogate,
     Transport,
 )
 from workers.config.data import DataConfig
-from workers.config.generation import EngineConfig, EngineParallelConfig, EvaluationConfig, ModelConfig, RolloutConfig
+from workers.config.evaluation import EvaluationConfig
+from workers.config.generation import EngineConfig, EngineParallelConfig, ModelConfig, RolloutConfig
 from workers.config.reward import RewardConfig
 from workers.config.rules import (
     ConfigError,
@@ -48,7 +56,6 @@ from workers.config.system import (
 )
 from workers.config.training import (
     MEAN_TOLERANCE,
-    AlgorithmConfig,
     ParallelConfig,
     SelfTestConfig,
     StalenessConfig,
@@ -59,6 +66,8 @@ from workers.config.workflow import WorkflowConfig
 
 __all__ = [
     "Advantage",
+    "Aggregation",
+    "AlarmsConfig",
     "AlgorithmConfig",
     "AllocationConfig",
     "Bound",
@@ -73,7 +82,10 @@ __all__ = [
     "EngineConfig",
     "EngineParallelConfig",
     "EvaluationConfig",
+    "ImportanceLevel",
     "Interrupt",
+    "KlEstimator",
+    "KlPlace",
     "ModelConfig",
     "ModelSource",
     "OffPolicy",
@@ -94,6 +106,7 @@ __all__ = [
     "SelfTestConfig",
     "Server",
     "StalenessConfig",
+    "Surrogate",
     "TrainerConfig",
     "Transport",
     "TransportConfig",
@@ -125,13 +138,20 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     selftest: SelfTestConfig = field(default_factory=SelfTestConfig)
+    alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
 
     def check(self) -> None:
         """Check every part, then what holds between parts. Raises `ConfigError`."""
         for name in ("run", "allocation", "cluster", "model", "data", "workflow", "reward", "sandbox", "rollout", "engine", "staleness",
-                     "algorithm", "trainer", "weights", "evaluation", "checkpoint", "selftest", "transport"):
+                     "algorithm", "trainer", "weights", "evaluation", "checkpoint", "selftest", "alarms", "transport"):
             getattr(self, name).check()
+        if self.evaluates:
+            self._check_inference()
+            self._check_evaluation()
+            return
+        require(not self.evaluation.run, "evaluation.run", self.evaluation.run, "must be empty unless run.kind=evaluation",
+                "Evaluate a model alone with eval=greedy or eval=sampled")
         require(self.trainer.microbatch_tokens >= self.engine.context_length, "trainer.microbatch_tokens", self.trainer.microbatch_tokens,
                 f"must be at least engine.context_length={self.engine.context_length}", "The longest sample must fit into a micro-batch")
         require(self.trainer.warmup_steps <= self.run.num_steps, "trainer.warmup_steps", self.trainer.warmup_steps,
@@ -151,6 +171,11 @@ class Config:
         return self.run.kind is RunKind.supervised
 
     @property
+    def evaluates(self) -> bool:
+        """Whether this run trains nothing, and judges the answers of a model to held-out prompts."""
+        return self.run.kind is RunKind.evaluation
+
+    @property
     def rewards_apart(self) -> bool:
         """Whether verifiers run in elements of their own."""
         return self.reward.placement is Placement.array and not self.supervised
@@ -158,7 +183,7 @@ class Config:
     @property
     def self_test_action(self) -> SelfTestAction:
         """`selftest.action`, settled."""
-        if self.supervised:
+        if self.supervised or self.evaluates:
             return SelfTestAction.off
         if self.selftest.action is not SelfTestAction.auto:
             return self.selftest.action
@@ -174,7 +199,8 @@ class Config:
         """Inference servers of one rollout worker."""
         return max(1, self.allocation.replica_size // self.engine.parallel.unit)
 
-    def _check_rl(self) -> None:
+    def _check_inference(self) -> None:
+        """What holds wherever answers are generated."""
         unit = self.engine.parallel.unit
         require(self.allocation.replica_size % unit == 0, "allocation.replica_size", self.allocation.replica_size,
                 f"must be a multiple of the {unit} devices of one server (engine.parallel.tp * pp)",
@@ -183,9 +209,21 @@ class Config:
                 f"must be less than engine.context_length={self.engine.context_length}", "The prompt needs room too")
         require(self.reward.overlong_buffer <= self.workflow.max_new_tokens, "reward.overlong_buffer", self.reward.overlong_buffer,
                 f"must be at most workflow.max_new_tokens={self.workflow.max_new_tokens}", "Shorten the buffer")
-        require(self.algorithm.advantage is not Advantage.group_norm or self.workflow.group_size >= 2, "workflow.group_size",
-                self.workflow.group_size, "must be 2 or more with algorithm.advantage=group_norm",
-                "A group of one has no spread; use algorithm.advantage=batch_norm")
+
+    def _check_evaluation(self) -> None:
+        """What has no meaning where nothing is trained."""
+        where = "with run.kind=evaluation"
+        require(self.evaluation.enabled, "evaluation.enabled", False, f"must be true {where}", "There is nothing else to do")
+        require(not self.evaluation.every_steps, "evaluation.every_steps", self.evaluation.every_steps, f"must be 0 {where}", "There are no steps")
+        require(self.run.target_accuracy is None, "run.target_accuracy", self.run.target_accuracy, f"must be null {where}", "Nothing is trained")
+        require(self.reward.placement is Placement.node, "reward.placement", self.reward.placement.value, f"must be node {where}",
+                "There is one array, whose elements judge what they generate: use reward=node")
+
+    def _check_rl(self) -> None:
+        self._check_inference()
+        require(not self.algorithm.compares_groups or self.workflow.group_size >= 2, "workflow.group_size",
+                self.workflow.group_size, f"must be 2 or more with algorithm.advantage={self.algorithm.advantage.value}",
+                "A group of one has nothing to be compared with; use algorithm.advantage=batch_norm")
         if self.weights.transport is Transport.nccl:
             self._check_broadcasts()
 
@@ -204,6 +242,8 @@ class Config:
         require(not self.algorithm.critic, "algorithm.advantage", self.algorithm.advantage.value, f"must not be gae {where}",
                 "There are no rewards whose advantages a critic could estimate; leave algorithm at its default")
         require(not self.algorithm.kl_weight, "algorithm.kl_weight", self.algorithm.kl_weight, f"must be 0 {where}",
+                "The loss is the negative log-likelihood of the answers alone")
+        require(not self.algorithm.entropy_weight, "algorithm.entropy_weight", self.algorithm.entropy_weight, f"must be 0 {where}",
                 "The loss is the negative log-likelihood of the answers alone")
         require(self.run.target_accuracy is None, "run.target_accuracy", self.run.target_accuracy, f"must be null {where}",
                 "Nothing is generated that could be judged; run.num_steps ends the run")

@@ -6,10 +6,11 @@ import enum
 
 
 class RunKind(str, enum.Enum):
-    """What a run does: reinforcement learning, or supervised fine-tuning on prompts with their answers."""
+    """What a run does: reinforcement learning; supervised fine-tuning on prompts with their answers; or nothing but an evaluation."""
 
     rl = "rl"
     supervised = "supervised"
+    evaluation = "evaluation"
 
 
 class ClusterKind(str, enum.Enum):
@@ -108,10 +109,14 @@ class Placement(str, enum.Enum):
 
 
 class Advantage(str, enum.Enum):
-    """How rewards become advantages."""
+    """How rewards become advantages; docs/algorithms.md has the formulas."""
 
     group_norm = "group_norm"
+    group_center = "group_center"
+    leave_one_out = "leave_one_out"
     batch_norm = "batch_norm"
+    reinforce_pp = "reinforce_pp"
+    reinforce_pp_baseline = "reinforce_pp_baseline"
     gae = "gae"
 
 
@@ -123,11 +128,53 @@ class Proximal(str, enum.Enum):
     reuse = "reuse"
 
 
+class ImportanceLevel(str, enum.Enum):
+    """What a ratio of probabilities is of: a token; its response, the product over its tokens; that product's length-th root."""
+
+    token = "token"
+    sequence = "sequence"
+    geometric = "geometric"
+
+
+class Surrogate(str, enum.Enum):
+    """What bounds a step of the policy: PPO's clipped objective, clipped weights, soft gates, nothing."""
+
+    clip = "clip"
+    cispo = "cispo"
+    sapo = "sapo"
+    none = "none"
+
+
 class OffPolicy(str, enum.Enum):
-    """What is done with behaviour weights above the cap."""
+    """What is done with extreme behaviour weights: tokens outside the bounds are dropped, or their weights brought to them; or tokens are dropped
+    until the second moment of the rest is within its limit."""
 
     mask = "mask"
     clamp = "clamp"
+    second_moment = "second_moment"
+
+
+class KlEstimator(str, enum.Enum):
+    """How a divergence is estimated from sampled tokens."""
+
+    k1 = "k1"
+    k2 = "k2"
+    k3 = "k3"
+
+
+class KlPlace(str, enum.Enum):
+    """Where the divergence from the starting model stands: in the loss, or in the rewards, before they become advantages."""
+
+    loss = "loss"
+    reward = "reward"
+
+
+class Aggregation(str, enum.Enum):
+    """How the loss of tokens becomes one: their mean, the mean over responses of their means, or their sum over a fixed length for each."""
+
+    token_mean = "token_mean"
+    sequence_mean = "sequence_mean"
+    fixed_length = "fixed_length"
 
 
 class Recompute(str, enum.Enum):

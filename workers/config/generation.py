@@ -1,4 +1,4 @@
-"""Config of what happens on inference devices: model, leases, engine, evaluation."""
+"""Config of what happens on inference devices: model, leases, engine."""
 
 from __future__ import annotations
 
@@ -22,18 +22,23 @@ class ModelConfig:
                 "Give the Hugging Face folder of the starting model (config.json, *.safetensors, tokenizer.json)")
 
 
+AUTO = "auto"
+
+
 @dataclass
 class RolloutConfig:
-    """Leases and failures of rollout workers."""
+    """Leases and failures of rollout workers. `concurrency`: training groups in flight over all workers, or `auto`: as few as keep their
+    engines saturated, found while the run goes on (docs/staleness.md)."""
 
-    concurrency: int = 16
+    concurrency: int | str = 16
     max_attempts: int = 3
     max_idle_minutes: float = 10.0
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
-        require(self.concurrency >= 1, "rollout.concurrency", self.concurrency, "must be at least 1",
-                "It is the number of groups in flight over all workers")
+        known = self.concurrency >= 1 if isinstance(self.concurrency, int) else self.concurrency == AUTO
+        require(known, "rollout.concurrency", self.concurrency,
+                f"must be a whole number of at least 1, or {AUTO}", "It is the number of groups in flight over all workers")
         require(self.max_attempts >= 1, "rollout.max_attempts", self.max_attempts, "must be at least 1",
                 "A group that fails this often is set aside")
         require(self.max_idle_minutes > 0, "rollout.max_idle_minutes", self.max_idle_minutes, "must be positive",
@@ -140,17 +145,3 @@ class EngineConfig:
                     "It runs on one device; a replica of several devices has a server on each")
         for name in ("python", "device", "extra_args", "mem_fraction"):
             require(not getattr(self, name), f"engine.{name}", getattr(self, name), f"must be empty {where}", "It is for engine.server=sglang")
-
-
-@dataclass
-class EvaluationConfig:
-    """Held-out evaluation through the same fleet: before, every `every_steps`, after; never unless `enabled`."""
-
-    enabled: bool = True
-    every_steps: int = 0
-
-    def check(self) -> None:
-        """Raise `ConfigError` on a value that cannot work."""
-        require(self.every_steps >= 0, "evaluation.every_steps", self.every_steps, "must not be negative", "0 evaluates only before and after")
-        require(self.enabled or not self.every_steps, "evaluation.every_steps", self.every_steps, "must be 0 with evaluation.enabled=false",
-                "Leave one of them out")

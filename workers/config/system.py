@@ -11,7 +11,8 @@ from workers.config.rules import require
 
 @dataclass
 class RunConfig:
-    """What to run and where. `kind`: `supervised` trains on answers that the data set knows; nothing is generated (docs/trainer.md)."""
+    """What to run and where. `kind`: `supervised` trains on answers that the data set knows; nothing is generated (docs/trainer.md).
+    `evaluation` trains nothing (docs/evaluation.md)."""
 
     kind: RunKind = RunKind.rl
     name: str = "headway"

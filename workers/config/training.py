@@ -1,74 +1,28 @@
-"""Config of what happens on training devices: staleness, objective, optimiser, weights."""
+"""Config of what happens on training devices: staleness, optimiser, weights. The objective: algorithm.py."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.config.choices import Advantage, Bound, Dtype, OffPolicy, Proximal, Recompute, Schedule, Security, SelfTestAction, Transport
+from workers.config.choices import Bound, Dtype, Recompute, Schedule, Security, SelfTestAction, Transport
 from workers.config.rules import require
 
 
 @dataclass
 class StalenessConfig:
-    """How far rollouts may run ahead of the trainer."""
+    """How far rollouts may run ahead of the trainer. `target`: the mean age in training steps up to which groups are admitted, at most `eta` (null:
+    `eta` itself); room below `eta` is time for stragglers, which `bound=hard` would wait for (docs/staleness.md)."""
 
     eta: int = 4
     bound: Bound = Bound.admission
+    target: float | None = None
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
         require(self.eta >= 0, "staleness.eta", self.eta, "must be 0 or more",
                 "0 is synchronous training, 4 the paper's choice for code, 8 for mathematics")
-
-
-@dataclass
-class AlgorithmConfig:
-    """The objective: decoupled PPO (AReaL, arXiv 2505.24298, Eq. 5), or plain PPO with `decoupled=false`.
-
-    `proximal` says where the proximal policy's log-probs come from for all minibatches of a step but the first, whose own pass has them
-    exactly: `recompute` makes a forward pass before the step; `loglinear` goes from the behaviour policy's towards the current ones, by
-    a token's age (A-3PO, arXiv 2512.06547); `reuse` takes the current ones, so that nothing is clipped. The last two need no extra pass.
-
-    `kl_weight` times the divergence from the starting model (GRPO, arXiv 2402.03300, Eq. 4) is added to the loss; 0 holds no such model.
-
-    `advantage=gae` trains a critic beside the policy: GAE (arXiv 1506.02438) by `gamma` and `gae_lambda` over a response's tokens. It
-    begins as the starting model, learns with `critic_lr` on the trainer's schedule, alone for the first `critic_warmup_steps` steps (which
-    count for the policy's schedule too). Its loss is clipped (PPO, arXiv 1707.06347, as in OpenAI's baselines): in one step a value is not
-    moved further than `value_clip`, in units of the reward (baselines: 0.2, where returns are about 1); 0 does not clip.
-    """
-
-    decoupled: bool = True
-    proximal: Proximal = Proximal.recompute
-    advantage: Advantage = Advantage.group_norm
-    clip_epsilon: float = 0.2
-    behavior_cap: float = 5.0
-    off_policy: OffPolicy = OffPolicy.mask
-    kl_weight: float = 0.0
-    gamma: float = 1.0
-    gae_lambda: float = 1.0
-    critic_lr: float = 1e-5
-    critic_warmup_steps: int = 0
-    value_clip: float = 1.0
-
-    @property
-    def critic(self) -> bool:
-        """Whether a critic is trained."""
-        return self.advantage is Advantage.gae
-
-    def check(self) -> None:
-        """Raise `ConfigError` on a value that cannot work."""
-        require(0 < self.clip_epsilon < 1, "algorithm.clip_epsilon", self.clip_epsilon, "must be in (0, 1)", "The paper uses 0.2")
-        require(self.behavior_cap >= 1, "algorithm.behavior_cap", self.behavior_cap, "must be 1 or more",
-                "Tokens whose proximal/behaviour ratio is above it are masked or clamped")
-        require(self.kl_weight >= 0, "algorithm.kl_weight", self.kl_weight, "must not be negative", "GRPO uses 0.04; 0 needs no reference model")
-        for key in ("gamma", "gae_lambda"):
-            require(0 <= getattr(self, key) <= 1, f"algorithm.{key}", getattr(self, key), "must be from 0 to 1", "The paper uses 1")
-        require(0 <= self.critic_lr < 1, "algorithm.critic_lr", self.critic_lr, "must be from 0 to less than 1", "Try 1e-5")
-        require(self.critic_warmup_steps >= 0, "algorithm.critic_warmup_steps", self.critic_warmup_steps, "must not be negative",
-                "0 trains the policy from the first step")
-        require(self.critic or not self.critic_warmup_steps, "algorithm.critic_warmup_steps", self.critic_warmup_steps,
-                f"must be 0 with algorithm.advantage={self.advantage.value}", "There is a critic with algorithm.advantage=gae only")
-        require(self.value_clip >= 0, "algorithm.value_clip", self.value_clip, "must not be negative", "0 does not limit the values' changes")
+        require(self.target is None or 0 <= self.target <= self.eta, "staleness.target", self.target,
+                f"must be from 0 to staleness.eta={self.eta}", "null admits as far ahead as eta allows")
 
 
 @dataclass

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workers.messages.groups import group_firsts, head_step, token_steps
+from workers.messages.groups import group_firsts, head_step, samples, token_steps
 from workers.messages.types import Group
 
 
 @dataclass(frozen=True)
 class BatchAges:
-    """How old the groups of one batch are, in training steps, when they are consumed at `step`; `tokens_trained`: those that the loss counts."""
+    """How old the groups of one batch are, in training steps, when they are consumed at `step`; `tokens_trained`: those that the loss counts;
+    `share_truncated`: the share of responses that ended because there was no room for more."""
 
     step: int
     head_ages: list[int]
@@ -26,10 +27,12 @@ class BatchAges:
     num_samples: int
     tokens_trained: int
     share_no_spread: float
+    share_truncated: float
 
 
-def measure(step: int, groups: list[Group]) -> BatchAges:
-    """Measure the batch of `step`; a group's age is that of its oldest first token."""
+def measure(step: int, groups: list[Group], max_new_tokens: int, context_length: int) -> BatchAges:
+    """Measure the batch of `step`; a group's age is that of its oldest first token. A turn has at most `max_new_tokens`, a sample
+    with its prompt `context_length`."""
     ages = [step - token_steps(group) for group in groups]
     tokens = np.concatenate(ages)
     rewards = [np.asarray(group.rewards)[group_firsts(group)] for group in groups]
@@ -45,7 +48,15 @@ def measure(step: int, groups: list[Group]) -> BatchAges:
         num_samples=sum(group.rewards.size for group in groups),
         tokens_trained=sum(int(group.loss_mask.sum()) for group in groups),
         share_no_spread=float(np.mean([np.ptp(reward) == 0 for reward in rewards])),
+        share_truncated=float(np.concatenate([truncated(group, max_new_tokens, context_length) for group in groups]).mean()),
     )
+
+
+def truncated(group: Group, max_new_tokens: int, context_length: int) -> np.ndarray:
+    """Which samples are as long as they may be, bool [n]: in their last turn, or with the prompt. One that ends with its last token counts too
+    (as in verl's response_length/clip_ratio)."""
+    last_turns = [int(np.argmin(np.append(view.loss_mask[::-1], False))) for view in samples(group)]
+    return (np.array(last_turns) >= max_new_tokens) | (group.prompt.size + np.asarray(group.lengths) >= context_length)
 
 
 @dataclass

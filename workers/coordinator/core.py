@@ -22,6 +22,7 @@ from __future__ import annotations
 from workers.config import ClusterKind, Config
 from workers.coordinator.accounting import Totals
 from workers.coordinator.broadcasts import Broadcasts
+from workers.coordinator.concurrency import Concurrency
 from workers.coordinator.delivery import Delivery
 from workers.coordinator.departures import follow_up
 from workers.coordinator.evaluation import Evaluation
@@ -89,13 +90,16 @@ class Coordinator:
     def __init__(self, config: Config, prompts: Prompts, epoch: int, now: float, snapshot: Snapshot | None = None,
                  examples: TrainingExamples | None = None) -> None:
         self.config, self.epoch = config, epoch
-        self.policy = StalenessPolicy(config.staleness.eta, config.trainer.batch_groups, config.staleness.bound)
+        self.policy = StalenessPolicy(config.staleness.eta, config.trainer.batch_groups, config.staleness.bound,
+                                      config.staleness.target)
+        self.concurrency = Concurrency(config.rollout.concurrency, config.trainer.batch_groups)
         self.ledger = Ledger(config.rollout.max_attempts, epoch * ATTEMPTS_PER_EPOCH)
         self.registry = Registry(config.transport.heartbeat_timeout_s, config.transport.reconnect_grace_s)
         heldout = prompts.heldout()
         self.evaluation = Evaluation(len(heldout), config.rollout.max_attempts, num_leases=epoch * EVALUATION_LEASES_PER_EPOCH)
         self.totals, self.lineage = Totals(), Lineage({epoch: 0})
-        self.office = LeaseOffice(config, prompts, heldout, self.ledger, self.evaluation, self.registry, self.policy, self.totals)
+        self.office = LeaseOffice(config, prompts, heldout, self.ledger, self.evaluation, self.registry, self.policy, self.totals,
+                                  self.concurrency)
         self.rejections = Rejections(config.workflow.keep, config.workflow.max_rejected, config.trainer.batch_groups)
         self.training = Training(config, epoch, self.ledger, self.evaluation, self.registry, self.policy, self.totals, self.rejections)
         self.supervision = Supervision(examples, self.ledger, config.trainer.batch_groups, config.engine.context_length) if examples else None
@@ -126,13 +130,16 @@ class Coordinator:
         self.lineage.forks = {**snapshot.forks, self.epoch: snapshot.step}
         if snapshot.rejections is not None:
             self.rejections.restore(snapshot.rejections)
+        if snapshot.concurrency is not None:
+            self.concurrency.restore(snapshot.concurrency)
         self.returning.expect()
 
     def snapshot(self, seconds: float, positions: dict[str, int]) -> Snapshot:
         """The state now, which is to be one between two steps; see `Snapshot` for the arguments."""
         training = self.training
         return Snapshot(training.step, self.epoch, save_ledger(self.ledger), save_evaluation(self.evaluation), save_totals(self.totals),
-                        dict(self.lineage.forks), training.early_reason, seconds, positions, self.rejections.save())
+                        dict(self.lineage.forks), training.early_reason, seconds, positions, self.rejections.save(),
+                        self.concurrency.save())
 
     @property
     def replaceable(self) -> bool:
@@ -182,6 +189,7 @@ class Coordinator:
                 self.outbox += self.training.asked(peer, message)
             case StepFinished() if worker.role is Role.trainer:
                 self.training.step_finished(message)
+                self.concurrency.decide(now, self.ledger.running, len(self.ledger.finished))
                 self.last_progress = now
                 self._announce(message.announcement)
                 self.broadcasts.announced(now)
@@ -215,6 +223,8 @@ class Coordinator:
         self.outbox += [(peer, answer) for answer in answers]
         if progress:
             self.failed_workers, self.last_progress = 0, now
+            if isinstance(message, GroupFinished):
+                self.concurrency.ended(message.group, now)
         if cause:
             self.end(cause)
 
@@ -316,10 +326,13 @@ class Coordinator:
             self.end(cause)
             return
         if self.supervision is None:
-            self.outbox.extend(self.office.assign(training.announcement.version, training=not training.is_over))
+            leases = self.office.assign(training.announcement.version, training=not training.is_over)
+            self.outbox.extend(leases)
         elif training.next_batch < self.config.run.num_steps and (cause := self.supervision.fill(self.epoch, training.next_batch)):
             self.end(cause)
             return
         self.outbox.extend(training.form_batch(now))
+        if self.supervision is None:
+            self.office.watch(leases, now, training.trainer_waits)
         if not training.is_over:
             self.outbox += self.broadcasts.consider(training.announcement.version, now)

@@ -1,8 +1,9 @@
 """How a coordinator goes away.
 
 The run has ended: record the outcome, cancel the elements that wait in the queue, say Finish to every worker, wait for their Goodbye
-(at most `FAREWELL_S`), write the summary, remove the published weights. A failure is recorded first of all; a complete run only at the
-end, because the trainer may still fail to export the model, for which it has all the time it needs while it is heard from.
+(at most `FAREWELL_S`), write the summary, remove the published weights, have the report written. A failure is recorded first of all; a
+complete run only at the end, because the trainer may still fail to export the model, for which it has all the time it needs while it is
+heard from.
 
 Only this incarnation ends (time limit, preemption, crash of the trainer): tell the workers that another one will come. If the whole
 run was asked to pause (`stop --drain`), nobody is left to tell, and the outcome says that it can be resumed.
@@ -11,7 +12,9 @@ run was asked to pause (`stop --drain`), nobody is left to tell, and the outcome
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -20,6 +23,7 @@ from workers.coordinator import reporting
 from workers.coordinator.core import Coordinator
 from workers.files import write_atomic
 from workers.messages.types import Finish, HeartbeatReply, Role, Suspended
+from workers.processes import describe_exit
 from workers.rundir import RunFolder
 
 if TYPE_CHECKING:
@@ -27,12 +31,35 @@ if TYPE_CHECKING:
 
 FAREWELL_S = 15.0
 CANCEL_S = 5.0
+REPORT_S = 8.0
+"""With the farewell, less than the trainer waits for its coordinator to end."""
 
 
 def cancel_waiting(core: Coordinator, run: RunFolder) -> None:
     """Cancel the elements that wait in SLURM's queue; outside SLURM there are none."""
     if core.replaceable:
         slurm.cancel_waiting_of(run)
+
+
+async def write_report(run: RunFolder) -> None:
+    """Have report.html written, as `headway report` does it: by a process of its own, whose failure is said in this one's log and changes
+    nothing."""
+    process = None
+    try:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "launcher.report", str(run.path), stdin=asyncio.subprocess.DEVNULL)
+        status = await asyncio.wait_for(process.wait(), REPORT_S)
+        trouble = describe_exit(status) if status else ""
+    except TimeoutError:
+        trouble = f"takes more than {REPORT_S:g} s"
+    except OSError as error:
+        trouble = f"cannot be started ({error})"
+    finally:
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                process.kill()
+            await process.wait()
+    if trouble:
+        print(f"no report: its process {trouble}. Later: headway report {run.path}", flush=True)
 
 
 class Farewell:
@@ -57,6 +84,8 @@ class Farewell:
         reason = self.core.left or ""
         for peer in list(self.core.registry.workers):
             await self.worker.sockets.send(peer, Suspended(reason))
+        if self.core.drain_reason:
+            await write_report(self.run)
         return 0
 
     async def _end(self, receiving: asyncio.Task) -> None:
@@ -86,3 +115,4 @@ class Farewell:
         summary = reporting.summary(self.core, self.worker.evaluations, seconds)
         write_atomic(self.run.summary, json.dumps(summary, indent=2).encode() + b"\n")
         self.run.remove_weights(self.worker.config.weights.dir)
+        await write_report(self.run)

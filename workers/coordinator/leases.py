@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from workers.config import Config
 from workers.coordinator.accounting import Totals
+from workers.coordinator.concurrency import Concurrency
 from workers.coordinator.evaluation import Evaluation
 from workers.coordinator.ledger import Ledger
 from workers.coordinator.registry import Registry
@@ -39,15 +40,26 @@ class LeaseOffice:
     """Decides who gets which prompt. A worker has `capacity` samples at once; what it has leased already counts against that."""
 
     def __init__(self, config: Config, prompts: Prompts, heldout: Sequence[Prompt], ledger: Ledger, evaluation: Evaluation,
-                 registry: Registry, policy: StalenessPolicy, totals: Totals) -> None:
+                 registry: Registry, policy: StalenessPolicy, totals: Totals, concurrency: Concurrency) -> None:
         self.config, self.prompts, self.heldout, self.ledger = config, prompts, heldout, ledger
-        self.evaluation, self.registry, self.policy, self.totals = evaluation, registry, policy, totals
+        self.evaluation, self.registry, self.policy, self.totals, self.concurrency = evaluation, registry, policy, totals, concurrency
         self._leased = {Purpose.evaluation: 0, Purpose.training: 0}  # samples, since the evaluation began
 
     def may_train(self, step: int) -> bool:
         """Whether another training group may start at `step`; a parked one has been admitted already."""
-        room = len(self.ledger.running) < self.config.rollout.concurrency
+        room = len(self.ledger.running) < self.concurrency.limit
         return room and (bool(self.ledger.parked) or self.policy.may_admit(self.ledger.admitted, step))
+
+    def watch(self, granted: Iterable[tuple[bytes, Leases]], now: float, trainer_waits: bool) -> None:
+        """Have the concurrency see what was granted, what runs now, and whether the trainer waits for that."""
+        for _, leases in granted:
+            for lease in leases.leases:
+                if lease.purpose is Purpose.training:
+                    self.concurrency.began(lease.group_id, now)
+        size, ready = self.config.workflow.group_size, [worker for worker in self.registry.ready() if worker.capacity]
+        held_out = len(self.evaluation.running) * self.config.evaluation.num_samples / size
+        self.concurrency.look(now, len(self.ledger.running), held_out, len(ready) * self.config.num_servers,
+                              sum(worker.capacity // size for worker in ready), trainer_waits)
 
     def assign(self, version: Version, training: bool) -> list[tuple[bytes, Leases]]:
         """Lease whatever can be leased now; `training`: whether training groups are still wanted."""
@@ -56,7 +68,7 @@ class LeaseOffice:
         granted: dict[bytes, list[Lease]] = {}
         rooms, tokens = self._rooms(), self._tokens_per_sample()
         while (purpose := self._turn(version, training)) is not None:
-            size = 1 if purpose is Purpose.evaluation else self.config.workflow.group_size
+            size = self.config.evaluation.num_samples if purpose is Purpose.evaluation else self.config.workflow.group_size
             peer = rooms.least_busy(size)
             if peer is not None:
                 rooms.take(peer, size, size * tokens)
@@ -89,7 +101,7 @@ class LeaseOffice:
                 leased[lease.worker].append((group_id, lease.attempt, self.config.workflow.group_size))
         for group_id, (_, attempt, peer) in self.evaluation.running.items():
             if peer in leased:
-                leased[peer].append((group_id, attempt, 1))
+                leased[peer].append((group_id, attempt, self.config.evaluation.num_samples))
         tokens = self._tokens_per_sample()
         return Rooms({worker.peer: room_of(worker, leased[worker.peer], tokens) for worker in self.registry.ready() if worker.capacity})
 

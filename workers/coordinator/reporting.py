@@ -9,7 +9,11 @@ from workers.coordinator.evaluation import Result
 from workers.coordinator.training import HeldoutLoss, StepRecord
 from workers.coordinator.update_group import Phase
 from workers.coordinator.waiting import waiting
+from workers.evaluation.statistics import Judged, figures
 from workers.messages.types import Role, WorkerStatus
+
+MAX_PROMPT, MAX_REFERENCE, MAX_RESPONSE = 1000, 200, 2000
+"""Characters of heldout_samples.jsonl: the end of a prompt, the beginnings of the others."""
 
 
 def fleet(coordinator: Coordinator) -> WorkerStatus:
@@ -33,7 +37,8 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float) ->
     histogram = Counter(ages.head_ages)
     return {
         "step": record.step, "seconds": round(seconds, 3), "reward": ages.mean_reward, "accuracy": ages.mean_score,
-        "response_tokens": ages.mean_length, "num_samples": ages.num_samples, "share_no_spread": ages.share_no_spread,
+        "response_tokens": ages.mean_length, "share_truncated": ages.share_truncated, "num_samples": ages.num_samples,
+        "share_no_spread": ages.share_no_spread,
         "staleness_mean": sum(ages.head_ages) / len(ages.head_ages), "staleness_max": max(ages.head_ages),
         "staleness_histogram": {str(age): histogram[age] for age in sorted(histogram)},
         "token_age_mean": ages.mean_token_age, "token_age_max": ages.max_token_age, "share_mixed_versions": ages.share_mixed,
@@ -41,8 +46,8 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float) ->
         **record.metrics,
         "tokens_trained": coordinator.totals.tokens_trained, "tokens_generated": coordinator.totals.tokens_generated,
         "tokens_interrupted": coordinator.totals.tokens_interrupted, "buffer": len(coordinator.ledger.finished),
-        "running": len(coordinator.ledger.running), "num_set_aside": len(coordinator.ledger.set_aside),
-        "num_retries": coordinator.totals.num_retries, "rollout_idle_s": round(rollouts.idle_s, 3),
+        "running": len(coordinator.ledger.running), "concurrency": coordinator.concurrency.limit, "num_set_aside": len(coordinator.ledger.set_aside),
+        "num_retries": coordinator.totals.num_retries, "replicas": len(coordinator.registry.ready()), "rollout_idle_s": round(rollouts.idle_s, 3),
         "weight_updates": rollouts.num_updates, "weight_update_s": round(rollouts.update_s, 3),
         **{f"weight_{name}": round(getattr(rollouts, name), 3) for name in ("pause_s", "load_s", "prefill_s", "fetch_s")},
         "weight_fetch_bytes": rollouts.fetch_bytes, "weight_fallbacks": rollouts.num_fallbacks, "weight_chunks_refetched": rollouts.num_refetched,
@@ -52,11 +57,21 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float) ->
     }
 
 
-def evaluation_record(result: Result, seconds: float) -> dict:
-    """One line of evaluations.jsonl."""
+def evaluation_record(coordinator: Coordinator, result: Result, seconds: float) -> dict:
+    """One line of evaluations.jsonl; `accuracy` is avg@k, 'avg', 'pass' and 'maj' are those of `statistics.figures`."""
+    config = coordinator.config.evaluation
+    told = figures([Judged(*samples) for samples in result.samples], config.ks, config.confidence) if result.samples else {}
     return {"step": result.step, "seconds": round(seconds, 3), "accuracy": result.accuracy, "reward": result.mean_reward,
             "num_prompts": result.num_prompts, "num_failed": result.num_failed, "first_step": result.first_step,
-            "last_step": result.last_step, "example": result.example}
+            "last_step": result.last_step, "example": result.example, "temperature": config.temperature, **told}
+
+
+def samples_record(coordinator: Coordinator, result: Result) -> dict:
+    """One line of heldout_samples.jsonl: the first held-out prompts with the beginnings of their answers, bounded in size."""
+    prompts = coordinator.office.heldout
+    return {"step": result.step, "samples": [
+        {"prompt_id": prompts[index].id, "prompt": prompts[index].text[-MAX_PROMPT:], "reference": prompts[index].reference[:MAX_REFERENCE],
+         "response": text[:MAX_RESPONSE], "score": score} for index, (text, score) in result.shown.items()]}
 
 
 def heldout_record(coordinator: Coordinator, result: HeldoutLoss, seconds: float) -> dict:
@@ -72,7 +87,7 @@ def status(coordinator: Coordinator, now: float, seconds: float, wall: float, re
         "time": wall, "kind": state.config.run.kind.value, "epoch": state.epoch, "seconds": round(seconds, 1), "step": max(0, state.training.step),
         "complete": state.ended == "", "num_steps": state.config.run.num_steps, "eta": state.policy.eta, "bound": state.policy.bound.value,
         "waiting": waiting(state), "buffer": len(state.ledger.finished), "running": len(state.ledger.running),
-        "admitted": state.ledger.admitted, "set_aside": len(state.ledger.set_aside),
+        "concurrency": state.concurrency.limit, "admitted": state.ledger.admitted, "set_aside": len(state.ledger.set_aside),
         "rejected": state.ledger.num_rejected, "share_rejected": round(state.rejections.share, 4),
         "parked": len(state.ledger.parked), "suspended": state.left or state.drain_reason or ("saving" if state.suspending else ""),
         "replicas_ready": len(state.registry.ready()), "min_replicas": state.config.allocation.min_replicas,

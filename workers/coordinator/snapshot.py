@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from workers.coordinator.accounting import Totals
+from workers.coordinator.concurrency import ConcurrencyState
 from workers.coordinator.evaluation import Evaluation
 from workers.coordinator.ledger import Finished, Ledger, Parked, Running
 from workers.coordinator.rejections import RejectionsState
@@ -73,6 +74,8 @@ class EvaluationState(Struct, frozen=True):
     failed: dict[int, str]
     steps: list[int]
     example: str
+    samples: dict[int, tuple[list[float], list[str]]] = {}
+    texts: dict[int, str] = {}
 
 
 class TotalsState(Struct, frozen=True):
@@ -89,8 +92,8 @@ class TotalsState(Struct, frozen=True):
 
 
 class Snapshot(Message, frozen=True):
-    """All of it. `positions`: bytes of each metrics file that belong to this state; `seconds`: time trained so far; `rejections`: None in
-    states of runs that knew none."""
+    """All of it. `positions`: bytes of each metrics file that belong to this state; `seconds`: time trained so far; `rejections`, `concurrency`:
+    None in states of runs that knew none."""
 
     step: int
     epoch: int
@@ -102,6 +105,7 @@ class Snapshot(Message, frozen=True):
     seconds: float
     positions: dict[str, int]
     rejections: RejectionsState | None = None
+    concurrency: ConcurrencyState | None = None
 
     def encode(self) -> bytes:
         """As bytes; `decode` is the inverse."""
@@ -146,7 +150,7 @@ def save_evaluation(evaluation: Evaluation) -> EvaluationState | None:
     if not evaluation.active:
         return None
     return EvaluationState(evaluation.step, dict(evaluation.scores), dict(evaluation.rewards), dict(evaluation.failed),
-                           sorted(evaluation.steps), evaluation.example)
+                           sorted(evaluation.steps), evaluation.example, dict(evaluation.samples), dict(evaluation.texts))
 
 
 def restore_evaluation(evaluation: Evaluation, state: EvaluationState | None) -> None:
@@ -156,6 +160,9 @@ def restore_evaluation(evaluation: Evaluation, state: EvaluationState | None) ->
     evaluation.start(state.step)
     evaluation.scores, evaluation.rewards, evaluation.failed = dict(state.scores), dict(state.rewards), dict(state.failed)
     evaluation.steps, evaluation.example = set(state.steps), state.example
+    # A state of a run that knew none: each prompt had one sample.
+    evaluation.samples = {index: ([score], [""]) for index, score in state.scores.items()} | dict(state.samples)
+    evaluation.texts = dict(state.texts)
     evaluation.skip(evaluation.scores.keys() | evaluation.failed.keys())
 
 

@@ -7,7 +7,8 @@ Admission (AReaL, arXiv 2505.24298, Eq. 3, in groups): a group may start iff
     admitted < (v + eta + 1) * B            where admitted counts groups running, finished or consumed.
 
 A failed group gives its place back. eta = 0 is synchronous RL. This bounds how far rollouts run ahead, not the age of
-a straggler when it is consumed.
+a straggler when it is consumed. The mean age of what is consumed it does bound: whatever order groups are consumed in, their batches' numbers
+add up to the same as in the order of admission, in which none is older than eta. So a `target` < eta in place of eta bounds that mean.
 
 Hard: nothing consumed is older than eta, and nothing is dropped to get there. A group admitted at version a has the
 deadline a + eta: batch i may take it only if i <= a + eta. Batch i takes finished groups by earliest deadline, and
@@ -45,10 +46,12 @@ class StalenessPolicy:
     eta: int
     batch_groups: int
     bound: Bound
+    target: float | None = None
 
     def may_admit(self, admitted: int, version: int) -> bool:
         """Whether one more group may start at `version` when `admitted` are running, finished or consumed."""
-        return admitted < (version + self.eta + 1) * self.batch_groups
+        ahead = self.eta if self.target is None else min(self.target, self.eta)
+        return admitted < (version + ahead + 1) * self.batch_groups
 
     def may_return(self, admitted: int, version: int, admitted_at: int, unconsumed: Iterable[int], next_batch: int) -> bool:
         """Whether a group that was given up for lost may be admitted once more, with what was generated since version `admitted_at`.

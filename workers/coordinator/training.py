@@ -217,7 +217,8 @@ class Training:
         group_ids = sorted(chosen, key=index_of)
         groups = self.ledger.take(group_ids)
         shares = make_shares(self.config, step, groups, self._num_shares, now)
-        self.in_training.append(InTraining(step, group_ids, measure(step, groups), shares))
+        ages = measure(step, groups, self.config.workflow.max_new_tokens, self.config.engine.context_length)
+        self.in_training.append(InTraining(step, group_ids, ages, shares))
         waiting = {share: asked.peer for share, asked in self._asked.items() if asked.step == step}
         self._asked = {share: asked for share, asked in self._asked.items() if share not in waiting}
         return [(peer, shares[share]) for share, peer in waiting.items()]

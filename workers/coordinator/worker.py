@@ -2,7 +2,7 @@
 
     sockets --receive--> core.handle -----> outbox --send--> workers
     clock, stop file, launcher's lock, SIGTERM, newest epoch --> core.tick / core.end / core.drain / core.left
-                              core.training.records --> metrics.jsonl, TensorBoard;   every second --> status.json
+                              core.training.records --> metrics.jsonl, TensorBoard, health --> alarms;   every second --> status.json
                               core.checkpoint --> coordinator.msgpack, beside the trainer's part
 
 Waits: only for messages, with a tick every quarter of a second. How it ends is in farewell.py.
@@ -26,6 +26,7 @@ from workers.coordinator import reporting
 from workers.coordinator.core import Coordinator
 from workers.coordinator.farewell import Farewell, cancel_waiting
 from workers.coordinator.fleet_watch import FleetWatch
+from workers.coordinator.health import Health
 from workers.coordinator.snapshot import SnapshotError, decode
 from workers.coordinator.spilled import Spilled
 from workers.coordinator.training import HeldoutLoss, StepRecord
@@ -60,6 +61,8 @@ class CoordinatorWorker:
         self.spilled = Spilled(run, self.core, self.config.transport.max_message_mb)
         self.recorder = Recorder(run, snapshot.positions, snapshot.step) if snapshot else Recorder(run)
         self.evaluations = read_lines(run.evaluations)
+        self.health = Health(self.config)
+        self.health.resume(read_lines(run.metrics))
         self._started = time.monotonic() - (snapshot.seconds if snapshot else 0.0)
         self._fleet_watch = FleetWatch(run, self.core)
         self._next_status = self._next_tick = 0.0
@@ -162,6 +165,7 @@ class CoordinatorWorker:
         """Write status.json."""
         now = time.monotonic()
         status = reporting.status(self.core, now, self.seconds, time.time(), self.sockets.num_refused, self.sockets.num_malformed)
+        status["alarms"] = self.health.active
         status["checkpoint"] = checkpoints.describe(self.run, checkpoints.scores(self.evaluations), time.time())
         write_atomic(self.run.status, json.dumps(status).encode())
 
@@ -172,12 +176,23 @@ class CoordinatorWorker:
             return
         for record in records:
             if isinstance(record, StepRecord):
-                self.recorder.step(reporting.step_record(self.core, record, self.seconds))
+                self._record_step(reporting.step_record(self.core, record, self.seconds))
                 self.recorder.consumed(record.step - 1, record.consumed)
                 continue
             self.evaluations.append(reporting.heldout_record(self.core, record, self.seconds) if isinstance(record, HeldoutLoss)
-                                    else reporting.evaluation_record(record, self.seconds))
+                                    else reporting.evaluation_record(self.core, record, self.seconds))
             self.recorder.evaluation(self.evaluations[-1])
+            if not isinstance(record, HeldoutLoss):
+                self.recorder.samples(reporting.samples_record(self.core, record))
+
+    def _record_step(self, record: dict) -> None:
+        """Write a step with what it means for the alarms; one that is to end the run does."""
+        changes = self.health.step(record)
+        for change in changes:
+            print(change, flush=True)
+        self.recorder.step(record | self.health.metrics | ({"alarm_changes": changes} if changes else {}))
+        if cause := self.health.cause:
+            self.core.end(cause)
 
     async def flush(self) -> None:
         """Send what the state machine has to say."""

@@ -33,6 +33,7 @@ def check_group(group: Group) -> None:
         "rewards and scores must have one item a sample": group.rewards.size == group.scores.size == group.lengths.size,
         "episodes must have one item a sample and ascend from 0 without a gap":
             group.episodes is None or _numbered(group.episodes, group.lengths.size),
+        "answers must have one item an episode, or none": len(group.answers) in (0, group_firsts(group).size),
         "version runs must cover sum(lengths) tokens":
             group.epochs.size == group.steps.size == group.run_lengths.size and int(group.run_lengths.sum()) == total
             and bool((group.run_lengths > 0).all()),

@@ -144,7 +144,8 @@ class Group(Struct, frozen=True):
     `epochs` and `steps` are run-length coded over the flattened tokens by `run_lengths`: which version sampled each.
     `rewards` has one entry a sample. Tokens that no weights sampled (of users, of tools) have a `loss_mask` of False, a log-prob of 0, and the
     version of the sampled token before them, or of the sample's first. `prompt` is what all samples begin with. `episodes`: each sample's
-    episode, ascending from 0; samples of an episode have the same reward. None: every sample is an episode.
+    episode, ascending from 0; samples of an episode have the same reward. None: every sample is an episode. `answers`: of an evaluation, the
+    answer that was found in what each episode had judged, '' where none was.
     """
 
     group_id: Name
@@ -167,6 +168,7 @@ class Group(Struct, frozen=True):
     reward_s: float = 0.0
     first_text: Text = ""
     episodes: Int32 | None = None
+    answers: list[Text] = []
 
 
 class WorkerStatus(Struct, frozen=True):

@@ -1,7 +1,8 @@
 """Writes what a run measures: metrics.jsonl and evaluations.jsonl, one JSON object a line, and the same to TensorBoard.
 
-consumed.jsonl names the prompts that each step has consumed. All files belong to the state of the run: a checkpoint notes how long
-they were (`positions`), and whoever goes on from it cuts off what a lost lineage has written after that.
+consumed.jsonl names the prompts that each step has consumed, heldout_samples.jsonl shows answers to held-out prompts. All files belong to
+the state of the run: a checkpoint notes how long they were (`positions`), and whoever goes on from it cuts off what a lost lineage has
+written after that.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Recorder:
     def __init__(self, run: RunFolder, positions: Mapping[str, int] | None = None, step: int = 0) -> None:
         """`positions`, `step`: what a checkpoint noted; without them the files are begun, over whatever an earlier start has left."""
         self._run = run
-        self._files = {path.name: path for path in (run.metrics, run.evaluations, run.consumed)}
+        self._files = {path.name: path for path in (run.metrics, run.evaluations, run.consumed, run.heldout_samples)}
         for name, path in self._files.items():
             if path.exists():
                 os.truncate(path, min(path.stat().st_size, (positions or {}).get(name, 0)))
@@ -52,6 +53,11 @@ class Recorder:
     def evaluation(self, record: Mapping[str, Value]) -> None:
         """Write the record of one evaluation; it must have the key `step`."""
         self._write(self._run.evaluations, "evaluation", record)
+
+    def samples(self, record: Mapping[str, object]) -> None:
+        """Write what an evaluation has shown of its answers."""
+        with self._run.heldout_samples.open("a") as file:
+            file.write(json.dumps(record) + "\n")
 
     def _write(self, path: Path, prefix: str, record: Mapping[str, Value]) -> None:
         with path.open("a") as file:

@@ -28,12 +28,12 @@ def exact(prompt: str, completion: str, reference: str) -> float:
 
     The answer is what the completion marks as one (`formats.final_answer`: tags, a box, "answer is"), or else all of it.
     """
-    return float(_words(_answer(completion)) == _words(reference))
+    return float(words(marked_answer(completion)) == words(reference))
 
 
 def exact_nocase(prompt: str, completion: str, reference: str) -> float:
     """As `exact`, upper and lower case alike."""
-    return float(_words(_answer(completion)).casefold() == _words(reference).casefold())
+    return float(words(marked_answer(completion)).casefold() == words(reference).casefold())
 
 
 def number(prompt: str, completion: str, reference: str) -> float:
@@ -62,16 +62,21 @@ def multiple_choice(prompt: str, completion: str, reference: str) -> float:
     expected = reference.strip().strip("().").upper()
     if not re.fullmatch("[A-Z]", expected):
         raise ValueError(f"reference {reference!r:.200} is not a choice; the multiple_choice verifier needs one letter, such as B")
+    return float(chosen_letter(completion) == expected)
+
+
+def chosen_letter(completion: str) -> str:
+    """The letter that `multiple_choice` takes for the choice, in upper case; '' without one."""
     marked = final_answer(completion)
     if marked is None:
         lines = completion.strip().splitlines()
         found = _LAST_LINE_CHOICE.fullmatch(lines[-1]) if lines else None
-        return float(found is not None and (found[1] or found[2]).upper() == expected)
+        return (found[1] or found[2]).upper() if found else ""
     marked = re.sub(r"\\[a-zA-Z]+", " ", marked)
     found = _CHOICE.match(marked)
     chosen = (found[1] or found[2]).upper() if found else ""
     others = set(_LISTED.findall(marked[found.end():])) if found else set()
-    return float(chosen == expected and not (others - {chosen, "A", "I"}))  # "A" and "I" are words too
+    return "" if others - {chosen, "A", "I"} else chosen  # "A" and "I" are words too
 
 
 def last_number(text: str) -> Fraction | None:
@@ -102,10 +107,12 @@ def _value(found: re.Match[str]) -> Fraction | None:
     return -value if found[0].startswith("-") else value
 
 
-def _answer(completion: str) -> str:
+def marked_answer(completion: str) -> str:
+    """The answer that `exact` compares: the marked one, or else all of the completion."""
     marked = final_answer(completion)
     return completion if marked is None else marked
 
 
-def _words(text: str) -> str:
+def words(text: str) -> str:
+    """`text` with one space for every run of white space."""
     return " ".join(text.split())

@@ -129,7 +129,7 @@ def numeric(prompt: str, completion: str, reference: str) -> float:
     alone. Numbers may have a sign, thousands commas and decimals ("+1,234.50" equals "1234.5") but no exponent.
     Raises `ValueError` if `reference` is not such a number.
     """
-    found, expected = _first_number(completion), _reference_number(reference)
+    found, expected = first_number(completion), _reference_number(reference)
     return float(found == expected)
 
 
@@ -138,11 +138,12 @@ def numeric_distance(prompt: str, completion: str, reference: str) -> float:
 
     Partial credit for models that cannot be right by chance yet. Raises `ValueError` if `reference` is not a number.
     """
-    found, expected = _first_number(completion), _reference_number(reference)
+    found, expected = first_number(completion), _reference_number(reference)
     return 0.0 if found is None else float(1 / (1 + abs(found - expected)))
 
 
-def _first_number(completion: str) -> Decimal | None:
+def first_number(completion: str) -> Decimal | None:
+    """The first number on the first line of `completion`, exactly; None if there is none."""
     found = _NUMBER.search(completion.split("\n", 1)[0])
     return None if found is None else _value(found[0])
 

@@ -7,8 +7,8 @@
                   |
                   +--- too many restarts, or the first start failed: the worker ends
 
-It takes work (`held` is not None) only while it holds weights that were published. A server that may hold half an update never goes on: it
-is ended. What it had not given back is sampled again.
+It takes work (`held` is not None) only while it holds weights that were published, or, where nothing is trained, those that it starts with. A
+server that may hold half an update never goes on: it is ended. What it had not given back is sampled again.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ class Weights:
 
 class Engine:
     """A server that is kept running by `live`, and brought up to date by `catch_up`. `newest`: the weights to hold; `changed` is told whenever
-    what it holds, or whether it takes work, changes. `num_requests`: under way, to be counted by who sends them."""
+    what it holds, or whether it takes work, changes. `serve_start`: it takes work with the weights that it starts with, as version `BEGINNING`.
+    `num_requests`: under way, to be counted by who sends them."""
 
     def __init__(self, name: str, spawn: Callable[[], ServerProcess], config: EngineConfig, newest: Callable[[], Weights | None],
-                 changed: Callable[[], Awaitable[None]]) -> None:
+                 changed: Callable[[], Awaitable[None]], serve_start: bool = False) -> None:
         self.name, self.waiting_for = name, "to start"
         self.held: Version | None = None
         self.client: EngineClient | None = None
         self.num_requests = self.num_restarts = 0
         self.interruption = Interruption(name, config)
-        self._spawn, self._config, self._newest, self._changed = spawn, config, newest, changed
+        self._spawn, self._config, self._newest, self._changed, self._serve_start = spawn, config, newest, changed, serve_start
         self._restarts = Restarts(config.max_restarts, 60 * config.restart_minutes)
         self._process: ServerProcess | None = None
         self._broken: asyncio.Future[str]
@@ -100,7 +101,7 @@ class Engine:
             if starting:
                 raise
             return str(error)
-        self.waiting_for = ""
+        self.waiting_for, self.held = "", BEGINNING if self._serve_start else None
         ends = [asyncio.create_task(self._process.exited()), asyncio.create_task(self._hangs(self.client)), self._broken]
         try:
             await self._changed()

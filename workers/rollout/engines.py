@@ -23,18 +23,19 @@ from workers.rollout.servers.process import ServerProcess
 
 class Engines:
     """The servers, kept running by `live`. `spawn` makes the process of one, by its number; `newest`: the weights to hold; `changed` is awaited
-    whenever what they hold, or whether they take work, has changed."""
+    whenever what they hold, or whether they take work, has changed. `serve_start`: they take work with the weights that they start with."""
 
     def __init__(self, config: Config, spawn: Callable[[int], ServerProcess], newest: Callable[[], Weights | None],
-                 changed: Callable[[], Awaitable[None]]) -> None:
-        number, size = config.num_servers, config.workflow.group_size
+                 changed: Callable[[], Awaitable[None]], serve_start: bool = False) -> None:
+        number, samples = config.num_servers, config.evaluation.num_samples
+        size = samples if config.evaluates else max(config.workflow.group_size, samples)
         # Half as much again as there are slots: a server always has a request at hand when one ends.
         self._routing = Routing(number, max(size, config.engine.num_slots * 3 // 2 // size * size))
         self._lengths = Lengths(config.workflow.max_new_tokens)
         self._tell, self._waiting, self._closed = changed, 0.0, False
         self._news = asyncio.Event()
         self.engines = [Engine(f"engine {index + 1} of {number}" if number > 1 else "the engine", partial(spawn, index), config.engine, newest,
-                               self._changed) for index in range(number)]
+                               self._changed, serve_start) for index in range(number)]
 
     async def live(self) -> None:
         """Keep all of them running. Raises what ends one for good, in a group."""

@@ -165,7 +165,7 @@ class RolloutWorker:
         sampler = Sampler(engines, Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json")))
         async with self._rewards:
             workflow = Workflow(Parts(sampler, self._rewards, config.workflow, config.reward, config.engine.context_length, text_of(config),
-                                      config.transport.max_message_mb << 20))
+                                      config.transport.max_message_mb << 20, config.evaluation))
             leases = LeaseRunner(holdings.results, workflow, Keeping(config.workflow.keep), engines)
             holdings.sampler, holdings.leases = sampler, leases
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from workers.processes import PARENT_DIED, describe_exit
 from workers.rundir import RunFolder
 
-JOIN_S = 20.0
+JOIN_S = 35.0
 LOG_LINES = 15
 
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workers.checkpoints import check_epoch
-from workers.config import Config
+from workers.config import Config, Dtype
 from workers.files import sync
 from workers.messages.types import Version
 from workers.rundir import RunFolder
@@ -93,26 +93,13 @@ class Exporter:
 
     def _write(self, folder: Path) -> dict[str, str]:
         """Write `folder` aside; returns the digest of every tensor, BLAKE3 in hex, by name."""
-        aside, tensors, digests = _aside(folder), self._weights(), {}
-
-        def hashed() -> Iterator[tuple[str, Tensor]]:
-            for name, tensor in tensors:
-                kept = tensor.detach().to("cpu", DTYPES[self._dtype]).contiguous()
-                digests[name] = _digest(kept)
-                yield name, kept
-
+        aside, tensors = _aside(folder), self._weights()
         try:
-            with _removed_on_failure(aside):
-                shutil.rmtree(aside, ignore_errors=True)
-                aside.mkdir(mode=0o700)
-                write_hf_folder(aside, hashed(), self._model, self._dtype)
-                for name in TOKENIZER_FILES:
-                    if (self._model / name).is_file():
-                        shutil.copy(self._model / name, aside / name)
+            shutil.rmtree(aside, ignore_errors=True)
+            return write_model(aside, tensors, self._model, self._dtype)
         finally:
             for _ in tensors:  # the other ranks give all of them
                 pass
-        return digests
 
     def _publish(self, folder: Path, version: Version, digests: dict[str, str]) -> None:
         aside = _aside(folder)
@@ -132,6 +119,28 @@ class Exporter:
 
     def _say(self, error: Exception) -> None:
         print(f"the model could not be exported, training goes on: {error}", flush=True)
+
+
+def write_model(folder: Path, tensors: Iterator[tuple[str, Tensor]], model: Path, dtype: Dtype) -> dict[str, str]:
+    """Make `folder`: `tensors` in `dtype`, and what else belongs to the model in the folder `model`; on failure nothing is left of it.
+
+    Returns the digest of every tensor, BLAKE3 in hex, by name. Raises WeightsError, OSError.
+    """
+    digests: dict[str, str] = {}
+
+    def hashed() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in tensors:
+            kept = tensor.detach().to("cpu", DTYPES[dtype]).contiguous()
+            digests[name] = _digest(kept)
+            yield name, kept
+
+    folder.mkdir(mode=0o700)
+    with _removed_on_failure(folder):
+        write_hf_folder(folder, hashed(), model, dtype)
+        for name in TOKENIZER_FILES:
+            if (model / name).is_file():
+                shutil.copy(model / name, folder / name)
+    return digests
 
 
 def verify(folder: Path, architecture: Architecture, dtype: torch.dtype, digests: dict[str, str]) -> None:

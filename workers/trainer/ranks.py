@@ -129,7 +129,7 @@ class Follower:
     """Any rank but rank 0. The leader of a copy has a link to the coordinator for its share of each batch."""
 
     def __init__(self, run: RunFolder, config: Config, gang: Gang, meeting: Meeting, signals: Signals) -> None:
-        self._config, self._signals = config, signals
+        self._signals = signals
         self._engine = MegatronEngine(config, Path(config.model.path), gang)
         if meeting.checkpoint:
             self._engine.load_state(Path(meeting.checkpoint) / checkpoints.TRAINER)
@@ -185,7 +185,7 @@ class Follower:
             share = self._link.fetch(step)
             self._link.ask(step + 1)  # it comes once rank 0 has asked, too
         with contextlib.suppress(StepAbandoned, SelfTestFailed):  # rank 0 has it too, and says what follows
-            train_batch(self._engine, self._config, spread_in_copy(share), lambda: self._signals.received is not None, self._self_test)
+            train_batch(self._engine, spread_in_copy(share), lambda: self._signals.received is not None, self._self_test)
 
 
 def _meeting_file(run: RunFolder, element: Place) -> Path:

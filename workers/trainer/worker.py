@@ -147,7 +147,7 @@ class TrainerWorker:
         if self.config.trainer.prefetch:
             self._link.ask(self.version.step + 1, self.version.step)
         self._tell(TrainStep(self.version.step))
-        metrics = train_batch(self._engine, self.config, spread_in_copy(received.batch), lambda: bool(self._link.drain_reason),
+        metrics = train_batch(self._engine, spread_in_copy(received.batch), lambda: bool(self._link.drain_reason),
                               self._self_test)
         metrics |= {"wait_batch_s": waited, "batch_transfer_s": received.at - received.batch.formed_at,
                     "train_s": time.monotonic() - started - waited}

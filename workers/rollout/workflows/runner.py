@@ -19,9 +19,10 @@ from typing import cast
 
 import msgspec
 
-from workers.config import ConfigError, RewardConfig, WorkflowConfig
+from workers.config import ConfigError, EvaluationConfig, RewardConfig, WorkflowConfig
 from workers.config.workflow import WORKFLOWS
 from workers.messages.types import Group, Lease, Purpose
+from workers.reward.answers import extract
 from workers.reward.rewards import Rewards
 from workers.reward.verifiers import composed
 from workers.rollout.engine_client import BadRequest
@@ -63,6 +64,7 @@ class Parts:
     context_length: int
     text: TextFormat = field(default_factory=PlainText)
     max_message_bytes: int = 256 << 20
+    heldout: EvaluationConfig = field(default_factory=EvaluationConfig)
 
 
 class Workflow:
@@ -74,7 +76,7 @@ class Workflow:
 
     def num_episodes(self, lease: Lease) -> int:
         """How many episodes a lease asks for."""
-        return 1 if lease.purpose is Purpose.evaluation else self._config.group_size
+        return self._parts.heldout.num_samples if lease.purpose is Purpose.evaluation else self._config.group_size
 
     def begin(self, lease: Lease) -> GroupRecord:
         """The record that `run` adds to: an empty one, or that of the lease's partial. One that does not fit is ignored with a warning."""
@@ -110,7 +112,8 @@ class Workflow:
 
     def _session(self, lease: Lease, index: int, record: EpisodeRecord) -> Session:
         parts = self._parts
-        return Session(lease, index, record, parts.sampler, parts.rewards, self._config, parts.text, parts.context_length)
+        return Session(lease, index, record, parts.sampler, parts.rewards, self._config, parts.text, parts.context_length,
+                       parts.heldout)
 
     async def _finish(self, session: Session, prompt: list[int]) -> Finished | None:
         """Run one episode to its end; None where generation was halted before."""
@@ -130,7 +133,8 @@ class Workflow:
             raise WorkflowError(f"workflow {self._config.name} returned while a turn of the model was still being sampled, or after one was "
                                 "cancelled. Await every generate to its end")
         self._warn_of_unused(session)
-        return Finished(session.record, self._checked(score), session.generation_s, session.reward_s, session.first_text)
+        answer = extract(*session.judged) if session.lease.purpose is Purpose.evaluation else ""
+        return Finished(session.record, self._checked(score), session.generation_s, session.reward_s, session.first_text, answer)
 
     def _checked(self, score: object) -> float:
         value = float(score) if isinstance(score, numbers.Real) else -1.0

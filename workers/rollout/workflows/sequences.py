@@ -13,7 +13,7 @@ import numpy as np
 
 from workers.config import RewardConfig, WorkflowConfig
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.types import Group, Lease, Version
+from workers.messages.types import Group, Lease, Purpose, Version
 from workers.reward import shaping
 from workers.rollout.partials import flatten_versions
 from workers.rollout.workflows.episode import WorkflowError
@@ -22,13 +22,15 @@ from workers.rollout.workflows.record import Dialogue, EpisodeRecord
 
 @dataclass(frozen=True)
 class Finished:
-    """An episode that has ended, its score in [0, 1], seconds that it generated and was judged, and the beginning of what the model said."""
+    """An episode that has ended, its score in [0, 1], seconds that it generated and was judged, the beginning of what the model said, and of an
+    evaluation the answer in what was judged."""
 
     record: EpisodeRecord
     score: float
     generation_s: float
     reward_s: float
     first_text: str
+    answer: str = ""
 
     @property
     def longest_turn(self) -> int:
@@ -68,7 +70,8 @@ def assemble(lease: Lease, finished: list[Finished], workflow: WorkflowConfig, r
         num_interruptions=sum(sample.num_interruptions for sample in samples),
         tokens_interrupted=sum(sample.tokens_interrupted for sample in samples),
         generation_s=max(episode.generation_s for episode in finished), reward_s=max(episode.reward_s for episode in finished),
-        first_text=finished[0].first_text[:200], episodes=Int32.of(np.array(episodes, np.int32)))
+        first_text=finished[0].first_text[:2000 if lease.purpose is Purpose.evaluation else 200], episodes=Int32.of(np.array(episodes, np.int32)),
+        answers=[episode.answer for episode in finished] if lease.purpose is Purpose.evaluation else [])
 
 
 def _trained(record: EpisodeRecord, name: str) -> Iterator[Dialogue]:

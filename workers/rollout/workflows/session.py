@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from workers.config import WorkflowConfig
+from workers.config import EvaluationConfig, WorkflowConfig
 from workers.messages.types import Lease, Purpose
 from workers.reward.pool import VerifierError
 from workers.reward.rewards import Rewards
@@ -25,16 +25,17 @@ from workers.rollout.workflows.text import TextFormat
 
 class Session:
     """The model, the reward and the tools of episode `index` of `lease`. `failure`: what must end the episode, whatever its function made of it.
-    `num_under_way`: turns being sampled. `generation_s`, `reward_s`: seconds of all calls."""
+    `num_under_way`: turns being sampled. `generation_s`, `reward_s`: seconds of all calls. `judged`: the verifier, and what was judged last."""
 
     def __init__(self, lease: Lease, index: int, record: EpisodeRecord, sampler: Sampler, rewards: Rewards, config: WorkflowConfig,
-                 text: TextFormat, context_length: int) -> None:
+                 text: TextFormat, context_length: int, heldout: EvaluationConfig) -> None:
         self.lease, self.index, self.record, self.config = lease, index, record, config
         self.text, self.context_length = text, context_length
         self.failure: EngineError | VerifierError | Halted | None = None
         self.generation_s = self.reward_s = 0.0
         self.first_text = ""
-        self._sampler, self._rewards = sampler, rewards
+        self.judged = ("", "")
+        self._sampler, self._rewards, self._heldout = sampler, rewards, heldout
         self._num_turns = self.num_under_way = 0
         self._at_rest = asyncio.Event()
 
@@ -70,6 +71,7 @@ class Session:
     async def reward(self, response: Reply | str, *, reference: str | None = None, verifier: str | None = None, prompt: str | None = None) -> float:
         """See `episode.Reward`."""
         lease, completion = self.lease, response.text if isinstance(response, Reply) else response
+        self.judged = (lease.verifier if verifier is None else verifier, completion)
         with self._watched("reward_s"):
             return await self._rewards.score(lease.prompt if prompt is None else prompt, completion,
                                              lease.reference if reference is None else reference, lease.verifier if verifier is None else verifier)
@@ -80,7 +82,7 @@ class Session:
 
     def _params(self, max_new_tokens: int, stop: tuple[str, ...]) -> SamplingParams:
         if self.lease.purpose is Purpose.evaluation:
-            return SamplingParams(max_new_tokens, 0.0, 1.0, -1, stop)
+            return SamplingParams(max_new_tokens, self._heldout.temperature, self._heldout.top_p, self._heldout.top_k, stop)
         return SamplingParams(max_new_tokens, self.config.temperature, self.config.top_p, self.config.top_k, stop)
 
     def _seed(self, number: int) -> int:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from workers.trainer.megatron.process_group import copy_group, leader_of_copy, num_copies, rank, world_size
+from workers.trainer.megatron.process_group import copy_group, copy_index, leader_of_copy, num_copies, rank, world_size
 
 
 def broadcast_bytes(payload: bytes | None, source: int = 0) -> bytes:
@@ -72,6 +72,17 @@ def sum_in_copy(values: np.ndarray) -> np.ndarray:
 def sum_over_copies(values: np.ndarray) -> np.ndarray:
     """Sums over the copies of what is the same on all ranks of a copy. All ranks call this together."""
     return _reduced(values, dist.ReduceOp.SUM, parallel_state.get_data_parallel_group_gloo()) if num_copies() > 1 else values
+
+
+def gather_over_copies(values: np.ndarray) -> np.ndarray:
+    """The values [n] of all copies, one copy's after the other's, of what is the same on all ranks of a copy. All ranks call this together."""
+    own = copy_index()
+    lengths = np.zeros(num_copies(), np.int64)
+    lengths[own] = len(values)
+    lengths = sum_over_copies(lengths)
+    start, whole = int(lengths[:own].sum()), np.zeros(int(lengths.sum()), values.dtype)
+    whole[start:start + len(values)] = values
+    return sum_over_copies(whole)
 
 
 def max_over_ranks(values: np.ndarray) -> np.ndarray:

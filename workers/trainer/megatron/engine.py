@@ -1,10 +1,13 @@
 """The training engine: one training step from groups of responses to new weights, on Megatron-core.
 
-    groups, minibatches, advantages                                 (numpy, from the worker: this copy's share of the batch)
+    groups, minibatches                                             (numpy, from the worker: this copy's share of the batch)
         |
         v  before the step: proximal, reference log-probs; values   reference.py, critic.py; only what the objective needs
+    advantages of their rewards                                     preparation.py; what needs the whole batch is summed over all copies
+        |
+        v
     minibatch by minibatch --passes.py--> micro-batches             spread over the ranks of the copy
-        |   microbatch_loss / valid tokens of the minibatch         on all copies; sums, so micro-batches and ranks simply add up
+        |   microbatch_loss / the minibatch's normaliser            of all copies; sums, so micro-batches and ranks simply add up
         v                                                           (objective.py); of the first: do engine and trainer agree? (selftest.py)
     gradients (float32) --reduce, finite? clip--> optimizer step    schedule: once per training step, before the first
         |                 (distributed optimizer: each rank a part of the state; trained_model.py)
@@ -15,7 +18,8 @@ With `run.kind=supervised` none of that is there, and the loss is the negative l
 
 Proximal log-probs are those of the weights before the step. If the caller does not bring them, the first minibatch takes them from its
 own training pass, which starts from exactly these weights; for the others a forward pass makes them, or `algorithm.proximal` says how to
-do without. Groups whose loss has no gradient (advantages all zero, no reference model) are passed forward only, for the metrics.
+do without. Where the step cannot begin without them (a divergence in the rewards, off_policy=second_moment) one pass makes them all.
+Groups whose loss has no gradient (advantages all zero, no other term in it) are passed forward only, for the metrics.
 A critic takes the same minibatches in the same turn as the policy. Everything here is synchronous:
 a call returns when its work is done, nothing runs in between. With several ranks, every rank makes every call, those of a
 copy of the model with the same groups, and gets the same metrics. Until its first update a step can be abandoned (stop.py): up to
@@ -29,22 +33,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch import Tensor
 
 from workers.algorithms.agreement import Agreement
-from workers.config import Config
+from workers.config import Config, OffPolicy
 from workers.trainer.batch import TrainGroup, check_per_response
-from workers.trainer.megatron import checkpoint, collectives, cpu_backend, process_group
+from workers.trainer.megatron import checkpoint, cpu_backend, process_group
 from workers.trainer.megatron.checkpoint import CheckpointError, Saving
-from workers.trainer.megatron.critic import Critic
+from workers.trainer.megatron.critic import Critic, Estimates
 from workers.trainer.megatron.gang import Gang
 from workers.trainer.megatron.hf_conversion import iter_held_tensors, iter_hf_tensors
 from workers.trainer.megatron.model import DTYPES
-from workers.trainer.megatron.objective import Advantages, PolicyTargets, TokenMasks, TokenValues, add_totals, per_token
+from workers.trainer.megatron.objective import Advantages, PolicyTargets, TokenMasks, TokenValues, add_totals, per_token, policy_normalizers
 from workers.trainer.megatron.policy import Policy
+from workers.trainer.megatron.preparation import make_advantages, penalty_mean, reward_penalties, second_moment_mask
 from workers.trainer.megatron.reference import ReferenceModel
 from workers.trainer.megatron.stop import StopGate
 from workers.trainer.megatron.training_state import TrainingState
@@ -85,7 +89,6 @@ class MegatronEngine:
         """
         torch.set_num_threads(config.trainer.num_threads)
         self._config, self._algorithm = config, config.algorithm
-        self._no_advantages = config.supervised or self._algorithm.critic
         self.architecture = read_architecture(model_folder)
         process_group.initialize(gang, config.trainer.parallel)
         with cpu_backend.redirected():
@@ -158,40 +161,39 @@ class MegatronEngine:
         self._check(groups)
         return self._policy.evaluate(groups, list(range(len(groups))), StopGate(_never))
 
-    def train_step(self, groups: list[TrainGroup], minibatches: list[list[int]], proximal: TokenValues | None, advantages: Advantages | None,
-                   stop_requested: Callable[[], bool] = _never, comparison: Comparison | None = None) -> dict[str, float]:
+    def train_step(self, groups: list[TrainGroup], minibatches: list[list[int]], proximal: TokenValues | None = None,
+                   advantages: Advantages | None = None, stop_requested: Callable[[], bool] = _never,
+                   comparison: Comparison | None = None) -> dict[str, float]:
         """One training step: an optimizer step for each of `minibatches`, lists of indices into `groups`.
 
         `groups` are this copy's share of the batch; a minibatch may be empty here, and has groups of other copies then. `proximal` are
-        log-probs by group, response and token from before this step (None: see the top of this file); `advantages` float32 [n] by group, or
-        by group and response [L_i], or None, and only then, where the critic makes them of the groups' rewards, or training is supervised.
-        `stop_requested` is asked before each micro-batch until the first update is due.
+        log-probs by group, response and token from before this step (None: see the top of this file). The advantages are made of the groups'
+        rewards as `algorithm.advantage` says, unless they are given: `advantages` float32 [n] by group, or by group and response [L_i], not
+        with a critic, and not where training is supervised. `stop_requested` is asked before each micro-batch until the first update is due.
 
         Returns metrics: loss, grad_norm (means over minibatches), lr, entropy (nats), the means and shares of
-        `losses.summarize` (supervised: those of `likelihood.summarize`, whose loss is the mean over all tokens) and `Agreement`, num_tokens (response
-        tokens trained on), num_packed_tokens (input tokens of training passes), num_microbatches; with a critic value_loss, value_grad_norm
-        (means over minibatches), critic_lr, and of its values before the step explained_variance, value_mean, return_mean. Raises
+        `statistics.summarize` (supervised: those of `likelihood.summarize`, whose loss is the mean over all tokens) and `Agreement`, num_tokens
+        (response tokens trained on), num_packed_tokens (input tokens of training passes), num_microbatches; with a divergence in the rewards
+        reward_penalty; with a critic value_loss, value_grad_norm (means over minibatches), critic_lr, and of its values before the step
+        explained_variance, value_mean, return_mean. Raises
         ValueError on bad input; StepAbandoned where the stop came in time, on all ranks, with everything as it was; FloatingPointError
         on a loss or gradient that is not finite, and the weights are then those before the failing minibatch.
         """
         self._check(groups)
         _check_step(groups, minibatches, proximal)
-        given = self._given(advantages, groups)
+        self._check_advantages(advantages)
         step = self.num_steps + 1
         gate = StopGate(stop_requested, step)
         gate.agree()
-        tokens = collectives.sum_over_copies(np.array([sum(groups[index].num_valid_tokens for index in part) for part in minibatches]))
-        estimated = self._critic.estimate(groups, gate) if self._critic else None
-        reference = self._reference.logprobs(groups, gate) if self._reference else None
-        targets = PolicyTargets(estimated.advantages if estimated else given, reference, proximal, fresh=comparison.fresh if comparison else None)
+        normalizers, value_normalizers = policy_normalizers(groups, minibatches, self._config)
+        targets, estimated, known = self._prepare(groups, proximal, advantages, comparison.fresh if comparison else None, gate)
         moves = step > self._algorithm.critic_warmup_steps
         later = self._policy.later_targets(targets, groups, minibatches, gate) if moves else targets
         totals: list[dict[str, float]] = []
         value_totals: list[dict[str, float]] = []
         for number, indices in enumerate(minibatches):
-            normalizer = float(max(1, tokens[number]))
-            stats = self._policy.accumulate(groups, indices, later if number else targets, normalizer, gate, moves)
-            value_stats = self._critic.accumulate(groups, indices, estimated, normalizer, gate) if self._critic and estimated else []
+            stats = self._policy.accumulate(groups, indices, later if number else targets, normalizers[number], gate, moves)
+            value_stats = self._critic.accumulate(groups, indices, estimated, value_normalizers[number], gate) if self._critic and estimated else []
             gate.agree(last=True)
             totals.append(self._policy.clip(stats, step, number, moves))
             if comparison is not None and number == 0:
@@ -200,18 +202,39 @@ class MegatronEngine:
                 value_totals.append(self._critic.clip(value_stats, step, number))
                 self._critic.trained.update(step)
             self._policy.update(step, moves)
-        metrics = self._policy.metrics(add_totals(totals), len(totals))
-        if self._critic and estimated:
-            metrics |= estimated.metrics | self._critic.metrics(add_totals(value_totals), len(value_totals))
-        return metrics
+        metrics = self._policy.metrics(add_totals(totals), len(totals)) | known
+        return metrics | self._critic.metrics(add_totals(value_totals), len(value_totals)) if self._critic else metrics
 
-    def _given(self, advantages: Advantages | None, groups: list[TrainGroup]) -> TokenValues:
-        """The caller's advantages for every token; nothing where the critic makes them, or none are needed."""
-        if (advantages is None) is not self._no_advantages:
+    def _prepare(self, groups: list[TrainGroup], proximal: TokenValues | None, advantages: Advantages | None, fresh: TokenMasks | None,
+                 gate: StopGate) -> tuple[PolicyTargets, Estimates | None, dict[str, float]]:
+        """What the objective needs before the step, and no more, with the metrics that are known by then; all ranks call this together.
+
+        Raises StepAbandoned where asked to stop.
+        """
+        if self._config.supervised:
+            return PolicyTargets([], fresh=fresh), None, {}
+        algorithm = self._algorithm
+        if proximal is None and algorithm.needs_proximal:
+            proximal = self._policy.evaluate(groups, list(range(len(groups))), gate)[0]
+        reference = self._reference.logprobs(groups, gate) if self._reference else None
+        penalties, metrics = None, {}
+        if algorithm.penalizes_rewards and reference is not None:
+            penalties = reward_penalties(groups, reference, proximal if algorithm.decoupled else None, algorithm)
+            metrics["reward_penalty"] = penalty_mean(groups, penalties)
+        estimated = self._critic.estimate(groups, gate, penalties) if self._critic else None
+        if estimated is not None:
+            made, metrics = estimated.advantages, metrics | estimated.metrics
+        else:
+            made = make_advantages(groups, algorithm, penalties) if advantages is None else per_token(advantages, groups)
+        kept = None
+        if algorithm.off_policy is OffPolicy.second_moment and proximal is not None:
+            kept = second_moment_mask(groups, proximal, made, algorithm.second_moment)
+        return PolicyTargets(made, reference, proximal, fresh=fresh, kept=kept), estimated, metrics
+
+    def _check_advantages(self, advantages: Advantages | None) -> None:
+        if advantages is not None and (self._config.supervised or self._critic):
             where = "run.kind=supervised" if self._config.supervised else f"algorithm.advantage={self._algorithm.advantage.value}"
-            raise ValueError(f"advantages are {'None' if advantages is None else 'given'} with {where}: the critic makes them with gae, and "
-                             "supervised training has none. Give None there, and one array for each group otherwise")
-        return [] if advantages is None else per_token(advantages, groups)
+            raise ValueError(f"advantages are given with {where}: the critic makes them with gae, and supervised training has none. Give None")
 
     def _check_whole(self) -> None:
         if not self._whole:

@@ -11,7 +11,8 @@ float32 gradient buffer where Megatron's data-parallel wrapper has one (as with 
 
 A vocabulary split over tensor-parallel ranks costs these two all-reduces, of U and 2 U + N numbers, however many chunks
 there are: sums of exponentials of parts at different maxima are brought to the common one. Backward needs none: what it
-returns for `hidden` is this rank's part of the gradient. Who gathered or copied `hidden` to the ranks adds the parts up.
+returns for `hidden` is this rank's part of the gradient. Who gathered or copied `hidden` to the ranks adds the parts up. The entropy's
+gradient needs nothing else either: the entropy itself, and the log-probs of this rank's part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -46,12 +47,13 @@ class VocabularyShard:
 
 
 def token_logprobs(hidden: Tensor, weight: Tensor, index: Tensor, targets: Tensor, temperature: float,
-                   vocab: VocabularyShard | None = None, max_logits_bytes: int | None = None) -> tuple[Tensor, Tensor]:
+                   vocab: VocabularyShard | None = None, max_logits_bytes: int | None = None,
+                   entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
     """Log-probs of `targets` under softmax(hidden @ weight.T / temperature), and the entropy where each is predicted.
 
     `hidden` [U, H] and `weight` [V, H] in one floating dtype, `index` int64 [N] into the U positions, `targets` int64 [N]
-    token ids. U and N may be 0. Returns two float32 [N]; the entropy (nats) carries no gradient. Logits become float32
-    before the softmax. `index` in the host's memory saves an accelerator a wait.
+    token ids. U and N may be 0. Returns two float32 [N]; the entropy (nats) carries a gradient with `entropy_gradient` only, which has
+    backward make all logits again. Logits become float32 before the softmax. `index` in the host's memory saves an accelerator a wait.
 
     With `vocab`, `weight` holds this rank's rows of a padded vocabulary. All ranks of the group then call together, with
     the same `hidden`, `index` and `targets`, and get the same results; the gradient of `hidden` is this rank's part of it.
@@ -64,7 +66,7 @@ def token_logprobs(hidden: Tensor, weight: Tensor, index: Tensor, targets: Tenso
     if hidden.shape[0] > chunk:
         bounds = torch.searchsorted(index[order], torch.arange(0, hidden.shape[0] + chunk, chunk, device=index.device)).tolist()
     index, targets, order = (tensor.to(hidden.device, non_blocking=True) for tensor in (index, targets, order))
-    return _TokenLogprobs.apply(hidden, weight, index, targets, _Setup(1.0 / temperature, chunk, order, bounds, vocab))
+    return _TokenLogprobs.apply(hidden, weight, index, targets, _Setup(1.0 / temperature, chunk, order, bounds, vocab, entropy_gradient))
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class _Setup:
     order: Tensor
     bounds: list[int]
     vocab: VocabularyShard | None
+    entropy_gradient: bool
 
     def chunks(self, num_positions: int) -> list[tuple[slice, Tensor]]:
         """Positions, and the numbers of the tokens they predict."""
@@ -112,7 +115,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for part, tokens in setup.chunks(len(hidden)) if len(rows) else []:
             highest[part], total[part], weighted[part], chosen[tokens], exponents = _sums(
                 hidden[part], rows, setup.scale, index[tokens] - part.start, columns[tokens])
-            if len(hidden) <= setup.chunk and ctx.needs_input_grad[0]:
+            if len(hidden) <= setup.chunk and ctx.needs_input_grad[0] and not setup.entropy_gradient:
                 ctx.kept = exponents
             del exponents
         common = highest
@@ -120,24 +123,31 @@ class _TokenLogprobs(torch.autograd.Function):
             assert setup.vocab is not None
             common, total, weighted, chosen = _over_ranks(setup.vocab.group, highest, total, weighted, chosen, index, own)
         log_total = total.log()
-        ctx.save_for_backward(hidden, weight, index, columns, own, common + log_total, torch.exp(highest - common) / total)
+        entropy = log_total - weighted / total
+        ctx.save_for_backward(hidden, weight, index, columns, own, common + log_total, torch.exp(highest - common) / total, entropy)
         ctx.setup, ctx.main_grad = setup, getattr(weight, "main_grad", None)
-        entropy = (log_total - weighted / total)[index]
-        ctx.mark_non_differentiable(entropy)
-        return chosen - log_total[index], entropy
+        entropies = entropy[index]
+        if not setup.entropy_gradient:
+            ctx.mark_non_differentiable(entropies)
+        return chosen - log_total[index], entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, index, columns, own, lse, factor = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        hidden, weight, index, columns, own, lse, factor, entropy = ctx.saved_tensors
         setup, rows = ctx.setup, ctx.setup.real_rows(weight)
         summed = torch.zeros_like(lse).index_add_(0, index, grad).mul_(-setup.scale)
+        summed_entropy = torch.zeros_like(lse).index_add_(0, index, entropy_grad).mul_(-setup.scale) if setup.entropy_gradient else None
         at_target = (grad if own is None else grad * own) * setup.scale
         grad_hidden = torch.empty_like(hidden) if len(rows) else torch.zeros_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.main_grad is None else ctx.main_grad
         for part, tokens in setup.chunks(len(hidden)) if len(rows) else []:
             # d logprob / d logit = onehot - softmax, summed over the tokens that the position predicts
-            if ctx.kept is None:
+            if summed_entropy is not None:
+                logprobs = _logits(hidden[part], rows, setup.scale).sub_(lse[part, None])
+                slope = _slope_with_entropy(logprobs, summed[part], summed_entropy[part], entropy[part])
+                del logprobs
+            elif ctx.kept is None:
                 slope = _logits(hidden[part], rows, setup.scale).sub_(lse[part, None]).exp_().mul_(summed[part, None])
             else:
                 slope = ctx.kept.mul_((summed * factor)[:, None])
@@ -152,6 +162,12 @@ class _TokenLogprobs(torch.autograd.Function):
             del slope
         own_grad = grad_weight.to(weight.dtype) if ctx.main_grad is None else None
         return grad_hidden, own_grad, None, None, None
+
+
+def _slope_with_entropy(logprobs: Tensor, summed: Tensor, summed_entropy: Tensor, entropy: Tensor) -> Tensor:
+    """softmax times `summed` [C], plus that of the entropy H [C]: d H / d logit = -softmax (log softmax + H). `logprobs` [C, V] are overwritten."""
+    probabilities = logprobs.exp()
+    return probabilities.mul_(logprobs.add_(entropy[:, None]).mul_(summed_entropy[:, None]).add_(summed[:, None]))
 
 
 def _sums(hidden: Tensor, weight: Tensor, scale: float, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -32,12 +32,13 @@ DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16}
 
 
 class PackedGPTModel(GPTModel):
-    """GPTModel whose output is float32 [2, n]: log-probs (with gradient) and entropies (without) of this rank's n response tokens.
+    """GPTModel whose output is float32 [2, n]: log-probs (with gradient) and entropies (if `entropy_gradient`) of this rank's n response tokens.
 
     Logits are made for the positions that predict a response token only, see lm_head.py. Earlier pipeline stages put out hidden states.
     """
 
     temperature: float = 1.0
+    entropy_gradient: bool = False
     vocabulary: VocabularyShard | None = None
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:
@@ -67,7 +68,8 @@ class PackedGPTModel(GPTModel):
             hidden_states = copy_to_tensor_model_parallel_region(hidden_states)
         device = hidden_states.device
         hidden = hidden_states[:, 0].index_select(0, part.predict_at.to(device, non_blocking=True))
-        pair = token_logprobs(hidden, weight, part.predict_index, part.targets, self.temperature, self.vocabulary)
+        pair = token_logprobs(hidden, weight, part.predict_index, part.targets, self.temperature, self.vocabulary,
+                              entropy_gradient=self.entropy_gradient)
         return torch.stack(pair)
 
 

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor
 
+from workers.algorithms.aggregation import normalizer
 from workers.algorithms.agreement import agreement
 from workers.algorithms.likelihood import negative_log_likelihood
-from workers.algorithms.losses import Stats, decoupled_ppo_loss, merge_stats, reference_kl
+from workers.algorithms.policy_loss import Objective, TokenInputs, policy_loss
 from workers.algorithms.proximal import loglinear_logprobs
-from workers.config import OffPolicy
-from workers.config.training import AlgorithmConfig
+from workers.algorithms.ratios import Responses
+from workers.algorithms.statistics import Stats, merge_stats
+from workers.config import Aggregation, AlgorithmConfig, Config, KlPlace, OffPolicy
 from workers.trainer.batch import TrainGroup, check_per_response
 from workers.trainer.context import RankPart
 from workers.trainer.layout import PackedBatch
@@ -30,8 +34,9 @@ class PolicyTargets:
     """What the policy's loss is made of besides the groups, by group, response and token.
 
     Without `proximal` log-probs the current ones of a training pass take their place, which is exact where the weights have not moved yet;
-    where they have, `version`, the one before the step, has them interpolated (loglinear_logprobs). `reference`: see `reference_kl`.
+    where they have, `version`, the one before the step, has them interpolated (loglinear_logprobs). `reference`: the reference model's log-probs.
     `fresh`: the tokens that the weights from before the step have sampled, where `proximal` or the pass itself has these weights' log-probs.
+    `kept`: the tokens that the second moment leaves (None: all).
     """
 
     advantages: TokenValues
@@ -39,44 +44,79 @@ class PolicyTargets:
     proximal: TokenValues | None = None
     version: int | None = None
     fresh: TokenMasks | None = None
+    kept: TokenMasks | None = None
 
     def have_gradient(self, group: int) -> bool:
-        """Whether the loss of the group at `group` moves the policy at all."""
-        return self.reference is not None or any(np.any(row) for row in self.advantages[group])
+        """Whether the group at `group` has any advantage."""
+        return any(np.any(row) for row in self.advantages[group])
+
+
+def objective_of(algorithm: AlgorithmConfig) -> Objective:
+    """The choices of `algorithm` that are made within the loss."""
+    by_moment = algorithm.off_policy is OffPolicy.second_moment
+    return Objective(
+        decoupled=algorithm.decoupled, ratio=algorithm.ratio.value, surrogate=algorithm.surrogate.value,
+        clip_low=algorithm.clip_epsilon, clip_high=algorithm.clip_epsilon_high or algorithm.clip_epsilon, dual_clip=algorithm.dual_clip,
+        tau_positive=algorithm.sapo_tau_positive, tau_negative=algorithm.sapo_tau_negative,
+        weight_level=algorithm.behavior_level.value, weight_low=algorithm.behavior_floor,
+        weight_high=float("inf") if by_moment else algorithm.behavior_cap, clamp_weights=algorithm.off_policy is OffPolicy.clamp,
+        kl_weight=algorithm.kl_weight if algorithm.kl_in is KlPlace.loss else 0.0, kl_estimator=algorithm.kl_estimator.value,
+        entropy_weight=algorithm.entropy_weight, aggregation=algorithm.aggregation.value)
 
 
 def microbatch_loss(batch: PackedBatch, part: RankPart, output: Tensor, *, groups: list[TrainGroup], targets: PolicyTargets,
-                    normalizer: float, algorithm: AlgorithmConfig) -> tuple[Tensor, Stats]:
+                    normalizer: float, objective: Objective) -> tuple[Tensor, Stats]:
     """The loss of this rank's `part` of the tokens in `batch`, divided by the whole minibatch's `normalizer`, and their statistics.
 
-    `output` float32 [2, n] holds log-probs (with gradient) and entropies.
+    `output` float32 [2, n] holds log-probs (with gradient) and entropies. The ranks that share the tokens of a micro-batch call this together.
     """
-    def own(value: Callable[[int, int], np.ndarray]) -> Tensor:
-        return own_tokens(batch, part, value, output.device)
+    def own(values: TokenValues) -> Tensor:
+        return own_tokens(batch, part, lambda group, sample: values[group][sample], output.device)
 
-    current, entropy = output[0], output[1].detach()
-    behavior = own(lambda group, sample: groups[group].behavior_logprobs[sample])
-    mask = own(lambda group, sample: groups[group].loss_mask[sample]).bool()
-    advantage = own(lambda group, sample: targets.advantages[group][sample])
-    proximal, reference = targets.proximal, targets.reference
-    if proximal is not None:
-        centre = own(lambda group, sample: proximal[group][sample])
+    current, entropy = output[0], output[1]
+    behavior = own_tokens(batch, part, lambda group, sample: groups[group].behavior_logprobs[sample], output.device)
+    mask = own_tokens(batch, part, lambda group, sample: groups[group].loss_mask[sample], output.device).bool()
+    if targets.proximal is not None:
+        centre = own(targets.proximal)
     elif targets.version is not None:
-        centre = loglinear_logprobs(current, behavior, own(lambda group, sample: groups[group].versions[sample]), targets.version)
+        versions = own_tokens(batch, part, lambda group, sample: groups[group].versions[sample], output.device)
+        centre = loglinear_logprobs(current, behavior, versions, targets.version)
     else:
         centre = current.detach()
-    loss, stats = decoupled_ppo_loss(
-        current, centre, behavior, advantage, mask, normalizer=normalizer,
-        clip_epsilon=algorithm.clip_epsilon, behavior_cap=algorithm.behavior_cap,
-        clamp=algorithm.off_policy is OffPolicy.clamp, decoupled=algorithm.decoupled)
-    if reference is not None:
-        divergence, more = reference_kl(current, own(lambda group, sample: reference[group][sample]), mask, normalizer=normalizer)
-        loss = loss + algorithm.kl_weight * divergence
-        stats |= more | {"loss": loss.detach()}
-    fresh = targets.fresh
-    compared = torch.zeros_like(mask) if fresh is None else mask & own(lambda group, sample: fresh[group][sample]).bool()
-    stats |= agreement(current.detach() if proximal is None else centre, behavior, compared)
-    return loss, stats | _own_stats(torch.where(mask, entropy, 0.0).sum(), _share(batch.num_real, part, batch), _share(1, part, batch))
+    loss, stats = policy_loss(TokenInputs(
+        current, centre, behavior, own(targets.advantages), mask,
+        reference=None if targets.reference is None else own(targets.reference), entropy=entropy,
+        kept=None if targets.kept is None else own(targets.kept).bool(),
+        responses=_responses(batch, part, groups, output.device)), objective, normalizer=normalizer)
+    compared = torch.zeros_like(mask) if targets.fresh is None else mask & own(targets.fresh).bool()
+    stats |= agreement(current.detach() if targets.proximal is None else centre, behavior, compared)
+    total = torch.where(mask, entropy.detach(), 0.0).sum()
+    return loss, stats | _own_stats(total, _share(batch.num_real, part, batch), _share(1, part, batch))
+
+
+def _responses(batch: PackedBatch, part: RankPart, groups: list[TrainGroup], device: torch.device) -> Responses:
+    """Which response each of this rank's tokens is of. A response lies in one micro-batch, whose tokens the context-parallel ranks share."""
+    index = torch.repeat_interleave(torch.arange(len(batch.samples)), torch.tensor(batch.sample_lengths, dtype=torch.int64))[part.selected]
+    lengths = torch.tensor([float(groups[group].loss_mask[sample].sum()) for group, sample in batch.samples])
+    return Responses(index.to(device, non_blocking=True), lengths.to(device, non_blocking=True), _over_context)
+
+
+def _over_context(partial: Tensor) -> Tensor:
+    """The sum over the ranks that share a micro-batch's tokens."""
+    if parallel_state.get_context_parallel_world_size() > 1 and partial.numel():
+        dist.all_reduce(partial, group=parallel_state.get_context_parallel_group())
+    return partial
+
+
+def policy_normalizers(groups: list[TrainGroup], minibatches: list[list[int]], config: Config) -> tuple[list[float], list[float]]:
+    """What the policy's and the critic's sums over the tokens of each minibatch are divided by, the same on all ranks, which call this together."""
+    rows = [[mask.sum() for index in part for mask in groups[index].loss_mask] for part in minibatches]
+    counts = collectives.sum_over_copies(np.array([[sum(row), np.count_nonzero(row)] for row in rows], np.int64))
+    algorithm = config.algorithm
+    length = algorithm.aggregation_length or config.workflow.max_new_tokens
+    kind = Aggregation.token_mean if config.supervised else algorithm.aggregation
+    return ([normalizer(kind.value, int(tokens), int(responses), length) for tokens, responses in counts],
+            [normalizer("token_mean", int(tokens), int(responses), length) for tokens, responses in counts])
 
 
 def supervised_loss(batch: PackedBatch, part: RankPart, output: Tensor, *, groups: list[TrainGroup], normalizer: float) -> tuple[Tensor, Stats]:
@@ -135,12 +175,15 @@ def _own_stats(entropy: Tensor, packed_tokens: float, microbatches: float) -> St
     return {"entropy": entropy, "packed_tokens": packed_tokens, "microbatches": microbatches}
 
 
-def no_stats(algorithm: AlgorithmConfig, supervised: bool = False) -> Stats:
-    """Statistics of no tokens: all names, with zeros. A masked token contributes exactly nothing."""
+def no_stats(objective: Objective, with_reference: bool) -> Stats:
+    """The policy's statistics of no tokens: all names, with zeros. A masked token contributes exactly nothing."""
     zero, mask = torch.zeros(1), torch.zeros(1, dtype=torch.bool)
-    if supervised:
-        return negative_log_likelihood(zero, mask, normalizer=1.0)[1] | _own_stats(torch.zeros(()), 0, 0)
-    stats = decoupled_ppo_loss(zero, zero, zero, zero, mask, normalizer=1.0)[1] | agreement(zero, zero, mask)
-    if algorithm.kl_weight:
-        stats |= reference_kl(zero, zero, mask, normalizer=1.0)[1]
-    return stats | _own_stats(torch.zeros(()), 0, 0)
+    nowhere = Responses(torch.zeros(1, dtype=torch.int64), zero)
+    inputs = TokenInputs(zero, zero, zero, zero, mask, reference=zero if with_reference else None, entropy=zero, responses=nowhere)
+    return policy_loss(inputs, objective, normalizer=1.0)[1] | agreement(zero, zero, mask) | _own_stats(torch.zeros(()), 0, 0)
+
+
+def no_supervised_stats() -> Stats:
+    """As `no_stats`, for `supervised_loss`."""
+    zero, mask = torch.zeros(1), torch.zeros(1, dtype=torch.bool)
+    return negative_log_likelihood(zero, mask, normalizer=1.0)[1] | _own_stats(torch.zeros(()), 0, 0)

@@ -24,7 +24,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from workers.algorithms.losses import Stats
+from workers.algorithms.statistics import Stats
 from workers.config.training import TrainerConfig
 from workers.trainer.batch import TrainGroup
 from workers.trainer.context import RankPart, part_of

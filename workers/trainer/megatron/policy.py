@@ -11,11 +11,19 @@ from torch import Tensor
 
 from workers.algorithms import likelihood
 from workers.algorithms.agreement import Agreement
-from workers.algorithms.losses import Stats, summarize
+from workers.algorithms.statistics import Stats, summarize
 from workers.config import Config, Proximal
 from workers.trainer.batch import TrainGroup
 from workers.trainer.megatron.model import build_model
-from workers.trainer.megatron.objective import PolicyTargets, TokenValues, microbatch_loss, no_stats, supervised_loss
+from workers.trainer.megatron.objective import (
+    PolicyTargets,
+    TokenValues,
+    microbatch_loss,
+    no_stats,
+    no_supervised_stats,
+    objective_of,
+    supervised_loss,
+)
 from workers.trainer.megatron.stop import StopGate
 from workers.trainer.megatron.trained_model import TrainedModel
 from workers.weights.architecture import Architecture
@@ -26,8 +34,9 @@ class Policy:
 
     def __init__(self, config: Config, architecture: Architecture, folder: Path, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
         """Call within `cpu_backend.redirected()`, groups initialised."""
-        self._algorithm, self._supervised = config.algorithm, config.supervised
+        self._algorithm, self._supervised, self._objective = config.algorithm, config.supervised, objective_of(config.algorithm)
         model = build_model(architecture, folder, dtype, config.workflow.temperature, config.trainer)
+        model.entropy_gradient = self._algorithm.entropy_weight > 0
         self.trained = TrainedModel(model, config.trainer, config.run, inverse_frequencies, dtype)
 
     def evaluate(self, groups: list[TrainGroup], indices: list[int], gate: StopGate) -> tuple[TokenValues, TokenValues]:
@@ -69,15 +78,15 @@ class Policy:
         self.trained.zero_gradients()
         if self._supervised:
             return self.trained.passes.run(groups, indices, partial(supervised_loss, groups=groups, normalizer=normalizer), False, gate)
-        with_gradient = [index for index in indices if targets.have_gradient(index)] if moves else []
+        with_gradient = [index for index in indices if self._algorithm.regularizes or targets.have_gradient(index)] if moves else []
         without = [index for index in indices if index not in set(with_gradient)]
-        loss = partial(microbatch_loss, groups=groups, targets=targets, normalizer=normalizer, algorithm=self._algorithm)
+        loss = partial(microbatch_loss, groups=groups, targets=targets, normalizer=normalizer, objective=self._objective)
         stats = self.trained.passes.run(groups, with_gradient, loss, forward_only=False, gate=gate)
         return stats + self.trained.passes.run(groups, without, loss, forward_only=True, gate=gate)
 
     def clip(self, stats: list[Stats], step: int, number: int, moves: bool = True) -> dict[str, float]:
         """As TrainedModel.clip, for what `accumulate` gave; without gradients their norm is 0."""
-        none = no_stats(self._algorithm, self._supervised)
+        none = no_supervised_stats() if self._supervised else no_stats(self._objective, self._algorithm.kl_weight > 0)
         return self.trained.clip(stats, none, step, number) if moves else self.trained.totals(stats, none, step, number) | {"grad_norm": 0.0}
 
     def update(self, step: int, moves: bool = True) -> None:

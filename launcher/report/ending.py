@@ -1,0 +1,34 @@
+"""The report at the end of a run. The coordinator has it written; this sees to it where no coordinator could: it was killed, or there was none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+from workers.rundir import RunFolder
+
+PATIENCE_S = 60.0
+
+
+def tell_report(run: RunFolder, say: Callable[[str], None]) -> None:
+    """Say where the report is, after having it written if it is not there or older than the run's end. Never fails: says why there is none."""
+    trouble = "" if _is_there(run) else _write(run)
+    say(f"no report: {trouble}. Later: headway report {run.path}" if trouble else f"report {run.report}")
+
+
+def _is_there(run: RunFolder) -> bool:
+    try:
+        return run.report.stat().st_mtime >= run.outcome.stat().st_mtime
+    except FileNotFoundError:
+        return False
+
+
+def _write(run: RunFolder) -> str:
+    """Have it written by a process of its own; returns why that did not work."""
+    try:
+        done = subprocess.run([sys.executable, "-m", "launcher.report", str(run.path)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, text=True, errors="replace", timeout=PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1] if done.returncode else ""

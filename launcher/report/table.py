@@ -1,0 +1,112 @@
+"""One line for each run of a sweep: what differs between them, and what came out; as figures, and as a table for a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from launcher import slurm
+from launcher.accounting import account, gpus_per_element, newest_checkpoint
+from launcher.living import ROLES, job_ids, on_slurm
+from launcher.queue_view import duration
+from launcher.report.record import Record, number
+from launcher.report.series import values
+from launcher.slurm import HistoryEntry
+from workers.rundir import RunFolder
+from workers.slurm_command import SlurmError
+
+RECENT = 10
+OWN_KEYS = ("run.dir", "run.name")
+COLUMNS = ("run", "state", "step", "heldout_before", "heldout_after", "reward", "max_staleness", "tokens_trained", "hours", "wall_s")
+
+
+def find_runs(folder: Path) -> list[RunFolder]:
+    """The runs of a sweep, or the run folders in a folder, in their order. Raises `ValueError` where sweep.json is broken."""
+    try:
+        listed = json.loads((folder / "sweep.json").read_bytes())["runs"]
+        return [RunFolder(Path(entry["run"])) for entry in sorted(listed, key=lambda entry: entry["index"])]
+    except FileNotFoundError:
+        return [RunFolder(path.parent.absolute()) for path in sorted(folder.glob("*/config.json"))]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{error!r} in its list of runs") from error
+
+
+def differences(configs: Sequence[dict[str, object]]) -> list[str]:
+    """The keys whose values are not the same in all configs."""
+    keys = dict.fromkeys(key for config in configs for key in config if key not in OWN_KEYS)
+    return [key for key in keys if len({json.dumps(config.get(key)) for config in configs}) > 1]
+
+
+def _hours(record: Record, history: list[HistoryEntry] | None, idle_s: float) -> float | None:
+    run = RunFolder(record.path)
+    if history is None or not on_slurm(run):
+        return None
+    arrays = {role: run.arrays(role) for role in ROLES}
+    by_role = {role: [entry for entry in history if entry.array_job_id in arrays[role]] for role in ROLES}
+    return account(record.lives, by_role, newest_checkpoint(run), idle_s, gpus_per_element(run)).used
+
+
+def row(record: Record, history: list[HistoryEntry] | None, now: float) -> dict:
+    """The figures of one run; None for what is not known (yet)."""
+    last, evaluations = record.steps[-1] if record.steps else {}, values(record.evaluations, record.figure)
+    rewards = [value for _, value in values(record.steps[-RECENT:], "reward")]
+    oldest = number(record.summary.get("max_staleness"))
+    ages = [oldest] if oldest is not None else [value for _, value in values(record.steps, "staleness_max")]
+    end = now if record.ended_at is None else record.ended_at
+    return {
+        "run": record.path.name, "state": record.state, "step": int(number(last.get("step")) or 0),
+        "heldout_before": evaluations[0][1] if evaluations and evaluations[0][0] == 0 else None,
+        "heldout_after": evaluations[-1][1] if evaluations and evaluations[-1][0] else None,
+        "reward": sum(rewards) / len(rewards) if rewards else None, "max_staleness": int(max(ages)) if ages else None,
+        "tokens_trained": int(number(last.get("tokens_trained")) or 0), "hours": _hours(record, history, number(last.get("rollout_idle_s")) or 0.0),
+        "wall_s": round(end - record.lives[0].claim.time, 1) if record.lives else None,
+    }
+
+
+def rows(records: Sequence[Record], now: float) -> tuple[list[str], list[dict]]:
+    """The keys that differ, and for each run its figures and the values of those keys."""
+    # Paths in a run's own folder are no difference.
+    configs = [{key: value.replace(str(record.path), "RUN") if isinstance(value, str) else value for key, value in record.config.items()}
+               for record in records]
+    keys = differences(configs)
+    runs = [RunFolder(record.path) for record in records]
+    try:
+        ids = [job_id for run in runs if on_slurm(run) for found in job_ids(run).values() for job_id in found]
+        history: list[HistoryEntry] | None = slurm.history(ids)
+    except SlurmError:
+        history = None
+    return keys, [row(record, history, now) | {key: config.get(key) for key in keys} for record, config in zip(records, configs, strict=True)]
+
+
+def columns(keys: Sequence[str]) -> list[str]:
+    """The columns of a table whose runs differ in `keys`."""
+    return [COLUMNS[0], *keys, *COLUMNS[1:]]
+
+
+def heading(name: str) -> str:
+    """A column's name for people."""
+    names = {"wall_s": "wall", "hours": "GPU-hours", "heldout_before": "held-out before", "heldout_after": "held-out after"}
+    return names.get(name, name.replace("_", " "))
+
+
+def cell(key: str, value: object) -> str:
+    """A value for people."""
+    if value is None:
+        return "-"
+    if key == "wall_s":
+        return duration(float(str(value)))
+    return f"{value:.3f}" if isinstance(value, float) and key in COLUMNS else str(value)
+
+
+def table(keys: Sequence[str], lines: Sequence[dict]) -> Table:
+    """For a terminal."""
+    result, names = Table(box=None, header_style="dim", padding=(0, 2, 0, 0)), columns(keys)
+    for name in names:
+        result.add_column(heading(name), no_wrap=True)
+    for line in lines:
+        result.add_row(*(Text(cell(name, line[name])) for name in names))
+    return result

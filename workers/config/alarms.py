@@ -1,0 +1,61 @@
+"""Config of the alarms: when training looks unhealthy, and what follows (docs/health.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from workers.config.rules import require
+
+RL_ALARMS = ("entropy_collapse", "exploding_weights", "logprob_mismatch", "equal_rewards", "growing_length", "starving_trainer", "idle_rollouts",
+             "reward_collapse", "gradient_spikes", "stale_data")
+SUPERVISED_ALARMS = ("rising_loss", "gradient_spikes")
+ALARMS = tuple(dict.fromkeys(RL_ALARMS + SUPERVISED_ALARMS))
+
+
+@dataclass
+class AlarmsConfig:
+    """Alarms are judged after every training step by medians over the last `window` steps. One begins when its condition has held for `steps`
+    steps in a row, and ends when it has clearly not held (by a fifth of the limit) for as many. "The beginning" is the first `window` steps.
+
+    `stop`: the alarms that end the run when they begin; the others only warn. `off`: those that are not judged at all. The limits:
+
+    `entropy`: entropy_collapse, as a share of the beginning's. `weight_ess`, `weight_max`, `weight_masked`: exploding_weights, the effective sample
+    size, the largest weight, and the share of tokens above algorithm.behavior_cap. `equal`: equal_rewards, the share of groups without spread or
+    rejected. `truncated`, `length`: growing_length, by how much the share of truncated responses has grown; the length as a share of what there is
+    room for. `waiting`: starving_trainer and idle_rollouts, the share of time. `accuracy`: reward_collapse, as a share of the best. `grad_norm`:
+    gradient_spikes, as a multiple of the median before. `stale`: stale_data, the share of groups older than staleness.eta. `loss`: rising_loss, as
+    a multiple of the lowest. logprob_mismatch takes selftest.mean_tolerance.
+    """
+
+    stop: list[str] = field(default_factory=list)
+    off: list[str] = field(default_factory=list)
+    window: int = 10
+    steps: int = 5
+    entropy: float = 0.05
+    weight_ess: float = 0.3
+    weight_max: float = 1000.0
+    weight_masked: float = 0.1
+    equal: float = 0.9
+    truncated: float = 0.2
+    length: float = 0.8
+    waiting: float = 0.75
+    accuracy: float = 0.5
+    grad_norm: float = 5.0
+    stale: float = 0.2
+    loss: float = 1.5
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        for key in ("stop", "off"):
+            unknown = [name for name in getattr(self, key) if name not in ALARMS]
+            require(not unknown, f"alarms.{key}", unknown, f"must be among {', '.join(ALARMS)}", "docs/health.md describes them")
+        both = sorted(set(self.stop) & set(self.off))
+        require(not both, "alarms.stop", both, "must not be in alarms.off too", "An alarm that is not judged cannot end the run")
+        for key in ("window", "steps"):
+            require(getattr(self, key) >= 1, f"alarms.{key}", getattr(self, key), "must be at least 1", "It is a number of training steps")
+        for key in ("entropy", "weight_ess", "weight_masked", "equal", "truncated", "length", "waiting", "accuracy", "stale"):
+            require(0 < getattr(self, key) < 1, f"alarms.{key}", getattr(self, key), "must be between 0 and 1",
+                    "It is a share; alarms.off names what is not to be judged")
+        for key in ("weight_max", "grad_norm", "loss"):
+            require(1 < getattr(self, key) < float("inf"), f"alarms.{key}", getattr(self, key), "must be greater than 1, and finite",
+                    "It is a multiple; alarms.off names what is not to be judged")

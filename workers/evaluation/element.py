@@ -1,0 +1,200 @@
+"""An element of an evaluation alone: its engines, its verifiers, and the chunks of prompts that it has claimed.
+
+    chunks.py --a chunk--> prompts --as many at once as the engines take--> judging.py --a line each--> chunks.py
+       ^                                                                                                  |
+       +--- nothing left to claim: wait, another element may go <-----------------------------------------+
+    all chunks done --> result.py --> outcome.json: every element leaves
+
+There is no coordinator, and no weights travel: elements share the run folder alone. Each of them looks once a second whether the run is over,
+or is to be. On SLURM one that is told to leave takes no more prompts and finishes what it can in its time; the rest is another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from workers import slurm
+from workers.config import ClusterKind, Config
+from workers.data.prompts import Prompt, open_prompts
+from workers.endings import Ending, Told, WorkerEnded, listen, slurm_job
+from workers.evaluation.chunks import Chunk, Chunks, divide
+from workers.evaluation.judging import Judging
+from workers.evaluation.living import Living, myself
+from workers.evaluation.result import conclude
+from workers.files import write_atomic
+from workers.processes import first_cause
+from workers.reward.needs import functions
+from workers.reward.pool import RewardPool
+from workers.rollout.engines import Engines
+from workers.rollout.replica import spawner
+from workers.rollout.sampler import Sampler
+from workers.rollout.workflows.runner import Parts, Workflow
+from workers.rollout.workflows.text import text_of
+from workers.rundir import RunFolder
+
+LOOK_S = 1.0
+CLAIM_S = 5.0
+"""So often an element looks for chunks of others that have gone."""
+WRITER = "evaluation"
+
+
+class EvaluationElement:
+    """One life of an element (workers/element.py: `Worker`)."""
+
+    in_touch = True  # there is nobody else who could say what follows
+
+    def __init__(self, run: RunFolder, config: Config) -> None:
+        self.run, self.config = run, config
+        self._on_slurm = config.cluster.kind is ClusterKind.slurm
+        self._prompts: list[Prompt] = []
+        self._holder = myself(config)
+        self._chunks = Chunks(run.evaluation, self._holder, Living(run, self._holder))
+        self._mine: list[Chunk] = []
+        self._waiting: deque[tuple[Chunk, int]] = deque()
+        self._running: dict[asyncio.Task[bytes], tuple[Chunk, int]] = {}
+        self._engines: Engines | None = None
+        self._judging: Judging | None = None
+        self._next_claim = self._next_look = 0.0
+        self._leaving = ""
+
+    async def work(self) -> Ending:
+        """Judge until the run is over, or until told to leave. Raises what broke; what follows then is said here."""
+        told = listen(self.config.cluster)
+        try:
+            return await self._work(told)
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError):
+                self._failed(first_cause(error))
+            raise
+        finally:
+            self._tell(ended=True)
+
+    async def _work(self, told: asyncio.Future[Told]) -> Ending:
+        """Run engines and prompts until the first of them ends."""
+        config = self.config
+        self._prompts = open_prompts(config.data, config.reward, config.run.seed, Path(config.model.path)).heldout()
+        self._chunks.chunks = divide(len(self._prompts), config.allocation.num_devices // config.allocation.replica_size)
+        self._engines = engines = Engines(config, spawner(self.run, config), lambda: None, self._changed, serve_start=True)
+        sampler = Sampler(engines, Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json")))
+        async with RewardPool(config.reward, config.sandbox) as rewards:
+            workflow = Workflow(Parts(sampler, rewards, config.workflow, config.reward, config.engine.context_length, text_of(config),
+                                      heldout=config.evaluation))
+            self._judging = Judging(config, self._prompts, workflow, engines, sampler)
+            living, judging = asyncio.create_task(engines.live()), asyncio.create_task(self._judge_all(told))
+            try:
+                for function in functions(config):
+                    await rewards.load(function)
+                await asyncio.wait([living, judging], return_when=asyncio.FIRST_COMPLETED)
+                if living.done():
+                    await living
+                return await judging
+            finally:
+                for task in (living, judging, *self._running):
+                    task.cancel()
+                await asyncio.gather(living, judging, *self._running, return_exceptions=True)
+
+    async def _judge_all(self, told: asyncio.Future[Told]) -> Ending:
+        while (ending := self._over(told)) is None:
+            await self._fill()
+            if not self._running and not self._waiting and self._chunks.complete():
+                self._end(await asyncio.to_thread(conclude, self.run, self.config, self._prompts, self._chunks))
+                continue
+            first: set[asyncio.Future[Any]] = {*self._running, told}
+            await asyncio.wait(first, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            self._collect()
+        if ending.how == "drained":
+            self._leaving = ending.cause
+            self._tell()
+            if self._running:
+                await asyncio.wait(self._running, timeout=told.result().limit_s)
+            self._collect()
+        return ending
+
+    # -- prompts -------------------------------------------------------------------------------------------------------
+
+    async def _fill(self) -> None:
+        """Begin as many prompts as the engines have room for, and claim more where these are used up."""
+        assert self._engines is not None and self._judging is not None
+        size = self.config.evaluation.num_samples
+        while self._engines.held is not None and (not self._running or (len(self._running) + 1) * size <= self._engines.capacity):
+            if not self._waiting and not await self._claim():
+                return
+            if self._waiting:  # a chunk may be judged already
+                chunk, index = self._waiting.popleft()
+                self._running[asyncio.create_task(self._judging.judge(index))] = (chunk, index)
+
+    async def _claim(self) -> bool:
+        if time.monotonic() < self._next_claim:
+            return False
+        chunk = await asyncio.to_thread(self._chunks.claim)
+        if chunk is None:
+            self._next_claim = time.monotonic() + (CLAIM_S if self._on_slurm else LOOK_S)
+            return False
+        self._mine.append(chunk)
+        self._waiting += [(chunk, index) for index in chunk.prompts if index not in chunk.judged]
+        return True
+
+    def _collect(self) -> None:
+        """Write down what is judged. Raises what broke."""
+        done = [task for task in self._running if task.done()]
+        for task in sorted(done, key=lambda task: task.exception() is not None):  # first what is to be kept
+            chunk, index = self._running.pop(task)
+            self._chunks.write(chunk, index, task.result())
+        if time.monotonic() >= self._next_look:
+            self._tell()
+
+    async def _changed(self) -> None:
+        self._next_look = 0.0
+
+    # -- what follows --------------------------------------------------------------------------------------------------
+
+    def _over(self, told: asyncio.Future[Told]) -> Ending | None:
+        """Why this element leaves now; None while it goes on."""
+        stop = self.run.stop_requested()
+        if self.run.ended() is None and stop is not None:
+            self._end(f"stopped: {stop['reason']}", "drained" if stop["drain"] else "")
+        elif self.run.launcher_is_gone():
+            self._end("the launcher has died while attached; start with --detach for a run that outlives it")
+        if (outcome := self.run.ended()) is not None:
+            return Ending("finished", outcome["cause"])
+        if not told.done():
+            return None
+        if not self._on_slurm:
+            raise WorkerEnded(f"the element was told to end: {told.result().reason}")
+        return Ending("drained", told.result().reason, told.result().signal)
+
+    def _end(self, cause: str, state: str = "") -> None:
+        """End the run, for all elements."""
+        if self.run.end(cause, WRITER, state) and self._on_slurm:
+            slurm.cancel_waiting_of(self.run)
+
+    def _failed(self, cause: str) -> None:
+        """On one machine a failure ends the run; on SLURM the next element follows, unless too many fail in a row."""
+        if not self._on_slurm:
+            self._end(f"an element of the evaluation (process {os.getpid()}) failed: {cause}")
+            return
+        times = self._chunks.crashed(cause)
+        if times >= self.config.cluster.max_consecutive_crashes:
+            self._end(f"elements have failed {times} times in a row (cluster.max_consecutive_crashes), the last time because: {cause}")
+
+    def _tell(self, ended: bool = False) -> None:
+        """Write what this element is doing, for people; as a worker in status.json."""
+        self._next_look = time.monotonic() + LOOK_S
+        engines = self._engines
+        waits = "what it still judges" if self._leaving else engines.waiting_for if engines else "its start"
+        status: dict[str, Any] = {
+            "time": time.time(), "ended": ended, "num_prompts": len(self._prompts), "num_samples": self.config.evaluation.num_samples,
+            "chunks": {str(chunk.number): len(chunk.judged) for chunk in self._mine},
+            "tokens_generated": self._judging.tokens_generated if self._judging else 0,
+            "host": socket.gethostname(), "pid": os.getpid(), "job": slurm_job() if self._on_slurm else "", "running": len(self._running),
+            "waiting_for": waits or ("" if self._running else "prompts of other elements"), "draining": bool(self._leaving)}
+        write_atomic(self.run.evaluation / f"{self._holder.name}.status", json.dumps(status).encode())
