@@ -58,7 +58,7 @@ def test_fresh_tokens_are_of_the_epoch_and_the_step(runs: list[tuple[int, int, i
 
 def share_of(steps: list[list[int]], step: int = 0) -> tuple[Batch, list[TrainGroup]]:
     groups = [make_group(f"g{number}", 0, list(row)) for number, row in enumerate(steps)]
-    share = Batch(step, 0, 1, groups, [list(range(len(groups)))], Float32.of([0.0]), [0] * len(groups), 0.0)
+    share = Batch(step, 0, 1, groups, [list(range(len(groups)))], 0.0)
     return share, [to_train_group(group) for group in groups]
 
 
@@ -261,7 +261,7 @@ def test_an_engine_with_another_temperature_is_found_out(model: Path, reported: 
               for number, group in enumerate(groups)]
     said = other.logprobs([to_train_group(group) for group in groups])
     groups = [msgspec.structs.replace(group, logprobs=Float32.of(np.concatenate(rows))) for group, rows in zip(groups, said, strict=True)]
-    share = Batch(0, 0, 1, groups, [[0], [1], [2]], Float32.of(np.arange(60) % 2), [0, 20, 40], 0.0)
+    share = Batch(0, 0, 1, groups, [[0], [1], [2]], 0.0)
     before = weights(engine)
     with pytest.raises(SelfTestFailed, match=words):
         train_batch(engine, share, lambda: False, SelfTest(setup, engine.architecture, Version(1, 0), print))

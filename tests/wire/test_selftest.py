@@ -95,7 +95,7 @@ async def sampled(client: EngineClient, step: int, temperature: float = TEMPERAT
         groups.append(msgspec.structs.replace(
             make_group(f"g{number}", 0, [step], rewards=[1.0, 0.0, 1.0]), prompt=Int32.of(prompt), lengths=Int32.of([LENGTH] * NUM_SAMPLES),
             tokens=Int32.of(tokens), logprobs=Float32.of(logprobs), loss_mask=Bool.of([True] * len(tokens)), run_lengths=Int32.of([len(tokens)])))
-    return Batch(step, 0, 1, groups, [[0, 1], [2, 3]], Float32.of([1.0, 0.0, 1.0] * NUM_GROUPS), [NUM_SAMPLES * n for n in range(NUM_GROUPS)], 0.0)
+    return Batch(step, 0, 1, groups, [[0, 1], [2, 3]], 0.0)
 
 
 def setup() -> Config:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from workers.config import Config
 from workers.coordinator.division import divide_batch
-from workers.messages.arrays import Float32
 from workers.messages.types import Batch, Group
 
 
@@ -14,16 +11,12 @@ def make_shares(config: Config, step: int, groups: list[Group], num_shares: int,
     """The batch of `step` for `num_shares` copies, balanced by tokens; the same for the same groups, seed and step."""
     lengths = [_num_tokens(group, config.trainer.share_prompts) for group in groups]
     divided = divide_batch(lengths, config.trainer.num_minibatches, num_shares, [config.run.seed, step])
-    rewards = [np.asarray(group.rewards) for group in groups]
-    firsts = np.cumsum([0, *(len(values) for values in rewards)]).tolist()
-    flat = Float32.of(np.concatenate(rewards))
     shares = []
     for share in range(num_shares):
         own = sorted(index for minibatch in divided for index in minibatch[share])
         place = {index: position for position, index in enumerate(own)}
         shares.append(Batch(step, share, num_shares, [groups[index] for index in own],
-                            [[place[index] for index in minibatch[share]] for minibatch in divided],
-                            flat, [firsts[index] for index in own], formed_at))
+                            [[place[index] for index in minibatch[share]] for minibatch in divided], formed_at))
     return shares
 
 

@@ -18,7 +18,6 @@ from typing import Annotated
 
 import msgspec
 
-from workers.messages.arrays import Float32
 from workers.messages.broadcasts import (
     Broadcast,
     BroadcastReady,
@@ -51,7 +50,7 @@ from workers.messages.parts import (
 
 __all__ = ["Announcement", "Group", "HeldLease", "Lease", "Message", "Partial", "Purpose", "Role", "Version", "WorkerStatus"]
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 class Register(Message, frozen=True):
@@ -234,8 +233,7 @@ class Batch(Message, frozen=True):
     """One copy's share of the batch of one training step.
 
     `groups` in the order of their prompts; `minibatches[m]` holds the indices into them that belong to PPO minibatch m (of this copy's
-    groups: perhaps none). The rewards of all shares are in `rewards`, because some advantages need all of them: those of group k begin
-    at `first_rewards[k]`. `formed_at`: monotonic clock of the coordinator's node, seconds.
+    groups: perhaps none). `formed_at`: monotonic clock of the coordinator's node, seconds.
     """
 
     step: Count
@@ -243,8 +241,6 @@ class Batch(Message, frozen=True):
     num_shares: Annotated[int, msgspec.Meta(ge=1)]
     groups: list[Group]
     minibatches: list[list[Count]]
-    rewards: Float32
-    first_rewards: list[Count]
     formed_at: float
 
 
