@@ -262,7 +262,7 @@ def test_exports_are_models_that_transformers_loads(run: RunFolder, model: Path,
             assert gate.reached.wait(60) and exports(run) == [".2.tmp"]
         if number == 3:
             gate.opened.set()
-    trainer.exporter.export_final(trainer.version)
+    trainer.exporter.finish(trainer.version)
     assert exports(run) == ["4", "6"]
     loaded: Any = None
     for folder, step in ((run.exports / "4", 4), (run.exports / "6", 6), (run.final_model, 6)):
@@ -280,6 +280,16 @@ def test_exports_are_models_that_transformers_loads(run: RunFolder, model: Path,
         logits = loaded(torch.from_numpy(groups[0].prompt).long()[None]).logits[0, -1].float() / trainer.config.workflow.temperature
         first = trainer.engine.logprobs(groups)[0][0][0]
         assert float(logits.detach().log_softmax(-1)[int(groups[0].responses[0][0])]) == pytest.approx(float(first), abs=1e-4)
+
+
+def test_a_complete_run_without_a_final_model_waits_for_the_last_export(run: RunFolder, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, gate = Trainer(run, model, export_every_steps=1, export_final=False), Gate(monkeypatch, exporter, "make_manifest")
+    trainer.step()
+    trainer.exporter.after_step(trainer.version)
+    assert gate.reached.wait(60) and exports(run) == [".1.tmp"]
+    threading.Timer(0.2, gate.opened.set).start()
+    trainer.exporter.finish(trainer.version)
+    assert exports(run) == ["1"] and not run.final_model.exists()
 
 
 def test_an_export_that_fails_is_said_and_its_weights_are_gone_through(run: RunFolder, model: Path, monkeypatch: pytest.MonkeyPatch,
@@ -303,21 +313,21 @@ def test_an_export_that_fails_is_said_and_its_weights_are_gone_through(run: RunF
         assert "the model could not be exported, training goes on" in capsys.readouterr().out and exports(run) == []
         assert given == len(trainer.engine.architecture.tensor_shapes())
         with pytest.raises(WeightsError, match="No space left"):
-            trainer.exporter.export_final(trainer.version)
+            trainer.exporter.finish(trainer.version)
     trainer.exporter.after_step(trainer.version)
-    trainer.exporter.export_final(trainer.version)
+    trainer.exporter.finish(trainer.version)
     assert exports(run) == ["1"] and run.final_model.is_dir()
     claim(run)
     trainer.exporter.after_step(trainer.version)
     with pytest.raises(Fenced):
-        trainer.exporter.export_final(trainer.version)
+        trainer.exporter.finish(trainer.version)
 
 
 def test_a_damaged_export_is_noticed(run: RunFolder, model: Path) -> None:
     trainer = Trainer(run, model)
     folder, architecture = run.final_model, read_architecture(model)
     digests = {name: exporter._digest(tensor) for name, tensor in trainer.weights().items()}
-    trainer.exporter.export_final(trainer.version)
+    trainer.exporter.finish(trainer.version)
     verify(folder, architecture, torch.float32, digests)
     path = folder / "model-00000.safetensors"
     good = load_file(path)

@@ -40,7 +40,7 @@ class Exporter:
 
     def __init__(self, run: RunFolder, config: Config, ranks: Ranks, architecture: Architecture, weights: Weights) -> None:
         self._run, self._ranks, self._architecture, self._weights = run, ranks, architecture, weights
-        self._every, self._keep = config.trainer.export_every_steps, config.trainer.export_keep
+        self._every, self._keep, self._final = config.trainer.export_every_steps, config.trainer.export_keep, config.trainer.export_final
         self._model, self._dtype = Path(config.model.path), config.trainer.dtype
         self._verifying = Background("export")
         self._stood_s = 0.0
@@ -60,10 +60,12 @@ class Exporter:
                 self._say(error)
         self._stood_s += time.monotonic() - started
 
-    def export_final(self, version: Version) -> None:
-        """Write the trained model, and return when it is verified. Raises WeightsError, OSError, `Fenced`."""
+    def finish(self, version: Version) -> None:
+        """The run is complete: wait for the export under way; with `trainer.export_final` write the trained model too, and return when it is
+        verified. Raises WeightsError, OSError, `Fenced`."""
         self._look(wait=True)
-        self._publish(self._run.final_model, version, self._write(self._run.final_model))
+        if self._final:
+            self._publish(self._run.final_model, version, self._write(self._run.final_model))
 
     def abandon(self) -> None:
         """This process leaves: what is still being verified is of no use."""

@@ -113,8 +113,7 @@ class TrainerWorker:
         if not cause:
             try:
                 self._saver.wait()
-                if self.config.trainer.export_final:
-                    self._exporter.export_final(self.version)
+                self._exporter.finish(self.version)
             except Fenced as error:
                 self._tell(Finish(str(error)))
                 return Ending("fenced", str(error))
