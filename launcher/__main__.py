@@ -53,15 +53,20 @@ def compose_and_run(composed: DictConfig, sweep: Sweep | None) -> int:
 
 
 def _hydra_main() -> int:
-    """Run Hydra once, or for every combination of a sweep; returns the worst exit status."""
-    worst = 0
+    """Run Hydra once, or for every combination of a sweep, which has a page of its own in the end; returns the worst exit status."""
+    worst, sweep = 0, None
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def run(composed: DictConfig) -> None:
-        nonlocal worst
-        worst = max(worst, compose_and_run(composed, _sweep()))
+        nonlocal worst, sweep
+        sweep = _sweep()
+        worst = max(worst, compose_and_run(composed, sweep))
 
     run()
+    if sweep is not None:
+        from launcher.report.ending import tell_sweep
+
+        tell_sweep(sweep, print)
     return worst
 
 

@@ -4,6 +4,8 @@
 
 On SLURM all runs are submitted at once. `launch.max_concurrent_runs=L` makes L lanes: the arrays of run i wait until those of run
 i-L have ended.
+
+The runs of a sweep on this machine come one after the other; when all have ended, report.html shows them side by side.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from workers.files import write_atomic
 from workers.rundir import RunFolder
 
 FILE = "sweep.json"
+REPORT = "report.html"
 
 
 @dataclass(frozen=True)

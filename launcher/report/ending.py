@@ -1,11 +1,14 @@
-"""The report at the end of a run. The coordinator has it written; this sees to it where no coordinator could: it was killed, or there was none."""
+"""The report at the end of a run, and of a sweep. The coordinator has its run's written; this sees to it where none could: it was killed, or there
+was none."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+from launcher.sweep import REPORT, Sweep
 from workers.rundir import RunFolder
 
 PATIENCE_S = 60.0
@@ -13,8 +16,16 @@ PATIENCE_S = 60.0
 
 def tell_report(run: RunFolder, say: Callable[[str], None]) -> None:
     """Say where the report is, after having it written if it is not there or older than the run's end. Never fails: says why there is none."""
-    trouble = "" if _is_there(run) else _write(run)
+    trouble = "" if _is_there(run) else _write(str(run.path))
     say(f"no report: {trouble}. Later: headway report {run.path}" if trouble else f"report {run.report}")
+
+
+def tell_sweep(sweep: Sweep, say: Callable[[str], None]) -> None:
+    """Have the page of a sweep written and say where it is, if all its runs have ended. Evaluations have none. Never fails: says what is wrong."""
+    runs = [RunFolder(Path(entry["run"])) for entry in sweep.runs()]
+    if runs and all(run.ended() and not run.evaluation.is_dir() for run in runs):
+        trouble = _write(str(sweep.folder), "--html")
+        say(f"no report: {trouble}. Later: headway report {sweep.folder} --html" if trouble else f"report {sweep.folder / REPORT}")
 
 
 def _is_there(run: RunFolder) -> bool:
@@ -24,10 +35,10 @@ def _is_there(run: RunFolder) -> bool:
         return False
 
 
-def _write(run: RunFolder) -> str:
+def _write(*arguments: str) -> str:
     """Have it written by a process of its own; returns why that did not work."""
     try:
-        done = subprocess.run([sys.executable, "-m", "launcher.report", str(run.path)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        done = subprocess.run([sys.executable, "-m", "launcher.report", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                               stderr=subprocess.PIPE, text=True, errors="replace", timeout=PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)

@@ -13,11 +13,11 @@ from launcher.report.page import environment
 from launcher.report.plot import Chart, Trace
 from launcher.report.record import Record, read
 from launcher.report.series import Point, rates, smooth, thin, values
+from launcher.sweep import REPORT
 from workers.files import write_atomic
 from workers.rundir import RunFolder
 
 NUM_TONES = 10
-FILE = "report.html"
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,6 @@ def render(folder: Path, runs: Sequence[RunFolder], now: float) -> str:
 
 def write(folder: Path, runs: Sequence[RunFolder]) -> Path:
     """Write the sweep's page; returns where. Raises as `render`, and `OSError`."""
-    path = folder.absolute() / FILE
+    path = folder.absolute() / REPORT
     write_atomic(path, render(folder, runs, time.time()).encode())
     return path

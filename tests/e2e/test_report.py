@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.runs import live_run, wait_for
+from tests.e2e.runs import headway, live_run, wait_for
 from workers.files import read_lines
 
 
@@ -28,3 +28,13 @@ def test_a_run_that_was_killed_has_one_from_the_launcher(tmp_path: Path) -> None
         assert run.launcher.wait(150) == 1, run.output.read_text()
     assert f"report {run.run.report}" in run.output.read_text()
     assert "failed" in run.run.report.read_text() and not run.run.summary.exists()
+
+
+def test_a_sweep_leaves_its_page(tmp_path: Path) -> None:
+    result = headway("-m", "--plain", "experiment=tiny", "staleness.eta=0,1", "run.num_steps=1", "evaluation.enabled=false",
+                     "evaluation.every_steps=0", "trainer.export_final=false", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == f"report {tmp_path / 'sweep' / 'report.html'}"
+    page = (tmp_path / "sweep" / "report.html").read_text()
+    assert page.count("all steps done") == 2 or page.count("finished") >= 2
+    assert "eta=0" in page and "eta=1" in page
