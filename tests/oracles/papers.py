@@ -158,10 +158,10 @@ def m2po(p: Padded, setup: Config) -> Tensor:
 
 
 def icepop(p: Padded, setup: Config) -> Tensor:
-    """IcePop (Ring-1T, arXiv 2510.18855): [0.5, 5]."""
+    """IcePop (Ring-1T, arXiv 2510.18855): [0.5, 5], each response's mean."""
     weights = weight(p)
     weights = torch.where((weights >= 0.5) & (weights <= 5.0), weights, 0.0)
-    return -token_mean(weights * clipped((p.current - p.proximal).exp(), p, 0.2, 0.2), p)
+    return -sequence_mean(weights * clipped((p.current - p.proximal).exp(), p, 0.2, 0.2), p)
 
 
 def tis(p: Padded, setup: Config) -> Tensor:
