@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.resume import reopen
 from workers.evaluation.chunks import Chunk, Chunks, Holder, divide
 from workers.evaluation.living import at_work
 from workers.files import read_lines
+from workers.rundir import RunFolder
 
 NUM_PROMPTS = 23
 
@@ -119,6 +121,24 @@ def test_what_an_element_could_not_judge_is_tried_again_by_the_next_one(tmp_path
     fleet.begin(2)
     assert fleet.judge(2) and fleet.judge(2) and not fleet.judge(2)
     assert [line.get("by") for line in fleet.alive[2].read(0).values()] == [2, 2]
+
+
+def test_a_run_that_is_resumed_tries_again_what_failed_and_nothing_else(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.evaluation.mkdir()
+    fleet = Fleet(run.evaluation)
+    fleet._chunks = [range(2), range(2, 4)]
+    fleet.begin(1)
+    chunk = fleet.alive[1].claim()
+    assert chunk is not None
+    fleet.alive[1].write(chunk, 0, b'{"index": 0, "failed": "no verifier"}')
+    fleet.alive[1].write(chunk, 1, b'{"index": 1, "by": 1}')
+    assert fleet.judge(1) and fleet.judge(1) and fleet.alive[1].complete()
+    fleet.die(1, in_a_line=False)
+    reopen(run)
+    fleet.begin(2)
+    assert not fleet.alive[2].complete() and fleet.judge(2) and not fleet.judge(2) and fleet.alive[2].complete()
+    assert [line["by"] for number in (0, 1) for line in fleet.alive[2].read(number).values()] == [2, 1, 1, 1]
 
 
 def test_an_element_that_died_between_its_last_line_and_saying_so_leaves_a_complete_chunk(tmp_path: Path) -> None:

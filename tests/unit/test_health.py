@@ -189,9 +189,10 @@ def test_an_alarm_begins_and_ends(name: str) -> None:
     ({}, {"logprob_gap_mean": 1.0, "num_tokens_compared": 63}),
     ({}, {"share_truncated": 1.0, "response_tokens": 16.0}),
     ({}, {"grad_norm": lambda step: 0.0 if step < 40 else 2.0}),
+    ({}, {"grad_norm": lambda step: 50.0 if step < 20 else 1.0 if step > 65 and step % 2 else 1e-3}),
     ({}, {"accuracy": curve((1, 0.04), (40, 0.01))}),
 ], ids=["whole batch", "sequence weights", "synchronous", "one worker", "workers come and go", "few tokens", "long from the beginning",
-        "no gradient before", "chance"])
+        "no gradient before", "gradients have faded", "chance"])
 def test_what_is_no_fault(changes: dict[str, Any], curves: dict[str, Any]) -> None:
     assert alarms(series(**curves), config_of(**changes)) == []
 
@@ -220,6 +221,8 @@ def test_a_supervised_run_has_its_own() -> None:
     diverging = [record | ({"loss": 2.5} if record["step"] > 60 else {}) for record in learning]
     [(began, name, kind)] = alarms(diverging, supervised)
     assert (name, kind) == ("rising_loss", "begins") and 60 + STEPS <= began <= 80
+    learned = [record | {"loss": 0.05 if record["step"] > 60 else 0.01} for record in learning]
+    assert alarms(learned, supervised) == [], "five times next to nothing"
 
 
 # -- the machine ---------------------------------------------------------------------------------------------------------

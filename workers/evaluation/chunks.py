@@ -2,7 +2,7 @@
 
     evaluation/000003.1         chunk 3 was claimed, for the first time: by whom         created by link(2): one claimant
     evaluation/000003.1.jsonl   what this claimant has judged, one line a prompt, on disk before the next one
-    evaluation/000003.done      every prompt of chunk 3 stands in one of its files: how many these are
+    evaluation/000003.done      every prompt of chunk 3 stands in one of its files; it is empty
     evaluation/crash.000001     an element has failed: why, and how much was judged by then
     evaluation/NAME.status      what an element is doing, for people
 
@@ -138,7 +138,7 @@ class Chunks:
 
     def _note(self, chunk: Chunk) -> None:
         if len(chunk.judged) == len(chunk.prompts):
-            write_once(self.folder / f"{chunk.number:06d}.done", str(len(chunk.prompts)).encode())
+            write_once(self.folder / f"{chunk.number:06d}.done", b"")
 
     def _claims(self) -> tuple[dict[int, list[int]], set[int]]:
         """The claims of each chunk that has any, and the chunks that are done."""
