@@ -25,9 +25,9 @@ class Simulation:
     `formed`: the batches of this step and the next ones that are not trained on yet; the trainer asks for `ahead` of them in advance.
     """
 
-    def __init__(self, eta: int, batch: int, bound: Bound, ahead: int = 0) -> None:
+    def __init__(self, eta: int, batch: int, bound: Bound, ahead: int = 0, warmup: int = 0) -> None:
         self.ahead, self.formed = ahead, list[list[str]]()
-        self.policy, self.ledger, self.version = StalenessPolicy(eta, batch, bound), Ledger(max_attempts=2), 0
+        self.policy, self.ledger, self.version = StalenessPolicy(eta, batch, bound, warmup_steps=warmup), Ledger(max_attempts=2), 0
         self.begun: dict[tuple[str, int], int] = {}
         self.lost: list[tuple[str, int]] = []
         self.consumed: list[str] = []
@@ -127,11 +127,11 @@ class Simulation:
 
 
 @pytest.mark.parametrize("bound", list(Bound))
-@given(eta=st.integers(0, 5), batch=st.integers(1, 5), ahead=st.integers(0, 2), events=EVENTS)
+@given(eta=st.integers(0, 5), batch=st.integers(1, 5), ahead=st.integers(0, 2), warmup=st.sampled_from([0, 0, 3, 10]), events=EVENTS)
 @settings(max_examples=300, deadline=None)
-def test_invariants_hold_for_any_interleaving(bound: Bound, eta: int, batch: int, ahead: int, events: list[tuple[str, int]]) -> None:
+def test_invariants_hold_for_any_interleaving(bound: Bound, eta: int, batch: int, ahead: int, warmup: int, events: list[tuple[str, int]]) -> None:
     """However far ahead of its step a batch is formed."""
-    simulation = Simulation(eta, batch, bound, ahead)
+    simulation = Simulation(eta, batch, bound, ahead, warmup)
     for name, number in events:
         getattr(simulation, name)(number)
         simulation.check()
@@ -194,6 +194,16 @@ def test_eta_zero_is_synchronous() -> None:
             simulation.finish(0)
         assert simulation.train()
         assert all(simulation.begun[group_id, 0] == version for group_id in simulation.consumed[-4:])
+
+
+@pytest.mark.parametrize("target", [None, 2.0])
+def test_the_lead_grows_in_the_warm_up(target: float | None) -> None:
+    """Synchronous at first, and from the last warm-up step on as without."""
+    policy, free = StalenessPolicy(4, 8, Bound.admission, target, warmup_steps=8), StalenessPolicy(4, 8, Bound.admission, target)
+    most = 4.0 if target is None else target
+    assert [policy.ahead(version) for version in range(12)] == [most * min(1, version / 8) for version in range(12)]
+    assert policy.may_admit(7, 0) and not policy.may_admit(8, 0) and policy.may_admit(8, 0) is StalenessPolicy(0, 8, Bound.admission).may_admit(8, 0)
+    assert all(policy.may_admit(admitted, 8) is free.may_admit(admitted, 8) for admitted in range(120))
 
 
 def test_eta_zero_replaces_rejected_groups_at_the_same_version() -> None:

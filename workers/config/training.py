@@ -11,14 +11,17 @@ from workers.config.rules import require
 @dataclass
 class StalenessConfig:
     """How far rollouts may run ahead of the trainer. `target`: the mean age in training steps up to which groups are admitted, at most `eta` (null:
-    `eta` itself); room below `eta` is time for stragglers, which `bound=hard` would wait for (docs/staleness.md)."""
+    `eta` itself); room below `eta` is time for stragglers, which `bound=hard` would wait for (docs/staleness.md). `warmup_steps`: training steps in
+    which that grows from 0, where the policy moves fastest."""
 
     eta: int = 4
     bound: Bound = Bound.admission
     target: float | None = None
+    warmup_steps: int = 0
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
+        require(self.warmup_steps >= 0, "staleness.warmup_steps", self.warmup_steps, "must not be negative", "0 admits as far ahead from the start")
         require(self.eta >= 0, "staleness.eta", self.eta, "must be 0 or more",
                 "0 is synchronous training, 4 the paper's choice for code, 8 for mathematics")
         require(self.target is None or 0 <= self.target <= self.eta, "staleness.target", self.target,

@@ -91,7 +91,7 @@ class Coordinator:
                  examples: TrainingExamples | None = None) -> None:
         self.config, self.epoch = config, epoch
         self.policy = StalenessPolicy(config.staleness.eta, config.trainer.batch_groups, config.staleness.bound,
-                                      config.staleness.target)
+                                      config.staleness.target, config.staleness.warmup_steps)
         self.concurrency = Concurrency(config.rollout.concurrency, config.trainer.batch_groups)
         self.ledger = Ledger(config.rollout.max_attempts, epoch * ATTEMPTS_PER_EPOCH)
         self.registry = Registry(config.transport.heartbeat_timeout_s, config.transport.reconnect_grace_s)

@@ -52,4 +52,7 @@ def _rollout(state: Coordinator) -> str:
     training = state.training
     if state.evaluation.active or state.ledger.running or (not training.is_over and state.office.may_train(training.step)):
         return ""
-    return "the end of the run" if training.is_over else f"the trainer: the staleness limit (eta={state.policy.eta}) is reached"
+    if training.is_over:
+        return "the end of the run"
+    policy, grows = state.policy, training.step < state.policy.warmup_steps
+    return f"the trainer: the staleness limit (eta={policy.eta}{f', growing until step {policy.warmup_steps}' if grows else ''}) is reached"
