@@ -22,7 +22,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.children import ROOT, Child
-from benchmarks.staleness_figures import ETAS, OBJECTIVES, Record, accuracy, accuracy_table, by_seed, speed_table
+from benchmarks.journal import Journal, Record, open_folder
+from benchmarks.staleness_figures import ETAS, OBJECTIVES, accuracy, accuracy_table, by_seed, speed_table
 from benchmarks.staleness_throughput import measure
 
 SUMS = ("data.digits=2", "data.num_heldout=200")
@@ -47,20 +47,6 @@ EVERY = 10
 TARGET = 0.8
 SPEED_ETAS = ("0", "1", "2", "4", "8")
 SPEED_STEPS = 18
-
-
-class Journal:
-    """A file of JSON lines that grows by one record at a time; several threads may add."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
-        self.records: list[Record] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def add(self, record: Record) -> None:
-        """Append, at once."""
-        with self._lock, self._path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-            self.records.append(record)
 
 
 def make_start(out: Path, overrides: Sequence[str]) -> Path:
@@ -112,15 +98,6 @@ def report(journal: Journal, speeds: Journal, out: Path, settings: Record) -> di
     value, against = (sum(map(accuracy, runs)) / max(1, len(runs)) for runs in (stale, fresh))
     return {"name": "held-out accuracy of decoupled PPO at eta=4 against eta=0", "value": round(value, 4), "unit": "greedy accuracy",
             "against": round(against, 4), "ratio": round(value / against, 4) if against else None, "runs": len(journal.records), **settings}
-
-
-def open_folder(out: Path, settings: Record) -> None:
-    """Make `out`, or see that it was begun with the same settings. Ends the program where it was not."""
-    path = out / "settings.json"
-    out.mkdir(parents=True, exist_ok=True)
-    if path.exists() and json.loads(path.read_text()) != settings:
-        raise SystemExit(f"--out {out}: its runs have other settings ({path.read_text()}) than these ({json.dumps(settings)}). Give another folder")
-    path.write_text(json.dumps(settings))
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from benchmarks.journal import Record
 from benchmarks.quiet import QUIET
 
 ETAS = ("0", "1", "2", "4", "8", "16", "inf")
@@ -18,8 +18,6 @@ PAPER = {"0": (42.0, 42.0, 128.7), "1": (41.8, 42.1, 269), "2": (40.0, 41.8, 357
 """AReaL (arXiv 2505.24298), Table 2 and Figure 5: AIME24 without and with the decoupled objective (at eta=0 they are one), k tokens/s."""
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093)
 """Student's t, 0.975, by degrees of freedom from 1 to 19; of more degrees the last, which is a little too wide."""
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def trl(folder: Path, task: Task, groups: list[TrainGroup], turns: Turns) -> Non
                 "logprobs": [values.tolist() for group in groups for values in group.behavior_logprobs],
                 "advantage": [float(reward) for group in groups for reward in group.rewards]}
 
-    def reward(advantage: list[float], **_: Any) -> list[float]:
+    def reward(advantage: list[float | None], **_: Any) -> list[float | None]:
         return advantage
 
     with tempfile.TemporaryDirectory() as output:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +58,14 @@ def test_rewards_are_judged_beside_generation() -> None:
     assert figures["agreement"]
     for source in figures["agreement"]:
         assert source["items"] == source["right_passed"] == source["wrong_failed"] > 0 and source["agreed"] == 1
+
+
+def test_the_time_to_an_accuracy_is_that_of_a_whole_run(tmp_path: Path) -> None:
+    figures = last_line("benchmarks.time_to_accuracy", "--quick", "--out", str(tmp_path / "out"))
+    [record] = [json.loads(line) for line in (tmp_path / "out" / "runs.jsonl").read_text().splitlines()]
+    assert record["steps"] == [0, 2, 4] and 0 < record["seconds"][1] < record["seconds"][2] < record["wall_s"]
+    assert len(record["accuracy"]) == 3 and not (tmp_path / "out" / "run").exists()
+    assert set(figures["systems"]) == {"eta 4"} and figures["ratio"] is None
 
 
 def test_bounds_are_compared_and_the_hard_one_holds() -> None:
