@@ -46,6 +46,8 @@ from workers.weights.starting import make_smollm2, make_tiny
 NO_TRL = "TRL is not installed, so it is left out. To compare with it: .venv/bin/pip install -c constraints.txt -e '.[benchmark]'"
 
 
+EVERY = 5
+"""Steps from one evaluation to the next."""
 DEMO = ("experiment=demo", "data.num_heldout=400", "run.num_steps=60", "run.name=time-to-accuracy")
 QUICK = ("experiment=tiny", "data.num_heldout=8", "run.num_steps=4", "run.name=time-to-accuracy", "trainer.batch_groups=2",
          "trainer.num_minibatches=1", "workflow.group_size=4")
@@ -173,7 +175,10 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=0.75, help="held-out accuracy to reach")
     parser.add_argument("--quick", action="store_true", help="one run of four tiny steps: only to see that it works")
     options = parser.parse_args()
-    task = Task(DEMO, 5, options.peer_steps, options.target)
+    if options.seeds < 1 or options.peer_seeds < 0 or options.peer_steps < EVERY:
+        parser.error(f"--seeds {options.seeds} --peer-seeds {options.peer_seeds} --peer-steps {options.peer_steps}: must be at least 1, 0 and "
+                     f"{EVERY}. Give more")
+    task = Task(DEMO, EVERY, options.peer_steps, options.target)
     out = options.out.resolve()
     if options.quick:
         task = Task((*QUICK, "model=hf", f"model.path={out / 'model'}"), 2, 2, 0.0)

@@ -22,9 +22,13 @@ def tell_report(run: RunFolder, say: Callable[[str], None]) -> None:
 
 def tell_sweep(sweep: Sweep, say: Callable[[str], None]) -> None:
     """Have the page of a sweep written and say where it is, if all its runs have ended. Evaluations have none. Never fails: says what is wrong."""
-    runs = [RunFolder(Path(entry["run"])) for entry in sweep.runs()]
-    if runs and all(run.ended() and not run.evaluation.is_dir() for run in runs):
-        trouble = _write(str(sweep.folder), "--html")
+    try:
+        runs = [RunFolder(Path(entry["run"])) for entry in sweep.runs()]
+        over, trouble = bool(runs) and all(run.ended() and not run.evaluation.is_dir() for run in runs), ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        over, trouble = True, f"{sweep.folder}: its list of runs cannot be read ({error!r})"
+    if over:
+        trouble = trouble or _write(str(sweep.folder), "--html")
         say(f"no report: {trouble}. Later: headway report {sweep.folder} --html" if trouble else f"report {sweep.folder / REPORT}")
 
 

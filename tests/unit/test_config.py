@@ -53,7 +53,8 @@ def test_unknown_keys_and_wrong_types_fail(override: str) -> None:
 
 @pytest.mark.parametrize(("override", "words"), [
     ("allocation.inference_fraction=0", "greater than 0"), ("allocation.inference_fraction=1", "less than 1"),
-    ("allocation.inference_fraction=1.5", "less than 1"), ("staleness.eta=-1", "0 or more"), ("trainer.num_minibatches=3", r"\[1, 2, 4, 8\]"),
+    ("allocation.inference_fraction=1.5", "less than 1"), ("staleness.eta=-1", "0 or more"),
+    ("staleness.warmup_steps=-1", "must not be negative"), ("trainer.num_minibatches=3", r"\[1, 2, 4, 8\]"),
     ("trainer.batch_groups=0", "at least 1"), ("workflow.temperature=0", "greater than 0"), ("workflow.group_size=1", "batch_norm"),
     ("workflow.top_p=0", "top_p"), ("workflow.max_new_tokens=256", "context_length"), ("run.num_steps=0", "at least 1"),
     ("run.name='a b'", "letters"), ("transport.port_range=99", "FIRST-LAST"), ("transport.port_range=9000-8000", "FIRST <= LAST"),

@@ -497,6 +497,15 @@ def test_what_the_trainer_has_already_is_trained_on_when_the_target_is_reached()
     assert play.core.ended == "" and play.core.totals.num_steps == 2
 
 
+def test_in_the_warm_up_one_batch_is_admitted_at_first() -> None:
+    play = Play(staleness__warmup_steps=2, evaluation__enabled=False)
+    granted = play.begin()
+    assert len(granted) == 2, "(0 + 0 + 1) * 2, not (0 + 1 + 1) * 2"
+    for lease in granted:
+        play.finish(lease)
+    assert waiting(play.core)["rollout"] == "the trainer: the staleness limit (eta=1, growing until step 2) is reached"
+
+
 def test_every_leader_gets_its_share() -> None:
     play = all_finished(trainer__batch_groups=4, staleness__eta=0, trainer__num_minibatches=2)
     play.tell(LEADER, Register(Role.trainer_shard, "node", 3))

@@ -184,6 +184,8 @@ def test_an_alarm_begins_and_ends(name: str) -> None:
     ({"algorithm__advantage": Advantage.batch_norm}, {"share_no_spread": 1.0}),
     ({"algorithm__behavior_level": ImportanceLevel.sequence}, {"behavior_ess": 0.01, "behavior_weight_max": 1e9}),
     ({"staleness__eta": 0}, {"wait_batch_s": 60.0, "replicas": 4, "rollout_idle_s": lambda step: 15.0 * step, "staleness_histogram": {"0": 16}}),
+    ({"staleness__eta": 1, "staleness__warmup_steps": 20}, {
+        "wait_batch_s": lambda step: 60.0 if step <= 20 else 0.2, "staleness_histogram": {"1": 16}}),
     ({}, {"rollout_idle_s": lambda step: 4.0 * step}),
     ({}, {"replicas": lambda step: 2 + step % 2, "rollout_idle_s": lambda step: 12.0 * step}),
     ({}, {"logprob_gap_mean": 1.0, "num_tokens_compared": 63}),
@@ -191,7 +193,7 @@ def test_an_alarm_begins_and_ends(name: str) -> None:
     ({}, {"grad_norm": lambda step: 0.0 if step < 40 else 2.0}),
     ({}, {"grad_norm": lambda step: 50.0 if step < 20 else 1.0 if step > 65 and step % 2 else 1e-3}),
     ({}, {"accuracy": curve((1, 0.04), (40, 0.01))}),
-], ids=["whole batch", "sequence weights", "synchronous", "one worker", "workers come and go", "few tokens", "long from the beginning",
+], ids=["whole batch", "sequence weights", "synchronous", "warm-up", "one worker", "workers come and go", "few tokens", "long from the beginning",
         "no gradient before", "gradients have faded", "chance"])
 def test_what_is_no_fault(changes: dict[str, Any], curves: dict[str, Any]) -> None:
     assert alarms(series(**curves), config_of(**changes)) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,8 +120,9 @@ class Simulation:
         return True
 
     def check(self) -> None:
-        limit = (self.version + self.policy.eta + 1) * self.policy.batch_groups
-        assert self.ledger.admitted <= limit
+        warmup = self.policy.warmup_steps
+        lead = self.policy.eta * min(1.0, self.version / warmup) if warmup else self.policy.eta
+        assert self.ledger.admitted <= math.ceil((self.version + lead + 1) * self.policy.batch_groups)
         assert len(self.consumed) == len(set(self.consumed)), "consumed twice"
         assert len(self.rejected) == len(set(self.rejected)) == self.ledger.num_rejected, "rejected, and leased again"
         assert not set(self.rejected) & {*self.consumed, *self.ledger.running, *self.ledger.parked, *self.ledger.finished}

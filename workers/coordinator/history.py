@@ -44,16 +44,21 @@ def _stale(record: Mapping[str, Any], config: Config) -> float | None:
     return sum(count for age, count in counts.items() if age > config.staleness.eta) / sum(counts.values()) if counts else None
 
 
+def _in_turns(record: Mapping[str, Any], config: Config) -> bool:
+    """Whether generation and training must wait for each other: with eta = 0, and in its warm-up."""
+    return config.staleness.eta == 0 or (record.get("step") or 0) <= config.staleness.warmup_steps
+
+
 def _waiting(record: Mapping[str, Any], config: Config) -> float | None:
-    """The share of the trainer's step in which it waited for the batch. With eta = 0 it must: nothing is generated meanwhile."""
+    """The share of the trainer's step in which it waited for the batch. None where it must: nothing is generated meanwhile."""
     waited, train, publish = (record.get(name) or 0.0 for name in ("wait_batch_s", "train_s", "publish_s"))
-    return waited / (waited + train + publish) if config.staleness.eta > 0 and train > 0 else None
+    return waited / (waited + train + publish) if not _in_turns(record, config) and train > 0 else None
 
 
 def _idle(record: Mapping[str, Any], before: Mapping[str, Any], config: Config) -> float | None:
     """The share of the rollout workers' time without any lease, since the step before. None where a worker has left, and its time with it."""
     keys = ("rollout_idle_s", "seconds", "replicas")
-    if config.staleness.eta == 0 or any(entry.get(key) is None for entry in (record, before) for key in keys):
+    if _in_turns(record, config) or any(entry.get(key) is None for entry in (record, before) for key in keys):
         return None
     idle, passed, replicas = record["rollout_idle_s"] - before["rollout_idle_s"], record["seconds"] - before["seconds"], record["replicas"]
     return idle / (passed * replicas) if replicas >= MIN_REPLICAS and replicas == before["replicas"] and idle >= 0 and passed > 0 else None
