@@ -18,6 +18,7 @@ COMMON = ("experiment=tiny", f"staleness.eta={ETA}", f"rollout.concurrency={CONC
           "evaluation.every_steps=0")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "admission": (), "hard": ("staleness.bound=hard",), "admission, auto": ("rollout.concurrency=auto",),
+    "hard, target 2": ("staleness.bound=hard", "staleness.target=2"),
     "hard, auto, target 2": ("staleness.bound=hard", "rollout.concurrency=auto", "staleness.target=2"),
 }
 
