@@ -26,12 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 
 from benchmarks.children import answer_orders
+from benchmarks.configs import composed
 from benchmarks.sampler import Sampler, Weights
-from launcher.__main__ import CONF
-from launcher.schema import register, to_object
+from launcher.schema import register
 from workers.config import Config
 from workers.coordinator.division import divide_batch
 from workers.data.prompts import open_prompts
@@ -60,8 +59,7 @@ class Case:
     def config(self, model: Path) -> Config:
         """The composed and checked config. Raises `ConfigError`."""
         own = ["model=hf", f"model.path={model}", f"algorithm={self.objective}", f"run.seed={self.seed}"]
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return to_object(compose("config", overrides=["experiment=tiny", *self.overrides, *own])).for_workers()
+        return composed(["experiment=tiny", *self.overrides, *own])
 
 
 def behavior_version(step: int, eta: float) -> int:

@@ -23,23 +23,23 @@ import importlib.util
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-
 from benchmarks.children import ROOT
+from benchmarks.configs import composed
 from benchmarks.journal import Journal, Record, open_folder
 from benchmarks.quiet import Others
 from benchmarks.sampler import Sampler
 from benchmarks.time_to_accuracy_figures import line, report
-from launcher.__main__ import CONF
-from launcher.schema import register, to_object
+from launcher.schema import register
 from workers.config import Config
-from workers.data.prompts import open_prompts
+from workers.data.prompts import Prompt, open_prompts
 from workers.reward import verifiers
 from workers.weights.starting import make_smollm2, make_tiny
 
@@ -85,8 +85,7 @@ class Task:
 
     def config(self, system: System, seed: int) -> Config:
         """The composed and checked config. Raises `ConfigError`."""
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return to_object(compose("config", overrides=[*self.overrides, *system.overrides(), f"run.seed={seed}"])).for_workers()
+        return composed([*self.overrides, *system.overrides(), f"run.seed={seed}"])
 
     def num_steps(self, system: System, config: Config) -> int:
         """Of a run."""
@@ -94,21 +93,21 @@ class Task:
 
 
 class Evaluator:
-    """Judges weights by the greedy answers of the embedded engine, in this process, to the prompts that a seed holds out."""
+    """Judges weights by the greedy answers of the embedded engine, in this process, to the prompts that a run holds out."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        config = task.config(BOTH_CORES, 1)
+    def __init__(self, config: Config) -> None:
         self._sampler, self._judge = Sampler(config, Path(config.model.path).expanduser()), verifiers.load(config.reward.verifier)
 
-    def accuracy(self, weights: Path, seed: int) -> float:
-        """The share of right answers of a Hugging Face folder. Raises `ModelError`."""
-        config = self._task.config(SYNC, seed)
-        prompts = open_prompts(config.data, config.reward, seed).heldout()
-        self._sampler.load(weights, 0)
-        scores = [self._judge(prompt.text, self._sampler.text(request), prompt.reference)
-                  for prompt, [request] in zip(prompts, self._sampler.sample(prompts, 1, 0.0, 0), strict=True)]
-        return round(sum(scores) / len(scores), 4)
+    def accuracies(self, config: Config, folders: Iterable[Path]) -> list[float]:
+        """The share of right answers of each Hugging Face folder of weights, in a run with `config`. Raises `ModelError`."""
+        prompts = open_prompts(config.data, config.reward, config.run.seed).heldout()
+        return [round(self._accuracy(prompts, folder), 4) for folder in folders]
+
+    def _accuracy(self, prompts: list[Prompt], folder: Path) -> float:
+        self._sampler.load(folder, 0)
+        answers = self._sampler.sample(prompts, 1, 0.0, 0)
+        return statistics.mean(self._judge(prompt.text, self._sampler.text(request), prompt.reference)
+                               for prompt, [request] in zip(prompts, answers, strict=True))
 
 
 def run(task: Task, system: System, seed: int, folder: Path, evaluator: Evaluator) -> Record:
@@ -129,7 +128,7 @@ def run(task: Task, system: System, seed: int, folder: Path, evaluator: Evaluato
     seconds = [max(path.stat().st_mtime for path in (exports / str(step)).glob("*.safetensors")) - began for step in steps]
     record = {
         "system": system.name, "seed": seed, "steps": [0, *steps], "seconds": [0.0, *(round(value, 1) for value in seconds)],
-        "accuracy": [evaluator.accuracy(weights, seed) for weights in (model, *(exports / str(step) for step in steps))],
+        "accuracy": evaluator.accuracies(config, [model, *(exports / str(step) for step in steps)]),
         "wall_s": round(wall_s, 1), "others_cores": round(others, 2)}
     shutil.rmtree(folder)
     return record
@@ -189,7 +188,7 @@ def main() -> None:
         make_tiny(out / "model", 1)
     else:
         make_smollm2(Path(task.config(SYNC, 1).model.path).expanduser())
-    journal, evaluator = Journal(out / "runs.jsonl"), Evaluator(task)
+    journal, evaluator = Journal(out / "runs.jsonl"), Evaluator(task.config(BOTH_CORES, 1))
     done = {(record["system"], record["seed"]) for record in journal.records}
     for system, seed in runs:
         if (system.name, seed) not in done:
