@@ -127,7 +127,7 @@ def run(task: Task, system: System, seed: int, folder: Path, evaluator: Evaluato
     steps = list(range(task.every, task.num_steps(system, config) + 1, task.every))
     seconds = [max(path.stat().st_mtime for path in (exports / str(step)).glob("*.safetensors")) - began for step in steps]
     record = {
-        "system": system.name, "seed": seed, "steps": [0, *steps], "seconds": [0.0, *(round(value, 1) for value in seconds)],
+        "system": system.name, "seed": seed, "steps": [0, *steps], "seconds": [0.0, *(round(value, 3) for value in seconds)],
         "accuracy": evaluator.accuracies(config, [model, *(exports / str(step) for step in steps)]),
         "wall_s": round(wall_s, 1), "others_cores": round(others, 2)}
     shutil.rmtree(folder)
