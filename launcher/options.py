@@ -30,7 +30,8 @@ KEYS = ("partition", "account", "qos", "time", "constraint", "nodelist", "exclud
 _GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task")
 _SRUN_OWN = {"output", "error", "open-mode", "kill-on-bad-exit", "unbuffered", "ntasks", "nodes", "ntasks-per-node"}
 
-# The long options of sbatch 22.05, for where `sbatch --help` cannot be asked.
+# The long options of sbatch, of SLURM 22.05 to 26.05, for where `sbatch --help` cannot be asked, and beyond what it lists; then those that
+# came after 22.05, which are there where it lists them.
 _NAMES = """
     account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container contiguous core-spec
     cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error exclude exclusive export
@@ -38,9 +39,11 @@ _NAMES = """
     hint hold ignore-pbs input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu
     mincpus network nice no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node
     ntasks-per-socket open-mode output overcommit oversubscribe parsable partition power prefer priority profile propagate qos quiet reboot
-    requeue reservation signal sockets-per-node spread-job switches test-only thread-spec threads-per-core time time-min tmp tres-per-task
+    requeue reservation segment signal sockets-per-node spread-job switches test-only thread-spec threads-per-core time time-min tmp tres-per-task
     uid usage use-min-nodes verbose version wait wait-all-nodes wckey wrap"""
-KNOWN = frozenset(_NAMES.split())
+LATER = frozenset(("container-id", "container-type", "oom-kill-step", "resv-ports", "spread-segments", "tres-bind"))
+ALWAYS = frozenset(_NAMES.split())
+KNOWN = ALWAYS | LATER
 
 
 def names_in_help(text: str) -> frozenset[str]:
@@ -73,6 +76,8 @@ def _check_option(key: str, given: str, part: RoleConfig, legal: frozenset[str])
     if name in _GPU_OPTIONS and part.gpus is not GpuRequest.none:
         raise ConfigError(f"{where}: GPUs are asked for by {key}.gpus={part.gpus.value}. Use {key}.gpus and {key}.gpu_type, "
                           f"or set {key}.gpus=none to ask for them by hand")
-    if name not in legal | KNOWN:
-        near = difflib.get_close_matches(name, legal | KNOWN, 1)
+    if name in LATER - legal:
+        raise ConfigError(f"{where}: this cluster's SLURM is older than sbatch's option --{name}. Leave it out")
+    if name not in legal | ALWAYS:
+        near = difflib.get_close_matches(name, legal | ALWAYS, 1)
         raise ConfigError(f"{where}: sbatch has no option --{name}. {f'Did you mean {near[0]}?' if near else 'See sbatch --help'}")

@@ -69,8 +69,10 @@ def is_being_preempted(job: str) -> bool:
 
     A job that is being cancelled is COMPLETING; requeued, it would come back to life.
     """
-    shown = dict(part.partition("=")[::2] for part in run("scontrol", "show", "job", "-o", job).stdout.split())
-    return shown.get("JobState") == "RUNNING" and shown.get("PreemptTime", "None") not in ("None", "Unknown")
+    # Not `scontrol show job`: it shows what users write too, a job's name and command, in which anything may stand.
+    lines = run("squeue", "-h", "--array", "-j", job, "-O", "JobID:20,State:20,PreemptTime:30", tolerate=ENDED).stdout.splitlines()
+    shown = next((fields for line in lines if (fields := line.split())[:1] == [job]), [])
+    return shown[1:2] == ["RUNNING"] and shown[2:] not in ([], ["N/A"], ["None"], ["Unknown"])
 
 
 def is_to_come_back(element: SlurmElement, number: signal.Signals, at: float, signal_delay_s: float) -> bool:

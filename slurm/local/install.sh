@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
 # Install what a local cluster needs, if it is missing: Debian's or Ubuntu's packages, and only as root; otherwise say what is missing.
+#   install.sh --suite trixie: that Debian release's SLURM into a folder of its own, for enter.sh; this system stays as it is.
 set -euo pipefail
 . "$(dirname "$0")/settings.sh"
+. "$HERE/suite.sh"
 
-PACKAGES="slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core"
+if [[ ${1:-} == --suite ]]; then
+    check_suite "${2:-}"
+    build_suite "$2"
+    exit
+fi
 needed=(munged slurmctld slurmd slurmdbd sacctmgr mariadbd)
 ((ISOLATE)) && needed+=(ip nsenter unshare)
 
@@ -14,18 +20,8 @@ done
 ((${#missing[@]} == 0)) && exit 0
 
 if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
-    fail "missing: ${missing[*]}. Install these packages (names as in Debian and Ubuntu), which needs root: $PACKAGES iproute2"
+    fail "missing: ${missing[*]}. Install these packages (names as in Debian and Ubuntu), which needs root: $PACKAGES"
 fi
 say "installing SLURM: missing ${missing[*]}"
-export DEBIAN_FRONTEND=noninteractive
-policy=/usr/sbin/policy-rc.d # keeps the packages from starting their services
-if [[ ! -e $policy ]]; then
-    printf '#!/bin/sh\nexit 101\n' >"$policy"
-    chmod 755 "$policy"
-    trap 'rm -f "$policy"' EXIT
-fi
 # shellcheck disable=SC2086
-apt-get install -qq -y --no-install-recommends $PACKAGES iproute2 >&2 || {
-    apt-get update -qq >&2
-    apt-get install -qq -y --no-install-recommends $PACKAGES iproute2 >&2
-}
+install_packages $PACKAGES

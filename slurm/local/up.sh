@@ -64,6 +64,8 @@ write_configuration() {
         PROCTRACK=cgroup TASK_PLUGIN=cgroup
         cp "$HERE/conf/cgroup.conf" "$STATE/etc/"
     fi
+    DATABASE_FILES=/usr/share/mariadb # since MariaDB 11
+    [[ -e $DATABASE_FILES/mariadb_system_tables.sql ]] || DATABASE_FILES=/usr/share/mysql
     write_nodes
     write_hosts >"$STATE/etc/hosts"
     echo "nameserver 127.0.0.1" >"$STATE/etc/resolv.conf" # nobody there: names that are not in the hosts file fail at once
@@ -81,11 +83,10 @@ start_munge() {
 }
 
 start_database() {
-    local tables=/usr/share/mysql/mysql
     mkdir -m 700 "$STATE"/database/{data,temporary}
     {
         printf 'create database if not exists mysql;\nuse mysql;\n'
-        cat ${tables}_system_tables.sql ${tables}_performance_tables.sql ${tables}_system_tables_data.sql
+        cat "$DATABASE_FILES"/m*_{system_tables,performance_tables,system_tables_data}.sql
     } | mariadbd --defaults-file="$STATE/database/mariadb.cnf" --init-file= --bootstrap >"$STATE/log/database-tables.log" 2>&1 ||
         fail "MariaDB's tables could not be made: $(tail -n 3 "$STATE/log/database-tables.log" "$STATE/log/mariadbd.log")"
     start mariadbd mariadbd --defaults-file="$STATE/database/mariadb.cnf"

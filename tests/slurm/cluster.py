@@ -1,5 +1,6 @@
 """A local SLURM cluster (slurm/local) for tests: up and down, jobs and nodes, and everything that can happen to them."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "slurm" / "local"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmdbd", "sacctmgr", "mariadbd")
@@ -128,7 +131,9 @@ class LocalCluster:
         self._script("node.sh", "cut", node)
 
     def restore_network(self, node: str) -> None:
+        """Back, and in use again at once: by itself SLURM takes a node back when that registers anew, a minute or two later."""
         self._script("node.sh", "join", node)
+        self.resume(node)
 
     @contextmanager
     def without_controller(self) -> Iterator[None]:
@@ -152,6 +157,14 @@ class LocalCluster:
 
     def resume(self, node: str) -> None:
         self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+    def has(self, process: psutil.Process) -> bool:
+        """Whether it lives, and belongs to this cluster: a daemon, a job on any node, or a command that uses it. What a job starts may have an
+        environment of its own, but stays below a daemon of its node."""
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                return any(each.environ().get("SLURM_CONF") == self.env["SLURM_CONF"] for each in (process, *process.parents()))
+        return False
 
     # Jobs
 

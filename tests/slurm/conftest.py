@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import TOLD
 from tests.slurm.cluster import LocalCluster, available
 
 ALL = "HEADWAY_SLURM_ALL"
-LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,12 +25,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 and not any(arg.endswith(f"::{item.name}") for arg in config.args)]  # a test that is asked for by its name runs
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
-    config.stash[LEFT_OUT] = len(left_out)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if number := config.stash.get(LEFT_OUT, 0):
-        terminalreporter.write_line(f"tests/slurm: {number} longer tests on a real SLURM cluster were left out. All of them: make test-slurm")
+    if left_out:
+        config.stash.setdefault(TOLD, []).append(
+            f"tests/slurm: {len(left_out)} longer tests on a real SLURM cluster were left out. All of them: make test-slurm")
 
 
 @pytest.fixture(scope="session")

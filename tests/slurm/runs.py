@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import sys
 from collections import Counter
@@ -111,17 +110,15 @@ class SlurmRun:
         return [element for element in (Element(*line.split("|")) for line in lines) if self.token in element.name]
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process of the run on any node: nodes are namespaces of this machine."""
-        return [process for process in psutil.process_iter() if process.pid != os.getpid() and self._is_ours(process)]
+        """Every living process of the run on any node of its cluster: nodes are namespaces of this machine."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return False
             marks = [process.environ().get("SLURM_JOB_NAME", ""), process.cwd(), *process.cmdline()]
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return False
-        return any(self.token in mark or str(self.run.path) in mark for mark in marks)
+        return any(self.token in mark or str(self.run.path) in mark for mark in marks) and self.cluster.has(process)
 
     def tasks(self, role: str) -> list[psutil.Process]:
         """The processes that SLURM started as the role's tasks."""

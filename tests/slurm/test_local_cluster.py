@@ -1,10 +1,19 @@
 """The local cluster itself: jobs on nodes that are hosts, power cuts, preemption. What Headway makes of them is tested elsewhere."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import LocalCluster
+from tests.slurm.cluster import SCRIPTS, LocalCluster
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("command", [("install.sh", "--suite", "sid"), ("install.sh", "--suite"), ("enter.sh", "sid", "true"), ("enter.sh",)])
+def test_another_debian_release_is_one_that_is_known(command: tuple[str, ...]) -> None:
+    done = subprocess.run([SCRIPTS / command[0], *command[1:]], capture_output=True, text=True, check=False)
+    said = "sid" if "sid" in command else ""
+    assert done.returncode == 1 and done.stderr == f"slurm/local: no suite '{said}': use one of bookworm trixie forky\n"
 
 
 @pytest.mark.quick

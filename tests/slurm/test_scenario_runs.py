@@ -100,6 +100,8 @@ def test_stop_ends_a_run_at_once_and_leaves_nothing(cluster: LocalCluster, tmp_p
     with slurm_run(cluster, tmp_path / "run", *ENDLESS) as run:
         run.after_steps(3).stop()
         assert run.endings == ["stopped"]
+        assert "no end on record" not in run.run.report.read_text()
+        assert "srun: error" not in "".join(path.read_text() for path in run.run.jobs.glob("*_log.out"))
 
 
 def test_arrays_in_waves_follow_one_another(narrow_cluster: LocalCluster, tmp_path: Path) -> None:

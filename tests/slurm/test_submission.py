@@ -53,6 +53,7 @@ def assert_refused(cluster: LocalCluster, run: Path, words: str, *arguments: str
     (["+cluster.train.sbatch.contigous=true"], "Did you mean contiguous?"),
     (["cluster.setup=[\"export PATH=/nowhere\"]", "cluster.python=python"], "its Python does not start on a node of partition train"),
     (["cluster.python=/usr/bin/python3"], "/usr/bin/python3 has no "),
+    (["cluster.setup=[module load cuda]"], "cluster.train.setup: 'module load cuda' fails on a node of partition train with status 127"),
 ])
 @pytest.mark.quick
 def test_mistakes_are_refused_before_anything_is_queued(cluster: LocalCluster, tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -72,13 +73,21 @@ def test_a_folder_that_nodes_have_for_themselves_is_refused(cluster: LocalCluste
 
 
 def test_where_no_node_is_free_the_run_is_queued_all_the_same(cluster: LocalCluster, tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     busy = cluster.sbatch("sleep 600", "--partition=train", "--nodes=2", "--exclusive")
     cluster.wait_state(busy, "RUNNING")
-    refused = headway(cluster, "--detach", f"run.dir={tmp_path / 'run'}", "cluster.probe_s=1")
+    refused = headway(cluster, "--detach", f"run.dir={tmp_path / 'run'}", "cluster.probe_s=1", **cache)
     assert refused.returncode == 2 and "is in a folder that each node has for itself" in refused.stderr and not (tmp_path / "run").exists()
     result = headway(cluster, "--detach", f"run.dir={tmp_path / 'run'}", "cluster.probe_s=0")
     assert result.returncode == 0, result.stderr
     assert len(set(queued(cluster))) == 3
+    cluster.cancel_all()
+    cluster.wait_idle()
+    seen = headway(cluster, "--detach", f"run.dir={tmp_path / 'seen'}", *LATER, **cache)
+    assert seen.returncode == 0 and "not probed" not in seen.stdout, seen.stdout + seen.stderr
+    cluster.wait_state(cluster.sbatch("sleep 600", "--partition=train", "--nodes=2", "--exclusive"), "RUNNING")
+    second = headway(cluster, "--detach", f"run.dir={tmp_path / 'second'}", "cluster.probe_s=1", *LATER, **cache)
+    assert second.returncode == 0 and "partition train was not probed" in second.stdout, second.stdout + second.stderr
 
 
 @pytest.mark.quick

@@ -57,19 +57,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Puts a command on PATH that answers as told (`fails_first` times with an error), and keeps its arguments, one call a line.
-
-    `scontrol show job` is no line: it only asks.
-    """
+    squeue is there from the beginning, and shows nothing."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
-    def make(name: str, output: str = "", error: str = "", status: int = 0, fails_first: int = 0) -> Path:
+    def make(name: str, output: str = "", error: str = "", status: int = 0, fails_first: int = 0, away: str = AWAY) -> Path:
         calls, script = tmp_path / f"{name}.calls", folder / name
         (tmp_path / f"{name}.out").write_text(output)
         script.write_text(f"""#!/bin/bash
-[[ "$1" == show ]] || echo "$@" >>{calls}
-if (( $(wc -l <{calls}) <= {fails_first} && {fails_first} > 0 )); then echo "{AWAY}" >&2; exit 1; fi
+echo "$@" >>{calls}
+if (( $(wc -l <{calls}) <= {fails_first} && {fails_first} > 0 )); then echo "{away}" >&2; exit 1; fi
 cat {tmp_path / f"{name}.out"}
 echo -n "{error}" >&2
 exit {status}
@@ -77,6 +75,7 @@ exit {status}
         script.chmod(0o755)
         return calls
 
+    make("squeue")
     return make
 
 
@@ -180,29 +179,38 @@ def test_arrays_that_have_ended_are_cancelled_in_peace(command: Command) -> None
 
 
 def shown(state: str, preempt: str) -> str:
-    return f"JobId=1236 ArrayJobId=1234 JobState={state} Reason=None PreemptTime={preempt} Comment=a=b\n"
+    """As `squeue -O JobID,State,PreemptTime` shows all of an array whose number is that of its last element."""
+    rows = [("1237", "PENDING", "N/A"), ("1235", "RUNNING", "2026-11-21T15:00:00"), ("1236", state, preempt)]
+    return "".join(f"{job:20}{now:20}{when:30}\n" for job, now, when in rows)
 
 
 @pytest.mark.parametrize(("state", "preempt", "preempted"), [
-    ("RUNNING", "2026-11-21T15:54:05", True), ("RUNNING", "None", False), ("RUNNING", "Unknown", False),
+    ("RUNNING", "2026-11-21T15:54:05", True), ("RUNNING", "N/A", False), ("RUNNING", "Unknown", False),
     ("COMPLETING", "2026-11-21T15:54:05", False), ("CANCELLED", "None", False)])
 def test_what_slurm_says_of_a_preemption(command: Command, state: str, preempt: str, preempted: bool) -> None:
-    command("scontrol", shown(state, preempt))
+    command("squeue", shown(state, preempt))
     assert slurm.is_being_preempted("1236") is preempted
 
 
 @pytest.mark.parametrize(("number", "at", "preempt", "back"), [
-    (signal.SIGUSR2, 1000.0, "None", True), (signal.SIGUSR2, 4990.0, "None", False), (signal.SIGUSR2, 4990.0, "2026-11-21T15:54:05", True),
-    (signal.SIGTERM, 1000.0, "None", False), (signal.SIGTERM, 1000.0, "2026-11-21T15:54:05", True)])
+    (signal.SIGUSR2, 1000.0, "N/A", True), (signal.SIGUSR2, 4990.0, "N/A", False), (signal.SIGUSR2, 4990.0, "2026-11-21T15:54:05", True),
+    (signal.SIGTERM, 1000.0, "N/A", False), (signal.SIGTERM, 1000.0, "2026-11-21T15:54:05", True)])
 def test_which_elements_put_themselves_back(command: Command, number: signal.Signals, at: float, preempt: str, back: bool) -> None:
-    command("scontrol", shown("RUNNING", preempt))
+    command("squeue", shown("RUNNING", preempt))
     assert slurm.is_to_come_back(make_element(end_time=5000.0), number, at, 120) is back
 
 
 @pytest.mark.parametrize(("number", "back"), [(signal.SIGUSR2, True), (signal.SIGTERM, False)])
 def test_where_slurm_does_not_say_the_time_of_the_signal_decides(command: Command, number: signal.Signals, back: bool) -> None:
-    command("scontrol", error="slurm is confused", status=1)
+    command("squeue", error="slurm is confused", status=1)
     assert slurm.is_to_come_back(make_element(end_time=5000.0), number, 1000.0, 120) is back
+
+
+@pytest.mark.parametrize("act", [slurm.requeue, slurm.requeue_held, slurm.hold, slurm.release])
+def test_what_an_element_asks_for_is_asked_again_while_the_controller_is_away(command: Command, clock: Clock, act: Callable[[str], None]) -> None:
+    calls = command("scontrol", fails_first=3, away="Unexpected message received for job 1236")
+    act("1236")
+    assert len(calls.read_text().splitlines()) == 4
 
 
 def test_releasing_where_an_element_has_ended_is_no_error(command: Command) -> None:
@@ -284,14 +292,14 @@ def trainer(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> TrainElement:
     (None, 0.0, "drained"), (signal.SIGUSR2, 4990.0, "walltime"), (signal.SIGUSR2, 1000.0, "preempted"), (signal.SIGTERM, 4990.0, "terminated"),
     (signal.SIGTERM, 1000.0, "terminated")])
 def test_what_a_signal_meant(trainer: TrainElement, command: Command, received: signal.Signals | None, at: float, why: str) -> None:
-    command("scontrol", shown("RUNNING", "None"))
+    command("squeue", shown("RUNNING", "N/A"))
     trainer.signals.received, trainer.signals.at = received, at
     assert trainer._why_drained() == why
 
 
 @pytest.mark.parametrize("received", [signal.SIGUSR2, signal.SIGTERM])
 def test_a_preemption_is_one_whatever_the_signal_and_the_time(trainer: TrainElement, command: Command, received: signal.Signals) -> None:
-    command("scontrol", shown("RUNNING", "2026-11-21T15:54:05"))
+    command("squeue", shown("RUNNING", "2026-11-21T15:54:05"))
     trainer.signals.received, trainer.signals.at = received, 4990.0
     assert trainer._why_drained() == "preempted"
 
@@ -314,6 +322,11 @@ def test_what_follows_an_end(trainer: TrainElement, command: Command, how: str, 
             trainer._follow_up(how, cause)
         assert caught.value.code == status
     assert (calls.read_text().splitlines() if calls.exists() else []) == asked
+
+
+def test_an_orderly_stop_is_no_error(trainer: TrainElement) -> None:
+    trainer.run.request_stop("stopped by headway stop", drain=False)
+    assert trainer._follow_up("stopped", "stopped by headway stop") == ""
 
 
 def crash(run: RunFolder, times: int, how: str = "crashed") -> None:

@@ -57,6 +57,14 @@ def test_options_that_may_not_be_set_by_hand(name: str, words: str) -> None:
     assert f"cluster.train.sbatch.{name}='1'" in str(caught.value)
 
 
+def test_options_that_came_later_need_a_slurm_that_lists_them() -> None:
+    later = ClusterConfig(kind=ClusterKind.slurm, train=RoleConfig(sbatch={"oom_kill_step": "1", "segment": "4"}))
+    check_options(later)
+    check_options(later, names_in_help("      --oom-kill-step[=0|1]   kill all of the step"))
+    with pytest.raises(ConfigError, match=r"oom_kill_step='1': this cluster's SLURM is older than sbatch's option --oom-kill-step"):
+        check_options(later, names_in_help(HELP))
+
+
 def test_options_that_may_be_set_by_hand() -> None:
     checked(sbatch={"comment": "a b", "mail_type": "END", "contiguous": ""})
     checked(sbatch={"gres": "gpu:2,nvme:1"}, gpus=GpuRequest.none)

@@ -124,7 +124,8 @@ def test_a_controller_that_restarts_is_asked_again(command: Command, monkeypatch
     ("sacct", lambda: slurm.history(["1"])), ("scontrol", slurm.show_config),
     ("scontrol", lambda: settle_nodes(slurm_config(), patience_s=0)), ("sinfo", lambda: slurm.node_kinds("gpu", patience_s=0))])
 def test_what_people_wait_for_is_asked_once(command: Command, name: str, ask: Callable[[], object]) -> None:
-    for words in ("sacct: error: slurm_persist_conn_open: failed to send", "Connection refused", "Unable to contact slurm controller"):
+    lost = "_open_persist_conn: failed to open persistent connection to host:db:6819"
+    for words in ("sacct: error: slurm_persist_conn_open: failed to send", lost, "Connection refused", "Unable to contact slurm controller"):
         calls = command(name, error=words, status=1)
         calls.unlink(missing_ok=True)
         with pytest.raises(SlurmError, match=words):
@@ -178,6 +179,17 @@ def test_a_command_that_is_not_there_or_does_not_answer(command: Command, monkey
         slurm.squeue(["1"])
 
 
+def test_where_there_is_no_cluster_the_answer_is_ours(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = command("scontrol", status=1, error="scontrol: error: fetch_config: DNS SRV lookup failed\n"
+                                                "scontrol: fatal: Could not establish a configuration source")
+    with pytest.raises(SlurmError, match=r"^scontrol: SLURM is installed here, but this machine belongs to no cluster \(.*or set SLURM_CONF$"):
+        slurm.show_config(patience_s=None)
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    with pytest.raises(SlurmError, match=r"^SLURM_CONF=.*/slurm.conf: no such file"):
+        slurm.show_config()
+    assert len(calls.read_text().splitlines()) == 1
+
+
 def test_changes(command: Command) -> None:
     calls = command("scancel")
     slurm.cancel(["1", "2"], pending_only=True)
@@ -213,8 +225,9 @@ def test_what_users_set_for_their_own_eyes_changes_nothing(command: Command, tmp
     command("squeue")
     (tmp_path / "bin" / "squeue").write_text(f"#!/bin/bash\nenv >{tmp_path / 'env'}\n")
     mine = {"SQUEUE_FORMAT", "SLURM_TIME_FORMAT", "SQUEUE_STATES", "SLURM_CLUSTERS", "SBATCH_CLUSTERS", "SQUEUE_CLUSTERS", "SBATCH_PARTITION"}
-    for name in (*mine, "SLURM_CONF"):
+    for name in mine:
         monkeypatch.setenv(name, "mine")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "bin" / "squeue"))
     slurm.squeue(["1"])
     names = {line.split("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
     assert "SLURM_CONF" in names and not names & mine
