@@ -27,7 +27,8 @@ def run_once(overrides: tuple[str, ...], seed: int) -> dict[str, Any]:
     """The summary of one complete run, with the concurrency of its last step. Raises RuntimeError with the launcher's output if it fails."""
     with tempfile.TemporaryDirectory(prefix="headway-benchmark-") as temporary:
         path = Path(temporary) / "run"
-        command = [sys.executable, "-m", "launcher", "--plain", *COMMON, *overrides, f"run.seed={seed}", f"run.dir={path}"]
+        settings = {one.partition("=")[0]: one for one in (*COMMON, *overrides)}  # a key is given once
+        command = [sys.executable, "-m", "launcher", "--plain", *settings.values(), f"run.seed={seed}", f"run.dir={path}"]
         ended = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
                                stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if ended.returncode:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
 
+from launcher import dtypes
 from launcher.__main__ import CONF
 from launcher.schema import to_object
 from workers.config import Config
 
 
 def composed(overrides: Sequence[str]) -> Config:
-    """The composed and checked config, with `overrides` as on the launcher's command line. Raises `ConfigError`."""
+    """The composed, settled and checked config, with `overrides` as on the launcher's command line. Raises `ConfigError`."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return to_object(compose("config", overrides=[*overrides])).for_workers()
+        config = to_object(compose("config", overrides=[*overrides]))
+    dtypes.settle(config)
+    return config.for_workers()

@@ -4,7 +4,7 @@
 
 The pool and its processes are real (workers/reward/pool.py), the sandbox too; generation is played by a clock, as if a GPU did it.
 - rate     verifications per second with every process busy, and how long one takes, waiting left out: median and 99th percentile. Kinds:
-           `number` and `fraction`, of math_verify, in the reward process; `root`, of math_verify, in a forked copy of it; `code`, a function in
+           `number` and `fraction`, of math_verify, in the reward process; `root`, of math_verify, in a forked copy; `code`, a function in
            HumanEval's form with six assertions in the sandbox
 - groups   `--groups` groups are always in flight, each of `--group-size` samples whose lengths are lognormal, until `--rounds` times as
            many have ended. Verifiers work at most half of the time (`LOAD`). Three ways: free (no verifier), overlap (each sample is judged as soon

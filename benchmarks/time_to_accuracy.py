@@ -43,7 +43,7 @@ from workers.data.prompts import Prompt, open_prompts
 from workers.reward import verifiers
 from workers.weights.starting import make_smollm2, make_tiny
 
-NO_TRL = "TRL is not installed, so it is left out. To compare with it: .venv/bin/pip install -c constraints.txt -e '.[benchmark]'"
+NO_TRL = f"TRL is not installed, so it is left out. To compare with it: .venv/bin/pip install -c constraints/{sys.version[:4]}.txt -e '.[benchmark]'"
 
 
 EVERY = 5

@@ -35,7 +35,7 @@ from benchmarks.trainer_samples import Task, useful_tokens, write
 
 ROOT = Path(__file__).resolve().parents[1]
 AIM = 2.0
-NO_TRL = "TRL is not installed, so it is left out. To compare with it: .venv/bin/pip install -c constraints.txt -e '.[benchmark]'"
+NO_TRL = f"TRL is not installed, so it is left out. To compare with it: .venv/bin/pip install -c constraints/{sys.version[:4]}.txt -e '.[benchmark]'"
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 
 

@@ -1,108 +1,113 @@
-"""The command: `headway [overrides]` (or `python -m launcher`), `headway eval=NAME [overrides]`, `headway selftest [overrides]`,
-`headway status|watch|logs|stop|resume|report RUN`.
+"""The command: `headway COMMAND ...` (or `python -m launcher`); without one of `COMMANDS` it is `run`.
 
-    overrides, conf/ --Hydra--> config --check, split--> plan --prepare--> run folder --submitit--> two job arrays
-                                                                                |
-                            terminal <--live view-- status.json, metrics <------+
+    run, sweep, eval, selftest   groups, keys --launcher/cli/--> checked config --launch.py--> run folder --submitit--> two job arrays
+                                                                                                   |
+    status, watch, logs, ...                terminal <--live view-- status.json, metrics <---------+
 
-Ctrl-C ends a run on this machine in order; a run on SLURM goes on, and only the watching ends. Hydra's own flags work: --cfg job,
---help, -m with comma-separated values for sweeps. `--dry-run` prints what would be submitted; `--detach` returns as soon as it is.
+Exit status: 0 done, 1 failed, 2 refused (nothing was started). Nothing heavy is imported before it is known what is asked for.
 """
 
 from __future__ import annotations
 
+import errno
+import importlib
+import os
 import sys
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig
+from launcher.arguments import FAILED, refuse
+from launcher.cli.page import COMMANDS, STARTS, WITH_VALUE, page
+from launcher.share import CONF
 
-from launcher.arguments import USER_ERROR
-from launcher.interrupts import Interrupted
-from launcher.schema import register, to_object
-from launcher.sweep import Sweep
-
-CONF = Path(__file__).resolve().parent.parent / "conf"
-FLAGS = {"--dry-run": "launch.dry_run=true", "--detach": "launch.detach=true", "--plain": "launch.plain=true",
-         "--selftest": "launch.selftest=true", "--keep": "launch.keep=true"}
-
-
-MULTIRUN = ("-m", "--multirun")
-COMMANDS = ("status", "watch", "logs", "stop", "resume", "report")
-
-
-def compose_and_run(composed: DictConfig, sweep: Sweep | None) -> int:
-    """Check the composed config, then start a run. Errors of users are told on stderr, in one line each, with exit status 2."""
-    from launcher.evaluation import complete
-    from launcher.launch import launch
-    from launcher.selftest import selftest
-    from workers.config import ConfigError, RunKind
-    from workers.rundir import RunFolderError
-    from workers.slurm_command import SlurmError
-
-    try:
-        if composed.run.kind is RunKind.evaluation:
-            complete(composed, list(HydraConfig.get().overrides.task))
-        config = to_object(composed)
-        return selftest(config) if config.launch.selftest else launch(config, sweep)
-    except (ConfigError, RunFolderError, SlurmError) as error:
-        print(f"headway: {error}", file=sys.stderr)
-        return USER_ERROR
-
-
-def _hydra_main() -> int:
-    """Run Hydra once, or for every combination of a sweep, which has a page of its own in the end; returns the worst exit status."""
-    worst, sweep = 0, None
-
-    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-    def run(composed: DictConfig) -> None:
-        nonlocal worst, sweep
-        sweep = _sweep()
-        worst = max(worst, compose_and_run(composed, sweep))
-
-    run()
-    if sweep is not None:
-        from launcher.report.ending import tell_sweep
-
-        tell_sweep(sweep, print)
-    return worst
-
-
-def _sweep() -> Sweep | None:
-    hydra_config = HydraConfig.get()
-    if hydra_config.mode is not RunMode.MULTIRUN:
-        return None
-    return Sweep(Path(hydra_config.sweep.dir).absolute(), int(hydra_config.job.num), tuple(hydra_config.overrides.task))
-
-
-def in_order(arguments: list[str]) -> list[str]:
-    """Hydra takes overrides in one block: -m goes in front of it, and what our own flags stand for to its end."""
-    sweep = [argument for argument in arguments if argument in MULTIRUN]
-    rest = [argument for argument in arguments if argument not in FLAGS and argument not in MULTIRUN]
-    return sweep + rest + [FLAGS[argument] for argument in arguments if argument in FLAGS]
+UNUSABLE = {
+    errno.EACCES: "you may not look into it. Ask whom it belongs to, or give a path of your own",
+    errno.EPERM: "you may not do that there. Ask whom it belongs to, or give a path of your own",
+    errno.ENAMETOOLONG: "is too long for the name of a file. Give a shorter path",
+    errno.ELOOP: "is a symbolic link that leads to itself. Give another path",
+}
+OWN = {"config": "launcher.cli.reference", "runs": "launcher.cli.runs"}
 
 
 def main() -> None:
     """Entry point of the console command."""
-    arguments = sys.argv[1:]
-    if arguments[:1] == ["selftest"]:  # it takes what a run takes
-        arguments = [*arguments[1:], "--selftest"]
-    if arguments and arguments[0] in COMMANDS:
-        import importlib
+    sys.exit(status_of(lambda: dispatch(sys.argv[1:])))
 
-        sys.exit(importlib.import_module(f"launcher.{arguments[0]}").main(arguments[1:]))
-    if not CONF.is_dir():
-        print(f"headway: {CONF}: not found; the configuration stands beside the package. "
-              "Install with `pip install -e .` from the checkout, not a copy of the packages", file=sys.stderr)
-        sys.exit(USER_ERROR)
-    sys.argv[1:] = in_order(arguments)
-    register()
+
+def status_of(work: Callable[[], int]) -> int:
+    """The exit status of `work`, also where Ctrl-C ends it, or nobody reads what it prints."""
     try:
-        sys.exit(_hydra_main())
-    except Interrupted as error:  # a run on this machine has been ended in order; a sweep does not go on to the next one
-        sys.exit(f"headway: ended by {error}")
+        status = work()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        status = FAILED
+        print("\nheadway: ended by Ctrl-C", file=sys.stderr)
+    except BrokenPipeError:  # whoever read has seen enough, as in `headway runs | head`
+        status = FAILED
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
+
+
+def dispatch(arguments: Sequence[str]) -> int:
+    """Do what was asked for; returns the exit status. A path that cannot be looked at is refused, whichever of the arguments or files names it."""
+    try:
+        return _answer(arguments)
+    except OSError as error:
+        if error.errno not in UNUSABLE or not error.filename:
+            raise
+        return refuse(f"{error.filename}: {UNUSABLE[error.errno]}")
+    except RuntimeError as error:  # of Path.expanduser
+        if "home directory" not in str(error):
+            raise
+        return refuse("a path begins with ~NAME, and there is no user of that name here. Give the whole path")
+
+
+def _answer(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help", "--version"):
+        return _about(arguments)
+    command, rest = command_of(arguments)
+    if command not in STARTS and command != "config":
+        return importlib.import_module(OWN.get(command, f"launcher.{command}")).main(rest)
+    if not CONF.is_dir():
+        return refuse(f"{CONF}: not found: this copy of Headway is not whole. "
+                      "Install it again, from a wheel or from a checkout with its symbolic links")
+    if command == "config":
+        return importlib.import_module(OWN[command]).main(rest, CONF)
+    if any(one in arguments for one in ("--shell-completion", "-sc", "--hydra-help")):
+        return _hydra(list(arguments))
+    from launcher.cli import starting
+
+    return starting.main(command, rest, CONF)
+
+
+def command_of(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The command and what is for it: the first word, or for what starts something the first one behind flags (`headway --dry-run sweep ...`)."""
+    values = {number + 1 for number, argument in enumerate(arguments) if argument in WITH_VALUE}
+    place = next((number for number, argument in enumerate(arguments) if not argument.startswith("-") and number not in values), 0)
+    if arguments[place] in (STARTS if place else COMMANDS):
+        return arguments[place], [*arguments[:place], *arguments[place + 1:]]
+    return "run", list(arguments)
+
+
+def _about(arguments: Sequence[str]) -> int:
+    """The page, or a command's own help."""
+    if arguments[:1] == ["--version"]:
+        from importlib.metadata import version
+
+        print(f"headway {version('headway')}")
+    elif arguments[:1] == ["help"] and len(arguments) > 1:
+        if arguments[1] not in COMMANDS:
+            return refuse(f"{arguments[1]}: there is no such command. Use one of {', '.join(COMMANDS)}")
+        return dispatch([arguments[1], "--help"])
+    else:
+        print(page(), end="")
+    return 0
+
+
+def _hydra(arguments: list[str]) -> int:
+    from launcher.cli import completion
+
+    completion.answer(arguments, CONF)
+    return 0
 
 
 if __name__ == "__main__":

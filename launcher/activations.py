@@ -15,7 +15,7 @@ from workers.weights.architecture import Architecture
 from workers.weights.splitting import expert_tensor_parallel
 
 MIB, GIB = 2**20, 2**30
-BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2}
+BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float16: 2}
 LOGITS_BYTES = {False: 128 * MIB, True: GIB}
 """The float32 logits of a chunk, on CPUs and on GPUs: MAX_LOGITS_BYTES and MAX_LOGITS_BYTES_ACCELERATOR of workers/trainer/megatron/lm_head.py."""
 MAX_BRANCH_TOKENS = 2048

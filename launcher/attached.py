@@ -17,9 +17,10 @@ from launcher.jobs import JobSpec
 from launcher.living import kill, living
 from launcher.report.ending import tell_report
 from launcher.schema import FullConfig
-from launcher.stop import stop
+from launcher.stop import stop, told
 from launcher.submit import submit
 from launcher.watch import follow, notice_dead_jobs
+from workers.files import is_full
 from workers.rundir import RunFolder
 
 LINGER_S = 60.0
@@ -37,12 +38,17 @@ def start_here(run: RunFolder, config: FullConfig, specs: tuple[JobSpec, ...], c
                 console.print(f"watch it: headway watch {run.path}\nend it:   headway stop {run.path}", soft_wrap=True)
                 return 0
             stay(run, config, console, lambda: [job.done() for job in jobs])
+        except OSError as error:
+            if not is_full(error):
+                raise
+            console.print(f"{run.full_disk()}: {kill(run)} processes of the run were ended by force. Free some space", style="red", soft_wrap=True)
+            return 1
         except Interrupted as error:
-            console.print(f"\n{error}: ending the run; once more to end it by force")
+            console.print(f"\n{error.words}: ending the run; once more to end it by force")
             try:
-                console.print(stop(run, f"the launcher got {error}"))
+                stop(run, f"by {error.words}")
             except Interrupted:
-                console.print(stop(run, f"the launcher got {error}", patience_s=0))
+                console.print(stop(run, f"by {error.words}", patience_s=0))
             conclude(run, config, console)
             raise
         return conclude(run, config, console)
@@ -95,6 +101,9 @@ def conclude(run: RunFolder, config: FullConfig, console: Console) -> int:
     outcome = run.ended() or {"state": "failed", "cause": "nobody has recorded why"}
     for line in judged.ending_lines(run):
         console.print(line, soft_wrap=True)
+    if stopped := told(run, outcome):
+        console.print(stopped, soft_wrap=True)
+        return 1
     if outcome["state"] == "failed":
         console.print(f"the run failed: {outcome['cause']}", style="bold red", soft_wrap=True)
         console.print(f"logs: {run.jobs}", soft_wrap=True)

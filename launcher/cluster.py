@@ -57,10 +57,10 @@ def seconds(text: str) -> int:
 class ContainerConfig:
     """The container of a job: `mounts` are 'HOST[:INSIDE[:FLAGS]]', `args` further arguments of the container's command."""
 
-    kind: ContainerKind = ContainerKind.none
-    image: str = ""
-    mounts: list[str] = field(default_factory=list)
-    args: list[str] = field(default_factory=list)
+    kind: ContainerKind = ContainerKind.none  # in what a job's processes run
+    image: str = ""  # file or address of the image
+    mounts: list[str] = field(default_factory=list)  # besides this code and the run folder, as HOST[:INSIDE[:FLAGS]]
+    args: list[str] = field(default_factory=list)  # further arguments of the container's command
 
     def check(self, key: str) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -81,29 +81,29 @@ class RoleConfig:
     `pythonpath`: where Python looks besides; the launcher fills it in from the shell that starts the run, and keeps it for later jobs.
     """
 
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    time: str = ""
-    constraint: str = ""
-    nodelist: str = ""
-    exclude: str = ""
-    reservation: str = ""
-    mem: str = ""
-    mem_per_gpu: str = ""
-    cpus_per_gpu: int = 0
-    cpus_per_task: int = 0
-    gpus: GpuRequest = GpuRequest.gres
-    gpu_type: str = ""
-    gpu_memory_gb: float = 0.0
-    devices_per_node: int = 0
-    exclusive: bool = False
-    setup: list[str] = field(default_factory=list)
+    partition: str = ""  # where this role's jobs run; empty: the cluster's default partition
+    account: str = ""  # account that is charged
+    qos: str = ""  # quality of service
+    time: str = ""  # time limit of one job, as MINUTES, HH:MM:SS or D-HH:MM:SS; a run takes several jobs
+    constraint: str = ""  # features that nodes must have
+    nodelist: str = ""  # nodes that must be taken
+    exclude: str = ""  # nodes that must not be taken
+    reservation: str = ""  # of nodes
+    mem: str = ""  # memory of a node, as 64G
+    mem_per_gpu: str = ""  # memory for each GPU, as 64G
+    cpus_per_gpu: int = 0  # CPUs for each GPU; 0: as SLURM says
+    cpus_per_task: int = 0  # CPUs for each process; 0: as SLURM says
+    gpus: GpuRequest = GpuRequest.gres  # with which of sbatch's options GPUs are asked for
+    gpu_type: str = ""  # as the cluster names it
+    gpu_memory_gb: float = 0.0  # of each GPU; 0: by its type
+    devices_per_node: int = 0  # GPUs of this partition's nodes; 0: allocation.devices_per_node
+    exclusive: bool = False  # whole nodes
+    setup: list[str] = field(default_factory=list)  # lines of shell before the job's processes start
     container: ContainerConfig = field(default_factory=ContainerConfig)
-    python: str = ""
-    pythonpath: str = ""
-    srun_args: list[str] = field(default_factory=list)
-    sbatch: dict[str, str] = field(default_factory=dict)
+    python: str = ""  # interpreter on the nodes; empty: this one
+    pythonpath: str = ""  # where Python looks besides; filled in from this shell
+    srun_args: list[str] = field(default_factory=list)  # further arguments of srun
+    sbatch: dict[str, str] = field(default_factory=dict)  # any other option of sbatch, as NAME: VALUE
 
     @property
     def time_limit_s(self) -> int:
@@ -149,14 +149,14 @@ class ClusterConfig(WorkersClusterConfig):
     `max_submit`: how many jobs (array elements) you may have queued at once (0: as many as SLURM's own limits say).
     """
 
-    spare_chunks: int = 3
-    probe_s: float = 10.0
-    max_submit: int = 0
-    account: str = ""
-    qos: str = ""
-    time: str = ""
-    setup: list[str] = field(default_factory=list)
-    python: str = ""
+    spare_chunks: int = 3  # jobs beyond those that run.max_hours needs
+    probe_s: float = 10.0  # to wait for a node on which the run folder is tried; 0: not tried
+    max_submit: int = 0  # jobs that you may have queued at once; 0: as SLURM says
+    account: str = ""  # account of all roles that name no other
+    qos: str = ""  # quality of service of all roles
+    time: str = ""  # time limit of one job, of all roles
+    setup: list[str] = field(default_factory=list)  # lines of shell before the processes start, of all roles
+    python: str = ""  # interpreter on the nodes, of all roles
     container: ContainerConfig = field(default_factory=ContainerConfig)
     inference: RoleConfig = field(default_factory=RoleConfig)
     train: RoleConfig = field(default_factory=RoleConfig)

@@ -66,7 +66,7 @@ def _take_over(composed: DictConfig, overrides: list[Override]) -> None:
             composed[part] = OmegaConf.structured(getattr(source, part))
             for override in overrides:
                 if override.key_or_group.startswith(f"{part}."):
-                    OmegaConf.update(composed, override.key_or_group, override.value(), force_add=override.is_add())
+                    OmegaConf.update(composed, override.key_or_group, override.value(), force_add=override.is_add() or override.is_force_add())
     composed.reward.placement = placement
     composed.evaluation.run = str(run.path)
     composed.model.source, composed.model.path = ModelSource.folder, str(find_model(run, composed.evaluation.checkpoint))

@@ -36,6 +36,8 @@ from workers.weights.architecture import Architecture
 from workers.weights.splitting import check_engine, check_parallel
 
 COORDINATOR = 300 * MIB
+JUDGE_SERVER_MB = 128
+"""Of the server that a reward process has for algebra (workers/reward/bounded_server.py)."""
 """The coordinator's and the launcher's processes."""
 TRAINING = ("trainer.microbatch_tokens", "trainer.recompute", "trainer.optimizer_offload", "trainer.parallel.tp", "trainer.parallel.pp",
             "trainer.parallel.cp")
@@ -128,11 +130,12 @@ def _rewards(config: FullConfig) -> list[str]:
     them all, and not the one at fault."""
     if not config.rewards_apart:
         return []
-    number, each = config.reward.num_processes, config.reward.memory_mb
+    number, each = config.reward.num_processes, config.reward.memory_mb + JUDGE_SERVER_MB
     size, room = number * each * MIB + COORDINATOR, bytes_of(config.cluster.reward.mem)
     on_slurm = config.cluster.kind is ClusterKind.slurm
     require(not (on_slurm and 0 < room < size), "cluster.reward.mem", config.cluster.reward.mem,
-            f"must be at least {in_words(size)}, for reward.num_processes={number} of up to reward.memory_mb={each}",
+            f"must be at least {in_words(size)}, for reward.num_processes={number} of up to reward.memory_mb={config.reward.memory_mb}, each with a "
+            f"server of {JUDGE_SERVER_MB} MiB for algebra",
             "Give more, or use fewer processes or less for each")
     return [f"a reward element takes at most about {in_words(size)} ({number} processes of up to {each} MiB)"]
 

@@ -8,7 +8,17 @@ from contextlib import contextmanager
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal told the launcher to end. Like KeyboardInterrupt it passes through Hydra, and ends a whole sweep."""
+    """A signal told the launcher to end; its text is the signal's name. It ends a whole sweep."""
+
+    @property
+    def words(self) -> str:
+        """The signal, as the person at the keyboard knows it."""
+        return in_words(str(self))
+
+
+def in_words(name: str) -> str:
+    """A signal's name for people."""
+    return {"SIGINT": "Ctrl-C", "SIGHUP": "the end of its terminal"}.get(name, name)
 
 
 @contextmanager

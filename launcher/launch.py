@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from secrets import token_hex
@@ -17,7 +18,7 @@ from secrets import token_hex
 import msgspec
 from rich.console import Console
 
-from launcher import fit, preflight, rooms, slurm
+from launcher import advice, dtypes, fit, preflight, rooms, slurm
 from launcher.attached import start_here
 from launcher.interrupts import Interrupted, interruptible
 from launcher.jobs import JobSpec, job_specs
@@ -27,10 +28,11 @@ from launcher.script import python_path
 from launcher.site import settle_nodes
 from launcher.submit import describe, submit
 from launcher.sweep import Sweep
+from launcher.terminal import terminal
 from launcher.watch import keep_and_follow
 from workers.config import ClusterKind, ConfigError, ModelSource, SelfTestAction, require
-from workers.files import write_atomic
-from workers.rundir import RunFolder
+from workers.files import is_full, write_atomic
+from workers.rundir import RunFolder, RunFolderError
 from workers.slurm_command import SlurmError
 from workers.weights.architecture import ModelError, read_architecture
 
@@ -51,14 +53,32 @@ def absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute()) if path else path
 
 
-def prepare(run: RunFolder, config: FullConfig) -> None:
+def prepare(run: RunFolder, config: FullConfig, only_look: bool = False) -> None:
     """Write the config and have the run folder prepared. Raises `ConfigError` with what the preparation found wrong."""
     write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config.for_workers())))
     write_atomic(run.config_yaml, as_yaml(config))
-    result = subprocess.run([sys.executable, "-m", "workers.prepare", str(run.path)], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                            text=True, check=False)
-    if result.returncode:
-        raise ConfigError(result.stderr.strip().splitlines()[-1] if result.returncode == 2 else f"preparation failed:\n{result.stderr}")
+    flags = [*(["--only-look"] if only_look else []), *([] if config.launch.try_functions else ["--no-trial"])]
+    # No pipes: what the user's code has started may hold them open.
+    with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryFile("w+", errors="replace") as said:
+        result = subprocess.run([sys.executable, "-m", "workers.prepare", str(run.path), str(answer.fileno()), *flags], stdin=subprocess.DEVNULL,
+                                stderr=said, check=False, pass_fds=[answer.fileno()], env={**os.environ, "PYTHONPATH": python_path()})
+        answer.seek(0)
+        said.seek(0)
+        if result.returncode == 2:
+            raise ConfigError(answer.read())
+        if result.returncode:
+            raise ConfigError(f"the preparation failed with status {result.returncode}:\n{said.read().strip()}")
+
+
+def dry_run(config: FullConfig, run: RunFolder, specs: tuple[JobSpec, ...], told: bool, console: Console) -> int:
+    """Show what would be submitted, and look at all that a run is prepared from, in a folder that is gone afterwards. Raises `ConfigError`."""
+    for spec in specs:
+        console.print(describe(spec, config, run), soft_wrap=True)
+    with tempfile.TemporaryDirectory(prefix="headway-dry-run-") as folder:
+        prepare(trial := RunFolder.create(Path(folder) / "run"), config, only_look=True)
+        if not told:
+            tell_memory(config, trial, console)
+    return 0
 
 
 def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
@@ -71,6 +91,10 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
     if os.sep in config.engine.python:  # and not a name that is looked up
         config.engine.python = absolute(config.engine.python)
     console.print(f"plan: {config.plan().describe()}")
+    console.print(f"      {dtypes.settle(config)}", soft_wrap=True)
+    console.print(f"      {advice.generation(config)}", soft_wrap=True)
+    for warning in advice.warnings(config, advice.has_chat_template(Path(config.model.path).expanduser())):
+        console.print(warning, style="bold yellow", soft_wrap=True)
     if config.rewards_apart:
         console.print(f"      rewards: {config.reward.num_elements} element(s) x {config.reward.num_processes} process(es)")
     if config.self_test_action is SelfTestAction.off and not config.supervised and not config.evaluates:
@@ -104,25 +128,24 @@ def _settle_nodes(config: FullConfig) -> str:
         return settle_nodes(config)
     try:
         return settle_nodes(config, patience_s=0)
-    except SlurmError as error:  # a dry run needs no cluster
-        return (f"the cluster cannot be asked how many GPUs a node has ({error}): training is shown on one node. "
-                "Where that is too small, give allocation.devices_per_node=N")
+    except SlurmError:  # a dry run needs no cluster, and has said so
+        return "nobody says how many GPUs a node has: training is shown on one. Where that is too small, give allocation.devices_per_node=N"
 
 
 def launch(config: FullConfig, sweep: Sweep | None = None) -> int:
     """Start a run, and unless detached stay with it to its end; returns the exit status. Raises `ConfigError`, `RunFolderError`,
     `SlurmError`, and `Interrupted` where a signal ended it."""
-    console = Console(markup=False, highlight=False)
+    console = terminal()
     run = RunFolder(new_run_path(config, sweep))
     on_slurm = config.cluster.kind is ClusterKind.slurm
-    with interruptible(), slurm.asked_once() if on_slurm and config.launch.dry_run else contextlib.nullcontext():
+    with interruptible(), slurm.asked_once() if on_slurm and config.launch.dry_run else contextlib.nullcontext("") as silent:
+        if silent:
+            console.print(f"not checked by SLURM, which gives no answer here: {silent}", soft_wrap=True)
         settle(config, run, console)
         told = tell_memory(config, run, console)
         specs: tuple[JobSpec, ...] = job_specs(config.plan(), config, run)
         if config.launch.dry_run:
-            for spec in specs:
-                console.print(describe(spec, config, run), soft_wrap=True)
-            return 0
+            return dry_run(config, run, specs, told, console)
         if on_slurm:
             specs = preflight.check(specs, config, run, lambda text: console.print(text, soft_wrap=True))
         else:
@@ -138,8 +161,10 @@ def launch(config: FullConfig, sweep: Sweep | None = None) -> int:
                     tell_memory(config, run, console)
                 for note in notes():
                     console.print(note, soft_wrap=True)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(run.path)  # a run that never began: the corrected command can use the same folder
+            if is_full(error):
+                raise RunFolderError(f"{run.full_disk()}. Free some space, or choose another run.dir") from error
             raise
         return (start_on_slurm if on_slurm else _start_here)(run, config, specs, console, sweep)
 
@@ -158,7 +183,7 @@ def start_on_slurm(run: RunFolder, config: FullConfig, specs: tuple[JobSpec, ...
     try:
         submit(specs, config, run, after)
     except Interrupted as error:
-        console.print(f"\n{error} during submission: what was submitted has been cancelled")
+        console.print(f"\n{error.words} during submission: what was submitted has been cancelled")
         raise
     if sweep is not None:
         sweep.add(run)
@@ -172,5 +197,5 @@ def start_on_slurm(run: RunFolder, config: FullConfig, specs: tuple[JobSpec, ...
     try:
         return keep_and_follow(run, console, config.launch.plain or not console.is_terminal)
     except Interrupted as error:
-        console.print(f"\n{error}: the run goes on without this command\n{say}", soft_wrap=True)
+        console.print(f"\n{error.words}: the run goes on without this command\n{say}", soft_wrap=True)
         return 0

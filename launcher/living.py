@@ -7,6 +7,7 @@ known by its job id, or, where the answer to its submission was lost, by its nam
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ from workers.rundir import RunFolder
 POLL_S = 2.0
 # SLURM kills what is left KillWait (30 s by default) after TERM, and then cleans up.
 KILL_S = 90.0
+MIN_FREE_BYTES = 1 << 20
 
 
 def on_slurm(run: RunFolder) -> bool:
@@ -70,6 +72,12 @@ def queue(run: RunFolder) -> dict[str, list[QueueEntry]]:
     ids = job_ids(run)
     entries = slurm.squeue([job_id for role in ROLES for job_id in ids[role]])
     return {role: [entry for entry in entries if entry.array_job_id in ids[role]] for role in ROLES}
+
+
+def no_room(run: RunFolder) -> str:
+    """That the disk of the run folder is full, in words; '' where it is not, as far as that can be seen: a quota cannot."""
+    free = shutil.disk_usage(run.path).free
+    return "" if free >= MIN_FREE_BYTES else f"{run.full_disk()} ({free >> 10} KiB are free). Free some space"
 
 
 def living(run: RunFolder) -> Sequence[psutil.Process | QueueEntry]:

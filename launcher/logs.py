@@ -7,7 +7,6 @@ it goes on as the log does, and changes to the next log when there is one.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from launcher.arguments import add_run, open_run, refuse
+from launcher.arguments import Parser, add_run, open_run, refuse
 from launcher.living import job_ids, on_slurm, submitted_jobs
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
@@ -117,7 +116,7 @@ def _write(content: bytes) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 2 where there is no such log."""
-    parser = add_run(argparse.ArgumentParser(prog="headway logs", description=(__doc__ or "").splitlines()[0]))
+    parser = add_run(Parser(prog="headway logs", description=(__doc__ or "").splitlines()[0]))
     parser.add_argument("role", choices=ROLES)
     parser.add_argument("which", nargs="?", default="", help="the number of a worker, or a SLURM element like 1234_5")
     parser.add_argument("--follow", "-f", action="store_true", help="go on as the log does")

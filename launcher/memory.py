@@ -114,7 +114,7 @@ def _stage(config: Config, architecture: Architecture, weights: Weights, spread:
     layers = math.ceil(weights.num_layers / spread.pp)
     policy = _held(weights, spread, layers, int(stage == 0) + int(last and not (stage == 0 and weights.tied)))
     critic = _held(weights, spread, layers, int(stage == 0)) if algorithm.critic else Held(0.0, 0.0)  # its head is one row
-    trained, state = policy.here + critic.here, (policy.updated + critic.updated) * (12 if trainer.dtype is Dtype.bfloat16 else 8)
+    trained, state = policy.here + critic.here, (policy.updated + critic.updated) * (8 if trainer.dtype is Dtype.float32 else 12)
     offloaded = trainer.optimizer_offload if spread.gpu else 0.0
     largest = weights.largest * size
     saved = trained * size + state if config.checkpoint.background else 0.0  # copied to the host's memory, then written

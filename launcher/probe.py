@@ -1,7 +1,7 @@
 """One short job in each partition that looks at the run folder and at this code from there (launcher/on_node.py).
 
 It asks for one device of a node and a little memory, for as long as `cluster.probe_s`. Where no node is free in that time, the run
-goes on without: its jobs will say what they miss, later.
+goes on without: its jobs will say what they miss, later. A folder that looks private to a node must have been found shared before (probed.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launcher import on_node
+from launcher import on_node, probed, slurm
 from launcher.cluster import ContainerKind, RoleConfig
 from launcher.jobs import JobSpec
 from launcher.preflight import refuse
@@ -27,12 +27,16 @@ from launcher.script import mounted, python_command, sbatch_options, setup_lines
 from launcher.submit import outside_any_job
 from workers.config import Server
 from workers.rundir import RunFolder
+from workers.slurm_command import SlurmError
 
 ANSWER_S = 90.0
 MAX_SKEW_S = 5.0
 MEMORY = "500M"
 """Without a number a job gets all of a node's memory on some clusters, and waits for a node that is empty."""
 PRIVATE_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+# Tells each line of cluster.*.setup that fails: nothing else does, and the job would go on without. Only lines, not what a file that they read does.
+# The probe's token marks them: such lines may say SETUP of their own.
+TRAP = "trap 'status=$?; ((${#BASH_SOURCE[@]})) || printf \"SETUP %s %s %s\\n\" TOKEN $status \"$BASH_COMMAND\"' ERR"
 
 
 @contextlib.contextmanager
@@ -49,7 +53,7 @@ def probing(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder) -> I
         calls = [_Call(spec, config, run, token) for spec in specs]
     answers = [pool.submit(call.answer) for call in calls]
     try:
-        yield lambda: _sum_up([answer.result() for answer in answers], run)
+        yield lambda: _sum_up(calls, [answer.result() for answer in answers], run)
     finally:
         for call in calls:
             call.process.terminate()
@@ -57,14 +61,27 @@ def probing(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder) -> I
         (run.path / on_node.TOKEN).unlink(missing_ok=True)
 
 
-def _sum_up(answers: list[str | list[str]], run: RunFolder) -> list[str]:
+def _sum_up(calls: list[_Call], answers: list[str | list[str]], run: RunFolder) -> list[str]:
     notes = [answer for answer in answers if isinstance(answer, str)]
     problems = [problem for answer in answers if not isinstance(answer, str) for problem in answer]
-    if notes and not problems and any(run.path.is_relative_to(folder) for folder in PRIVATE_TO_A_NODE):
+    cluster, folder = _cluster_name(), run.path.resolve().parent
+    for call, answer in zip(calls, answers, strict=True):
+        if answer == []:
+            probed.remember(cluster, call.partition, folder, time.time())
+    unseen = [call for call, answer in zip(calls, answers, strict=True)
+              if isinstance(answer, str) and not probed.is_shared(cluster, call.partition, folder, time.time())]
+    if unseen and not problems and any(run.path.is_relative_to(folder) for folder in PRIVATE_TO_A_NODE):
         problems.append(f"run.dir={run.path}: is in a folder that each node has for itself, and no node was free to look whether it is shared here. "
                         "Choose a run.dir on a shared file system, or set cluster.probe_s=0 if this one is")
     refuse(problems)
     return notes
+
+
+def _cluster_name() -> str:
+    try:
+        return slurm.show_config().get("ClusterName", "")
+    except SlurmError:
+        return ""
 
 
 def command(spec: JobSpec, part: RoleConfig, config: FullConfig, run: RunFolder, token: str) -> list[str]:
@@ -79,7 +96,7 @@ def command(spec: JobSpec, part: RoleConfig, config: FullConfig, run: RunFolder,
     engine = [config.engine.python] if spec.role == "inference" and config.engine.server is Server.sglang else []
     arguments = shlex.join([Path(on_node.__file__).read_text(), str(run.path), token, *engine])
     inside = f"{python_command(part, folders)} -c {arguments}"
-    lines = "\n".join([*setup_lines(one, part), f"exec {inside}"])
+    lines = "\n".join([TRAP.replace("TOKEN", token), *setup_lines(one, part), "trap - ERR", f"exec {inside}"])
     container = [argument for argument in srun_arguments(part, folders) if part.container.kind is ContainerKind.pyxis and "container" in argument]
     return ["srun", "--quiet", f"--immediate={max(1, round(config.cluster.probe_s))}", "--nodes=1", "--ntasks=1", "--time=2",
             f"--job-name={config.run.name}-probe", *options, *container, *part.srun_args, "bash", "-c", lines]
@@ -91,8 +108,9 @@ class _Call:
     def __init__(self, spec: JobSpec, config: FullConfig, run: RunFolder, token: str) -> None:
         part = config.cluster.role(spec.role)
         self._role, self._wait_s = spec.role, config.cluster.probe_s
+        self.partition = part.partition
         self._where = f"partition {part.partition or '(default)'}"
-        self._before = time.time()
+        self._before, self._token = time.time(), token
         self.process = subprocess.Popen(command(spec, part, config, run, token), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, text=True)
 
@@ -104,9 +122,18 @@ class _Call:
             return f"{self._where} was not probed: no answer within {self._wait_s + ANSWER_S:g} s"
         after = time.time()
         lines = [line.split(" ", 1)[1] for line in output.splitlines() if line.startswith("PROBE ")]
+        broken = broken_setup(output, words, self._role, self._where, self._token)
         if lines:
-            return judge(json.loads(lines[-1]), self._where, self._before, after)
-        return unanswered("; ".join(words.splitlines()) or f"exit status {self.process.returncode}", self._role, self._where, self._wait_s)
+            return broken + judge(json.loads(lines[-1]), self._where, self._before, after)
+        return broken or unanswered("; ".join(words.splitlines()) or f"exit status {self.process.returncode}", self._role, self._where, self._wait_s)
+
+
+def broken_setup(output: str, words: str, role: str, where: str, token: str) -> list[str]:
+    """The lines of cluster.ROLE.setup that failed there, with what was said meanwhile. Pure."""
+    said = "; ".join(line for line in words.splitlines() if not line.startswith("srun:"))
+    failed = re.findall(rf"^SETUP {re.escape(token)} (\d+) (.*)$", output, re.MULTILINE)
+    return [f"cluster.{role}.setup: {line!r} fails on a node of {where} with status {status}{f' ({said})' if said else ''}. "
+            "Correct it, or write `|| true` after it where that does no harm" for status, line in failed]
 
 
 def unanswered(words: str, role: str, where: str, wait_s: float) -> str | list[str]:

@@ -9,7 +9,6 @@ where the self-test has ended it, `workflow.max_rejected=SHARE` where too many g
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import sys
@@ -19,9 +18,9 @@ from collections.abc import Callable
 import msgspec
 from rich.console import Console
 
-from launcher import judged
+from launcher import dtypes, judged
 from launcher.accounting import newest_checkpoint
-from launcher.arguments import USER_ERROR, add_run, open_run, refuse
+from launcher.arguments import FAILED, Parser, add_run, open_run, refuse
 from launcher.facts import Observer
 from launcher.interrupts import Interrupted, interruptible
 from launcher.jobs import JobSpec, job_specs
@@ -31,6 +30,7 @@ from launcher.living import living, on_slurm
 from launcher.records import unanswered
 from launcher.schema import FullConfig, as_yaml, read_full
 from launcher.script import ROOT
+from launcher.terminal import terminal
 from workers.config import ClusterKind, ConfigError, SelfTestAction
 from workers.files import read_lines, write_atomic
 from workers.rundir import RunFolder
@@ -85,6 +85,7 @@ def refusal(run: RunFolder, config: FullConfig, now: float) -> str:
 def reopen(run: RunFolder) -> None:
     """Make the folder that of a run which has not ended; the outcome is kept under another name. Nothing of the run may live."""
     if run.ended() is not None:
+        run.keep_room()
         number = 1 + len(list(run.path.glob("outcome.*.json")))
         run.outcome.rename(run.path / f"outcome.{number}.json")
     run.stop.unlink(missing_ok=True)
@@ -104,6 +105,7 @@ def _plan(run: RunFolder, config: FullConfig, console: Console) -> tuple[FullCon
     from launcher import preflight  # imports submitit
 
     if config.cluster.kind is ClusterKind.local:
+        dtypes.settle(config)  # it may be another machine than the one that began
         return config, job_specs(config.plan(), config, run)
     config = with_excluded(config, read_excluded(run))
     rest = remaining(config, Observer(run).look(time.time()).training_hours)
@@ -152,13 +154,13 @@ def _watch(run: RunFolder, config: FullConfig, console: Console) -> int:
     try:
         return keep_and_follow(run, console, config.launch.plain or not console.is_terminal)
     except Interrupted as error:
-        console.print(f"\n{error}: the run goes on without this command", soft_wrap=True)
+        console.print(f"\n{error.words}: the run goes on without this command", soft_wrap=True)
         return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 2 where the run cannot be resumed."""
-    parser = add_run(argparse.ArgumentParser(prog="headway resume", description=(__doc__ or "").splitlines()[0]))
+    parser = add_run(Parser(prog="headway resume", description=(__doc__ or "").splitlines()[0]))
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help=", ".join(CHANGEABLE))
     parser.add_argument("--detach", action="store_true", help="return as soon as it is submitted")
     parser.add_argument("--plain", action="store_true", help="lines instead of the live view")
@@ -167,12 +169,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = changed(read_full(run), options.changes)
         config.launch.detach, config.launch.plain = options.detach, options.plain
-        return resume(run, config, Console(markup=False, highlight=False))
+        return resume(run, config, terminal())
     except (ConfigError, SlurmError) as error:
         return refuse(str(error))
     except Interrupted as error:
-        print(f"headway: ended by {error}", file=sys.stderr)
-        return USER_ERROR - 1
+        print(f"headway: ended by {error.words}", file=sys.stderr)
+        return FAILED
 
 
 if __name__ == "__main__":

@@ -7,17 +7,19 @@ compose time; `check` then applies the rules of workers/config.py and launcher/c
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 
 import msgspec
 import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 from launcher.cluster import ROLES, ClusterConfig, GpuRequest
 from launcher.options import check_options
 from launcher.partition import Plan, plan
+from launcher.share import CONF
 from workers import config as workers
 from workers.config import ClusterKind
 from workers.rundir import RunFolder
@@ -26,14 +28,16 @@ from workers.rundir import RunFolder
 @dataclass
 class LaunchConfig:
     """What the launcher does after composing. `max_concurrent_runs` is for sweeps on SLURM: so many runs at once (0: no limit). `selftest`: only
-    test the config (launcher/selftest.py), and `keep` the run folder of a test that was passed."""
+    test the config (launcher/selftest.py), and `keep` the run folder of a test that was passed. `try_functions`: verifiers, workflows, agents and
+    adapters of your own are tried on some prompts, on this machine, before anything is submitted."""
 
-    dry_run: bool = False
-    detach: bool = False
-    plain: bool = False
-    selftest: bool = False
-    keep: bool = False
-    max_concurrent_runs: int = 0
+    dry_run: bool = False  # --dry-run: show the plan and what would be submitted, start nothing
+    detach: bool = False  # --detach: return as soon as it is submitted
+    plain: bool = False  # --plain: lines instead of the live view
+    selftest: bool = False  # headway selftest: only test the config
+    keep: bool = False  # --keep: keep the folder of a self-test that passed
+    max_concurrent_runs: int = 0  # runs of a sweep at once on SLURM; 0: no limit
+    try_functions: bool = True  # false: functions of your own can only run on the nodes, and are not tried before
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -99,7 +103,8 @@ class FullConfig(workers.Config):
 
 
 def register() -> None:
-    """Make the schema known to Hydra under the name that conf/config.yaml begins with."""
+    """Make known to Hydra the schema, under the name that conf/config.yaml begins with, and `${conf:FILE}`, a file in conf/."""
+    OmegaConf.register_new_resolver("conf", lambda name: str(CONF / name), replace=True)
     ConfigStore.instance().store(name="headway_schema", node=FullConfig)
 
 
@@ -108,11 +113,28 @@ def to_object(composed: DictConfig) -> FullConfig:
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise workers.ConfigError(f"{error.full_key or 'config'}: {error.msg or error}. Give it on the command line or in conf/") from error
+        raise missing(error) from error
     assert isinstance(config, FullConfig)
     config.settle()
     config.check()
     return config
+
+
+def missing(error: OmegaConfBaseException) -> workers.ConfigError:
+    """What is told of a key without a value, or one that refers to another which there is not."""
+    key = error.full_key or "the configuration"
+    if isinstance(error, MissingMandatoryValue):
+        return workers.ConfigError(f"{key}: must be given. Write {key}=VALUE on the command line, or set it in a file of conf/")
+    if isinstance(error, InterpolationResolutionError | InterpolationKeyError):
+        return workers.ConfigError(f"{key}: refers to what there is not{_reference(str(error.msg))}. Name a key with its section, "
+                                   "as ${cluster.time}, or an environment variable that is set, as ${oc.env:USER}")
+    return workers.ConfigError(f"{key}: has no value that it can have ({str(error.msg).splitlines()[0]}). `headway config {key}` tells which it can")
+
+
+def _reference(text: str) -> str:
+    """The reference that an error is about, '' where it names none."""
+    found = re.search(r"\$\{[^}]*\}", text)
+    return f", {found[0]}" if found else ""
 
 
 def as_yaml(config: FullConfig) -> bytes:

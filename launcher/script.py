@@ -85,4 +85,4 @@ def srun_arguments(part: RoleConfig, folders: list[str]) -> list[str]:
 
 def local_command(run: RunFolder) -> str:
     """The command that submitit's local executor starts for each element."""
-    return f"{sys.executable} -u -m submitit.core._submit {run.jobs}"
+    return shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(run.jobs)])

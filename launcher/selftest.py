@@ -15,11 +15,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from launcher.launch import launch
 from launcher.living import living
 from launcher.schema import FullConfig
+from launcher.terminal import terminal
 from workers.config import Schedule, SelfTestAction, Server, require
 from workers.files import read_lines
 from workers.rundir import RunFolder
@@ -44,7 +43,7 @@ def selftest(config: FullConfig) -> int:
     if remove:
         shutil.rmtree(run.path)
     folder = "removed (--keep keeps it)" if remove else str(run.path)
-    console = Console(markup=False, highlight=False)
+    console = terminal()
     for line in [*lines, f"self-test {'passed' if passed else 'FAILED'}; run folder {folder}"]:
         console.print(line, soft_wrap=True)
     return 0 if passed else 1

@@ -158,15 +158,15 @@ def show_config(patience_s: float | None = 0) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def asked_once() -> Iterator[None]:
-    """For a block that can do without a cluster: where the controller does not answer, it is asked no more than once."""
+def asked_once() -> Iterator[str]:
+    """For a block that can do without a cluster: where the controller does not answer, it is asked once. Gives why it does not, or ''."""
     try:
         show_config()
     except SlurmError as error:
         with away(error):
-            yield
+            yield str(error)
     else:
-        yield
+        yield ""
 
 
 def partition(name: str) -> dict[str, str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -10,9 +9,10 @@ import time
 from rich.console import Console
 
 from launcher import judged, view
-from launcher.arguments import add_run, open_run
+from launcher.arguments import Parser, add_run, open_run
 from launcher.facts import Observer, figures
-from launcher.living import alive, on_slurm, submitted_jobs
+from launcher.living import alive, no_room, on_slurm, submitted_jobs
+from launcher.terminal import terminal
 from launcher.watch import Follower
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
@@ -29,7 +29,7 @@ def _show_jobs(run: RunFolder, console: Console) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 0 while the run goes on or is complete or drained, 1 if it failed, 2 if there is no such run."""
-    parser = add_run(argparse.ArgumentParser(prog="headway status", description=(__doc__ or "").splitlines()[0]))
+    parser = add_run(Parser(prog="headway status", description=(__doc__ or "").splitlines()[0]))
     parser.add_argument("--json", dest="as_json", action="store_true", help="for programs")
     options = parser.parse_args(arguments)
     run = open_run(options.run)
@@ -44,12 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.as_json:
         print(json.dumps({"status": follower.status, "outcome": outcome, "slurm": follower.slurm, "trouble": trouble}))
     else:
-        console = Console(markup=False, highlight=False)
+        console = terminal()
         console.print(view.panel(run.path.name, follower.status, follower.steps, follower.evaluations, now, outcome, follower.slurm))
         for line in judged.ending_lines(run) if outcome is not None else ():
             console.print(line, soft_wrap=True)
-        if trouble:
-            console.print(trouble, soft_wrap=True)
+        for text in filter(None, (trouble, no_room(run))):
+            console.print(text, style="bold red", soft_wrap=True)
         _show_jobs(run, console)
     return 1 if outcome is not None and outcome["state"] == "failed" else 0
 

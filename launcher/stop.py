@@ -8,20 +8,21 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 
 from launcher import judged
 from launcher.accounting import newest_checkpoint
-from launcher.arguments import add_run, open_run, refuse
+from launcher.arguments import FAILED, Parser, add_run, open_run, refuse
 from launcher.living import POLL_S, cancel, kill, living, on_slurm, queue, wait_for_end
 from launcher.slurm import QueueEntry
 from workers.config import load
+from workers.files import is_full
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
 
-PATIENCE_S = 40.0
+PATIENCE_S = 90.0
+"""On a busy machine: its parts leave within seconds on a free one, and are then given up one by one, the last after 40 s."""
 
 
 def stop(run: RunFolder, reason: str, patience_s: float | None = None, drain: bool = False) -> str:
@@ -32,6 +33,15 @@ def stop(run: RunFolder, reason: str, patience_s: float | None = None, drain: bo
     if patience_s is None:  # a step and a checkpoint have to fit in
         patience_s = PATIENCE_S + (load(run.config).cluster.signal_delay_s if drain or on_slurm(run) else 0)
     already = run.ended()
+    try:
+        return _stop(run, reason, patience_s, drain, already)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        return f"{run.full_disk()}; stopped by force: {kill(run)} {_things(run)} had not ended"
+
+
+def _stop(run: RunFolder, reason: str, patience_s: float, drain: bool, already: dict | None) -> str:
     _ask(run, reason, drain)
     in_time = _wait_on_slurm(run, reason, drain, patience_s) if on_slurm(run) else wait_for_end(run, patience_s)
     if in_time:
@@ -43,8 +53,12 @@ def stop(run: RunFolder, reason: str, patience_s: float | None = None, drain: bo
     _record(run, f"stopped by force: {reason}", drain)
     kill(run)
     left = living(run)
-    return (f"stopped by force: {num_left} {'elements' if on_slurm(run) else 'processes'} had not ended after {patience_s:g} s"
+    return (f"stopped by force: {num_left} {_things(run)} had not ended after {patience_s:g} s"
             + (f", and {len(left)} are still there" if left else ""))
+
+
+def _things(run: RunFolder) -> str:
+    return "elements" if on_slurm(run) else "processes"
 
 
 def _ask(run: RunFolder, reason: str, drain: bool) -> None:
@@ -60,6 +74,17 @@ def _record(run: RunFolder, cause: str, drain: bool) -> None:
     if run.ended() is None:
         saved = newest_checkpoint(run) is not None or run.evaluation.is_dir()
         run.end(cause if saved or not drain else f"{cause}; there was no checkpoint yet", "launcher", "drained" if drain and saved else "")
+
+
+def told(run: RunFolder, outcome: dict) -> str:
+    """That a run was stopped, by whom, and how it goes on; '' for one that was not."""
+    cause = str(outcome["cause"])
+    if outcome["state"] != "failed" or not cause.startswith("stopped"):
+        return ""
+    checkpoint = newest_checkpoint(run)
+    where = f"from the checkpoint of step {checkpoint.step}" if checkpoint else "from the start, as there is no checkpoint yet"
+    left = judged.goes_on(judged.progress(run), run.path) if run.evaluation.is_dir() else f"go on {where}: headway resume {run.path}"
+    return f"the run was {cause.replace('stopped: ', 'stopped ', 1)}" + (f"; {left}" if left else "")
 
 
 def _describe(run: RunFolder, already: dict | None) -> str:
@@ -96,7 +121,7 @@ def _with_nodes(entries: list[QueueEntry]) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 0 once nothing of the run is left."""
-    parser = add_run(argparse.ArgumentParser(prog="headway stop", description=(__doc__ or "").splitlines()[0]))
+    parser = add_run(Parser(prog="headway stop", description=(__doc__ or "").splitlines()[0]))
     parser.add_argument("--drain", action="store_true", help="save the run's state first, so that `headway resume` can go on from there")
     options = parser.parse_args(arguments)
     run = open_run(options.run)
@@ -105,6 +130,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 1 if living(run) else 0
     except SlurmError as error:
         return refuse(f"{error}\nThe request to stop stands: the coordinator acts on it")
+    except KeyboardInterrupt:
+        print(f"\nheadway: not waiting any longer; the request to stop stands. headway status {run.path} shows what is left", file=sys.stderr)
+        return FAILED
 
 
 if __name__ == "__main__":

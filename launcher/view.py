@@ -10,6 +10,8 @@ from rich.text import Text
 from launcher import judged
 from launcher.queue_view import STALE_S, absent, duration, lives_table, rows
 
+ALARMS_SHOWN = 2
+
 
 def eta(status: dict, steps: list[dict]) -> str:
     """Time left, from the pace of the last ten steps; '?' before the second step."""
@@ -44,11 +46,16 @@ def step_line(record: dict) -> str:
         return (f"step {record['step']:>4}  {duration(record['seconds']):>7}  loss {record['loss']:.4f}  perplexity {record['perplexity']:.3f}  "
                 f"grad {record['grad_norm']:.2f}  lr {record['lr']:.2e}  tokens {record['tokens_trained']} trained")
     gap = f"gap {record['logprob_gap_mean']:.1e}  " if record.get("logprob_gap_mean") is not None else ""
-    return (f"step {record['step']:>4}  {duration(record['seconds']):>7}  reward {record['reward']:+.2f}  sampled accuracy {record['accuracy']:.3f}  "
+    return (f"step {record['step']:>4}  {duration(record['seconds']):>7}  reward {record['reward']:+.2f}  sampled score {record['accuracy']:.3f}  "
             f"age mean {record['staleness_mean']:.1f} max {record['staleness_max']}  w {record.get('behavior_weight_mean', 1.0):.3f}  "
             f"clip {record.get('clip_share', 0.0):.3f}  {gap}entropy {record.get('entropy', 0.0):.3f}  grad {record.get('grad_norm', 0.0):.2f}  "
             f"tokens {record['tokens_generated']} generated {record['tokens_trained']} trained {record['tokens_interrupted']} interrupted  "
             f"buffer {record['buffer']}" + (f"  rejected {record['share_rejected']:.0%}" if record.get("groups_rejected") else ""))
+
+
+def figure(record: dict) -> str:
+    """What the mean score of an evaluation, or of a run's summary, is called: an accuracy where every score is 0 or 1."""
+    return "score" if record.get("graded") else "accuracy"
 
 
 def evaluation_line(record: dict) -> str:
@@ -62,7 +69,10 @@ def evaluation_line(record: dict) -> str:
         best = max(record["pass"], key=int)
         figures = f", pass@{best} {record['pass'][best]['mean']:.3f}"
         figures += f", maj@{record['num_samples']} {record['maj']['mean']:.3f}" if record["maj"] else ""
-    return f"held-out accuracy after step {record['step']}: {record['accuracy']:.3f}{figures} ({record['num_prompts']} prompts, {how}{failed})"
+    if record.get("graded") and "1" in record.get("pass", {}) and not figures.startswith(", pass@1 "):
+        figures = f", pass@1 {record['pass']['1']['mean']:.3f}{figures}"
+    return (f"held-out {figure(record)} after step {record['step']}: {record['accuracy']:.3f}{figures} "
+            f"({record['num_prompts']} prompts, {how}{failed})")
 
 
 def _grid(rows: list[tuple[str, str]]) -> Table:
@@ -94,7 +104,7 @@ def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tup
     held = "  ".join(f"{record['accuracy']:.3f} (step {record['step']})" for record in evaluations[-4:]) or "-"
     return [
         ("step", f"{status['step']} of {status['num_steps']}   {duration(status['seconds'])} elapsed, {eta(status, steps)} left"),
-        ("reward", f"{last['reward']:+.3f}   sampled accuracy {last['accuracy']:.3f}" if last else "-"),
+        ("reward", f"{last['reward']:+.3f}   sampled score {last['accuracy']:.3f}" if last else "-"),
         ("held-out", held + (f"   evaluating {status['evaluating']}" if status["evaluating"] else "")),
         ("staleness", f"eta {status['eta']} ({status['bound']})   groups by age  {histogram(status['staleness']) or '-'}"),
         ("tokens/s", f"{generated:.1f} generated   {trained:.1f} trained   {status['tokens_interrupted']} kept across interruptions"),
@@ -133,7 +143,11 @@ def _rewards(rewards: dict | None) -> list[tuple[str, str]]:
     if rewards is None or not (rewards["busy_s"] or rewards["waiting"]):
         return []
     where = f"{rewards['num_elements']} elements   " if rewards["placement"] == "array" else ""
-    text = f"{where}{rewards['waiting']} waiting   {duration(rewards['busy_s'])} at work, requests have waited {duration(rewards['wait_s'])}"
+    done = rewards.get("num_done", 0)
+    each = "none judged yet" if not done else (
+        f"a request takes {rewards['busy_s'] / done:.2g} s and waits {rewards['wait_s'] / done:.2g} s (means of {done})")
+    text = f"{where}{rewards['waiting']} waiting   {each}"
+    text += f"   {rewards['num_late']} times no answer in time (reward.timeout_s)" if rewards.get("num_late") else ""
     replaced = f"   {rewards['num_killed']} processes replaced" if rewards["num_killed"] else ""
     failed = f"   {rewards['num_failed']} requests without an answer" if rewards["num_failed"] else ""
     return [("rewards", text + replaced + failed)]
@@ -141,23 +155,30 @@ def _rewards(rewards: dict | None) -> list[tuple[str, str]]:
 
 def _alarms(status: dict) -> list[Text]:
     """What is wrong with training, and what helps (docs/health.md)."""
-    lines = []
-    for alarm in status.get("alarms", []):
+    lines, alarms = [], status.get("alarms", [])
+    for alarm in alarms[:ALARMS_SHOWN]:
         lines += [Text(f"alarm {alarm['name']}, since step {alarm['since']}: {alarm['condition']}", style="bold red"),
                   Text(f"  remedy: {alarm['remedy']}")]
+    if rest := alarms[ALARMS_SHOWN:]:
+        lines.append(Text(f"{len(rest)} more: {', '.join(alarm['name'] for alarm in rest)} (docs/health.md; headway report)", style="bold red"))
     return [Text(), *lines] if lines else []
 
 
+def _step_of(version: str) -> str:
+    """'61' of version 2.61, which the second incarnation of the trainer published."""
+    return version.partition(".")[2]
+
+
 def _workers(status: dict) -> Table:
-    table = Table("worker", "process", "weights", "running", "waits for", box=None, header_style="dim")
+    table = Table("worker", "process", "weights of step", "running", "waits for", box=None, header_style="dim")
     for worker in status["workers"]:
         part = worker["name"].split()[0]
         waits = worker["waiting_for"]
         if not waits or waits == "leases":
             waits = status["waiting"].get(part, "") or waits
         silent = f" (silent {worker['silent_s']:.0f} s)" if worker["silent_s"] > STALE_S else ""
-        weights = worker["version"] + (f" by {worker['via']}" if worker.get("via") else "")
-        weights += f" -> {worker['fetching']}" if worker["fetching"] else ""
+        weights = _step_of(worker["version"]) + (f" (by {worker['via']})" if worker.get("via") else "")
+        weights += f", fetches {_step_of(worker['fetching'])}" if worker["fetching"] else ""
         waits += " (draining)" if worker.get("draining") else ""
         process = f"{worker['host']} job {worker['job']}" if worker.get("job") else f"{worker['host']}:{worker['pid']}"
         cells = (worker["name"], process, weights, str(worker["running"]), waits + silent)
@@ -203,7 +224,7 @@ def summary_lines(summary: dict) -> list[str]:
                 f"examples never trained on, in {summary['num_steps']} steps and {duration(summary['seconds'])}",
                 f"tokens: {summary['tokens_trained']} trained"]
     return [
-        f"held-out accuracy {show(summary['heldout_before'])} -> {show(summary['heldout_after'])} on {summary['heldout_prompts']} prompts "
+        f"held-out {figure(summary)} {show(summary['heldout_before'])} -> {show(summary['heldout_after'])} on {summary['heldout_prompts']} prompts "
         f"never trained on, in {summary['num_steps']} steps and {duration(summary['seconds'])}",
         f"staleness: eta {summary['eta']} ({summary['bound']}), consumed groups by age  {histogram(summary['staleness_histogram'])}; "
         f"oldest {summary['max_staleness']}; {summary['share_stale']:.0%} begun under an older version than they trained",

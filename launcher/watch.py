@@ -8,7 +8,6 @@ Several people may watch; one of them keeps.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -18,11 +17,13 @@ from rich.console import Console
 from rich.live import Live
 
 from launcher import judged, view
-from launcher.arguments import add_run, open_run
+from launcher.arguments import Parser, add_run, open_run
 from launcher.facts import Facts, Observer, figures
 from launcher.keeping import keeping
 from launcher.living import alive, on_slurm, submitted_jobs
 from launcher.report.ending import tell_report
+from launcher.stop import told
+from launcher.terminal import terminal
 from workers.files import GrowingLines
 from workers.rundir import RunFolder
 from workers.slurm_command import SlurmError
@@ -193,7 +194,7 @@ def keep_and_follow(run: RunFolder, console: Console, plain: bool) -> int:
 def _tell_end(run: RunFolder, console: Console) -> int:
     outcome = run.ended()
     assert outcome is not None
-    console.print(f"the run has ended: {outcome['cause'] or 'complete'}", soft_wrap=True)
+    console.print(told(run, outcome) or f"the run has ended: {outcome['cause'] or 'complete'}", soft_wrap=True)
     if outcome["state"] == "drained":
         console.print(f"go on with: headway resume {run.path}", soft_wrap=True)
     return 1 if outcome["state"] == "failed" else 0
@@ -201,11 +202,11 @@ def _tell_end(run: RunFolder, console: Console) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; Ctrl-C stops watching, not the run."""
-    parser = add_run(argparse.ArgumentParser(prog="headway watch", description=(__doc__ or "").splitlines()[0]))
+    parser = add_run(Parser(prog="headway watch", description=(__doc__ or "").splitlines()[0]))
     parser.add_argument("--plain", action="store_true", help="lines instead of the live view")
     options = parser.parse_args(arguments)
     run = open_run(options.run)
-    console = Console(markup=False, highlight=False)
+    console = terminal()
     plain = options.plain or not console.is_terminal
     try:
         if on_slurm(run):

@@ -1,4 +1,7 @@
-"""How the whole suite runs: files side by side on two processes (`-n 2`), the tests of one file in their order on one of them.
+"""How the whole suite runs: files side by side on some processes (`-n 3`), the tests of one file in their order on one of them.
+
+Tests marked `long` are left out unless HEADWAY_LONG=1 (make test-long) or they are asked for by name: whole runs that take a way to which a
+shorter test leads as well.
 
 Property tests draw the same examples in every run, so that a change is judged by what it changes; HYPOTHESIS_PROFILE=explore draws others each time.
 """
@@ -6,12 +9,14 @@ Property tests draw the same examples in every run, so that a change is judged b
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from xdist.scheduler import LoadScopeScheduling
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there: ranks are copies of a process that has it
 # Processes of other tests run beside these: how long an example takes says nothing.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
@@ -21,6 +26,8 @@ if PROFILE == "suite":
     # Hypothesis also draws constants that it finds in the modules loaded so far: these depend on which files ran before in the same process.
     providers.is_local_module_file = lambda path: False
 
+TOLD = pytest.StashKey[list[str]]()
+"""Lines for the end of the output, by whoever collects tests."""
 TOGETHER = ("tests/slurm/", "tests/conformance/", "tests/sglang/")
 """Folders whose tests share what is slow to start (a cluster, an engine), or must not run beside each other."""
 
@@ -36,13 +43,39 @@ class ByFile(LoadScopeScheduling):
         return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: runs with HEADWAY_LONG=1 only")
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes long first; everything else stays in its order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is long; put what takes long among the rest first, everything else stays in its order."""
+    left_out = [] if os.environ.get("HEADWAY_LONG") == "1" else [
+        item for item in items if item.get_closest_marker("long") and not any(arg.endswith(f"::{item.name}") for arg in config.args)]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+    if left_out:
+        config.stash.setdefault(TOLD, []).append(f"{len(left_out)} long tests were left out. All of them: make test-long")
+
     def place(item: pytest.Item) -> int:
         return next((number for number, folder in enumerate(LONGEST_FIRST) if item.nodeid.startswith(folder)), len(LONGEST_FIRST))
 
     items.sort(key=place)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # one of xdist's: these collect, and another process prints
+        session.config.workeroutput["told"] = session.config.stash.get(TOLD, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[TOLD] = getattr(node, "workeroutput", {}).get("told", [])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in config.stash.get(TOLD, []):
+        terminalreporter.write_line(line)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:

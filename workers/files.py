@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 from pathlib import Path
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether it is that a disk, or what one may have of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:

@@ -59,7 +59,7 @@ def claim(run: RunFolder, element: str, job: str, restarts: int, host: str, pid:
 
 def record_end(run: RunFolder, epoch: int, how: str, cause: str, step: int, checkpoint: int) -> None:
     """Say how the incarnation ended; the first word counts."""
-    write_once(run.epochs / f"{epoch:06d}.end", msgspec.json.encode(End(how, cause, step, checkpoint, time.time())))
+    run.write_last(run.epochs / f"{epoch:06d}.end", msgspec.json.encode(End(how, cause, step, checkpoint, time.time())))
 
 
 def history(run: RunFolder) -> list[Incarnation]:

@@ -1,11 +1,13 @@
-"""Makes a run ready to be submitted, and refuses what cannot work: `python -m workers.prepare RUN`.
+"""Makes a run ready to be submitted, and refuses what cannot work: `python -m workers.prepare RUN FD`.
 
     starting model (made on the spot if asked for; of an evaluation also converted from a checkpoint) -> architecture, tensors, tokenizer
     data set -> opened, its prompts measured against the context (of endless ones the first); what was left out is said on standard output
+    the user's own functions -> imported, and tried on some of the prompts (trial.py)
     keys     -> made
 
 The launcher runs this as a short process of its own, because it needs packages that the launcher must not import.
-Errors are printed as one line; exit status 2.
+What is wrong is written to the file descriptor FD, which nothing of the user's writes to; exit status 2 then. Whatever the user's functions have
+started ends with it. `--only-look`: nothing is made that takes time (headway --dry-run). `--no-trial`: the user's functions are only imported.
 """
 
 from __future__ import annotations
@@ -22,9 +24,13 @@ from tokenizers import Tokenizer
 
 from workers.checkpoints import TRAINER
 from workers.config import ClusterKind, Config, ConfigError, DataConfig, Dtype, ModelSource, Transport, load, require
+from workers.data.adapters import ADAPTERS
 from workers.data.examples import Examples, end_token
-from workers.data.prompts import PromptSource, open_prompts
+from workers.data.limits import tokens_within
+from workers.data.prompts import Prompt, PromptSource, open_prompts
 from workers.files import write_atomic
+from workers.processes import adopt_orphans
+from workers.reward import tree
 from workers.rundir import RunFolder, RunFolderError
 from workers.transport.keys import make_keys
 from workers.weights.architecture import Architecture, ModelError, check_tensors, read_architecture
@@ -69,36 +75,42 @@ def check_model(folder: Path, config: Config) -> Architecture:
     return architecture
 
 
-def check_prompts(config: Config, folder: Path, architecture: Architecture) -> None:
-    """Check that prompts fit the vocabulary and the context. Raises `ConfigError`, `ModelError`."""
+def check_prompts(config: Config, folder: Path, architecture: Architecture) -> list[Prompt]:
+    """Check that prompts fit the vocabulary and the context; returns some. Raises `ConfigError`, `ModelError`."""
     path = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ModelError(f"{path}: not a readable tokenizer ({error}). Give the folder of a Hugging Face model with its tokenizer.json") from error
+    source = open_prompts(config.data, config.reward, config.run.seed, folder, responses=config.supervised)
     if config.supervised:
-        _check_examples(config, folder, tokenizer, architecture)
-        return
-    prompts = open_prompts(config.data, config.reward, config.run.seed, folder)
+        _check_examples(config, folder, tokenizer, architecture, source)
+        return []
     room = config.engine.context_length - config.workflow.max_new_tokens
-    for prompt in itertools.chain(prompts.heldout(), () if config.evaluates else prompts.preview(NUM_CHECKED)):
-        tokens = tokenizer.encode(prompt.text, add_special_tokens=False).ids
+    prompts = [*([] if config.evaluates else source.preview(NUM_CHECKED)), *source.heldout()]
+    for prompt in prompts:
+        tokens, number = tokens_within(tokenizer, prompt.text, room)
         if not 1 <= len(tokens) <= room:
-            raise ConfigError(f"data: prompt {prompt.id} has {len(tokens)} tokens; it must have at least 1 and leave room for "
+            raise ConfigError(f"{prompt.where}: the prompt has {number}; it must have at least 1 and leave room for "
                               f"workflow.max_new_tokens={config.workflow.max_new_tokens} in engine.context_length="
                               f"{config.engine.context_length}. Raise engine.context_length, or leave such prompts out with data.filter=drop and "
                               f"data.max_prompt_tokens={room}")
         _check_vocabulary(tokens, architecture, path)
-    _say(prompts)
+    _say(source)
+    return prompts
 
 
-def _check_examples(config: Config, folder: Path, tokenizer: Tokenizer, architecture: Architecture) -> None:
+def _check_examples(config: Config, folder: Path, tokenizer: Tokenizer, architecture: Architecture, source: PromptSource) -> None:
     """The same for prompts with the responses that a supervised run learns."""
-    source = open_prompts(config.data, config.reward, config.run.seed, folder, responses=True)
-    examples = Examples(source, tokenizer, end_token(folder, tokenizer))
-    for example in itertools.chain(examples.heldout(), (examples.train(index) for index in range(NUM_CHECKED))):
-        if problem := example.problem(config.engine.context_length):
-            raise ConfigError(f"data: {problem}")
+    examples, limit = Examples(source, tokenizer, end_token(folder, tokenizer)), config.engine.context_length
+    for prompt in itertools.chain(source.heldout(), (source.train(index) for index in range(NUM_CHECKED))):
+        tokens, number = tokens_within(tokenizer, prompt.text + prompt.response, 2 * limit)
+        if len(tokens) > 2 * limit:  # else `problem` counts to the end
+            raise ConfigError(f"{prompt.where}: prompt and response have {number}, and engine.context_length={limit}. Raise that, or leave such "
+                              "examples out")
+        example = examples.of(prompt)
+        if problem := example.problem(limit):
+            raise ConfigError(f"{prompt.where}: {problem}")
         _check_vocabulary(example.prompt + example.response, architecture, folder / "tokenizer.json")
     _say(source)
 
@@ -122,24 +134,19 @@ def check_weights_folder(config: Config, run: RunFolder, architecture: Architect
         parent = next(parent for parent in folder.parents if parent.exists())
         require(not folder.exists() and os.access(parent, os.W_OK), "weights.dir", config.weights.dir,
                 f"{folder} must not exist, and {parent} must be writable", "Choose another weights.dir")
-        size = sum(math.prod(shape) for shape in architecture.tensor_shapes().values()) * (2 if config.engine.dtype is Dtype.bfloat16 else 4)
+        size = sum(math.prod(shape) for shape in architecture.tensor_shapes().values()) * (4 if config.engine.dtype is Dtype.float32 else 2)
         free = shutil.disk_usage(parent).free
         require(free >= NUM_VERSIONS * size, "weights.dir", config.weights.dir,
                 f"{NUM_VERSIONS} versions of the weights take {NUM_VERSIONS * size >> 20} MiB in {parent}, where {free >> 20} MiB are free",
                 "Free some space there, or choose another weights.dir")
 
 
-def check_functions(config: Config) -> None:
-    """Check that the functions of the user's own that workers will import are there. Raises `ConfigError`, and whatever importing them raises."""
-    # Imported here: a supervised run needs neither.
-    from workers.rollout.workflows.agent import load_agent
-    from workers.rollout.workflows.keeping import Keeping
-    from workers.rollout.workflows.runner import load as load_workflow
+def try_adapters(data: DataConfig) -> None:
+    """Try the user's own. Raises `ConfigError`."""
+    if any(part.adapter and part.adapter not in ADAPTERS for part in (data, *data.parts.values())):
+        from workers.trial import try_adapters  # imports what generates
 
-    load_workflow(config.workflow.name)
-    if config.workflow.name == "agent" and config.workflow.agent:
-        load_agent(config.workflow.agent)
-    Keeping(config.workflow.keep)
+        try_adapters(data)
 
 
 def make_absolute(data: DataConfig) -> None:
@@ -148,15 +155,20 @@ def make_absolute(data: DataConfig) -> None:
         part.path, part.heldout_path = (str(Path(path).expanduser().absolute()) if path else "" for path in (part.path, part.heldout_path))
 
 
-def prepare(run: RunFolder) -> None:
-    """All of it; the config in the run folder then names the model's folder."""
+def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
+    """All of it; the config in the run folder then names the model's folder. `made`: what takes long to make is made, and else said not to have
+    been looked at; `tried`: the user's own functions are tried, and not only imported."""
     config = load(run.config)
     make_absolute(config.data)
+    if not made and not _all_there(config, tried):
+        return
+    if tried:
+        try_adapters(config.data)
     folder = resolve_model(config, run)
     architecture = check_model(folder, config)
-    check_prompts(config, folder, architecture)
+    prompts = check_prompts(config, folder, architecture)
     if not config.supervised:
-        check_functions(config)
+        check_functions(config, folder, prompts, tried)
     if config.evaluates:
         run.evaluation.mkdir(mode=0o700)
     elif not config.supervised:
@@ -166,10 +178,67 @@ def prepare(run: RunFolder) -> None:
     make_keys(run)
 
 
+def _all_there(config: Config, tried: bool) -> bool:
+    """Whether all can be looked at without making anything. Says what cannot be, and looks at the data where only the model is missing."""
+    model = missing_model(config)
+    data = next((path for path in config.data.paths() if not Path(path).exists()), "") if config.cluster.kind is ClusterKind.slurm else ""
+    if model:
+        print(f"not checked: the model, its memory, and whether prompts fit into it: {model}", flush=True)
+    if data:
+        print(f"not checked: the prompts, nor the tensors of the model: {data} is not on this machine. It must be where a run is started", flush=True)
+    if model and not data:
+        if tried:
+            try_adapters(config.data)
+        if not any(part.chat_template or part.max_prompt_tokens for part in (config.data, *config.data.parts.values())):
+            _say(open_prompts(config.data, config.reward, config.run.seed, responses=config.supervised))
+    return not (model or data)
+
+
+def missing_model(config: Config) -> str:
+    """Why the model cannot be looked at without making it; '' if it can. Where a run is started on this machine, its model must be here."""
+    folder = Path(config.model.path).expanduser().absolute()
+    if config.model.source is ModelSource.smollm2 and not (folder / "config.json").exists():
+        return f"it is made in {folder} when a run starts"
+    if config.evaluates and is_checkpoint(folder):
+        return f"checkpoint {folder} is converted when the evaluation starts"
+    if config.cluster.kind is ClusterKind.slurm and config.model.source is ModelSource.folder and not folder.exists():
+        return f"model.path={str(folder)!r} is not on this machine. It must be where a run is started"
+    return ""
+
+
+def check_functions(config: Config, folder: Path, prompts: list[Prompt], tried: bool) -> None:
+    """Check that the functions of the user's own that workers will import are there, and try them. Raises `ConfigError`."""
+    # Imported here: a supervised run needs neither.
+    from workers.rollout.workflows.agent import load_agent
+    from workers.rollout.workflows.keeping import Keeping
+    from workers.rollout.workflows.runner import load as load_workflow
+    from workers.trial import imported, try_functions
+
+    with imported("workflow"):
+        load_workflow(config.workflow.name)
+        if config.workflow.name == "agent" and config.workflow.agent:
+            load_agent(config.workflow.agent)
+        Keeping(config.workflow.keep)
+    for note in try_functions(config, folder, prompts) if tried else ():
+        print(note, flush=True)
+
+
+def main(run: Path, answer: int, options: list[str]) -> int:
+    """All of it; the exit status."""
+    os.set_inheritable(answer, False)
+    adopt_orphans()
+    try:
+        prepare(RunFolder.open(run), "--only-look" not in options, "--no-trial" not in options)
+    except (ConfigError, ModelError, RunFolderError) as error:
+        os.write(answer, str(error).encode())
+        return 2
+    finally:
+        tree.sweep()
+    return 0
+
+
 if __name__ == "__main__":
     os.umask(0o077)
-    try:
-        prepare(RunFolder.open(Path(sys.argv[1])))
-    except (ConfigError, ModelError, RunFolderError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    status = main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    sys.stdout.flush()
+    os._exit(status)  # whatever threads the user's modules have left behind

@@ -11,7 +11,7 @@ import psutil
 
 from workers.rundir import RunFolder
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 PARENT_DIED = signal.SIGUSR1
 """Tells a coordinator that its trainer is gone. Not SIGTERM, nor SIGUSR2: SLURM sends those to every process of a job."""
 TOLD_TO_END = "it was told to end by SIGTERM: its job was cancelled, or its parent has died"
@@ -35,6 +35,16 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     control(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         sys.exit(f"parent process {parent} is gone: the parent of this process is {os.getppid()}")
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of whatever is orphaned below it, so that all of it can be found (PR_SET_CHILD_SUBREAPER)."""
+    control(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def one_thread() -> dict[str, str]:
+    """Environment variables that keep numerical libraries to the thread that calls them."""
+    return {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
 
 
 def enlist(run: RunFolder) -> None:

@@ -27,6 +27,7 @@
       evaluation/            what an evaluation alone has judged so far         workers/evaluation/chunks.py
       evaluation.json        its figures; samples.jsonl: every answer, judged   workers/evaluation/result.py
       stop                   its presence asks the run to end                   launcher
+      reserve                room for the outcome, should the disk be full      launcher
       launcher.lock          held by the launcher while it stays attached       launcher
 """
 
@@ -42,9 +43,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.files import write_once
+from workers.files import is_full, write_atomic, write_once
 
 MEMORY = Path("/dev/shm")
+RESERVE_BYTES = 256 << 10
 
 
 class RunFolderError(ValueError):
@@ -71,9 +73,14 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"run.dir={path}: cannot be made ({error.strerror}). Choose a run.dir that you may write to") from error
         run = RunFolder(path)
-        path.chmod(0o700)
-        for folder in (run.jobs, run.processes, run.keys, run.epochs, run.rendezvous, run.checkpoints, run.partials):
-            folder.mkdir(mode=0o700)
+        try:
+            path.chmod(0o700)
+            for folder in (run.jobs, run.processes, run.keys, run.epochs, run.rendezvous, run.checkpoints, run.partials):
+                folder.mkdir(mode=0o700)
+            run.keep_room()
+        except (OSError, RunFolderError) as error:
+            shutil.rmtree(path)
+            raise RunFolderError(f"{run.full_disk()}. Free some space, or choose another run.dir" if is_full(error) else str(error)) from error
         return run
 
     @staticmethod
@@ -85,6 +92,32 @@ class RunFolder:
         if run.path.stat().st_mode & 0o077:
             raise RunFolderError(f"{run.path}: readable by others; it holds the run's keys. Run: chmod 700 {run.path}")
         return run
+
+    def keep_room(self) -> None:
+        """Keep some room on the disk for how the run ends: that is to be known where the disk is full, most of all. Raises `RunFolderError`."""
+        try:
+            write_atomic(self.reserve, os.urandom(RESERVE_BYTES))
+        except OSError as error:
+            raise RunFolderError(f"run.dir={self.path}: cannot be written to ({error.strerror}). Free some space there") from error
+
+    def write_last(self, path: Path, content: bytes) -> bool:
+        """`write_once`, in the room that was kept where there is no other. Raises `OSError` where there is none at all."""
+        try:
+            return write_once(path, content)
+        except OSError as error:
+            if not is_full(error) or not self.reserve.exists():
+                raise
+            self.reserve.unlink(missing_ok=True)
+            return write_once(path, content)
+
+    def full_disk(self) -> str:
+        """What to say of a disk that is full."""
+        return f"run.dir={self.path}: nothing more can be written there, the disk or your quota is full"
+
+    @property
+    def reserve(self) -> Path:
+        """Room that is given up to record how the run ended."""
+        return self.path / "reserve"
 
     @property
     def config(self) -> Path:
@@ -251,7 +284,7 @@ class RunFolder:
         """
         state = state or ("failed" if cause else "finished")
         record = {"state": state, "cause": cause, "reported_by": reported_by, "time": time.time()}
-        return write_once(self.outcome, json.dumps(record).encode())
+        return self.write_last(self.outcome, json.dumps(record).encode())
 
     def ended(self) -> dict | None:
         """The recorded outcome, or None while the run goes on."""
@@ -267,7 +300,7 @@ class RunFolder:
 
     def request_stop(self, reason: str, drain: bool = False) -> None:
         """Ask the run to end; the coordinator looks for this every second. `drain`: save its state first, so that it can be resumed."""
-        write_once(self.stop, json.dumps({"reason": reason, "drain": drain}).encode())
+        self.write_last(self.stop, json.dumps({"reason": reason, "drain": drain}).encode())
 
     def stop_requested(self) -> dict | None:
         """What was asked for with `request_stop` ('reason', 'drain'), or None."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from launcher.report.record import flat
 from launcher.report.table import OWN_KEYS
+from launcher.share import CONF
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 NOTHING = "not there"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import sys
@@ -10,11 +9,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from launcher.arguments import refuse
+from launcher.arguments import Parser, refuse
 from launcher.report.record import read
 from launcher.report.table import columns, find_runs, rows, table
+from launcher.terminal import terminal
 from workers.rundir import RunFolder, RunFolderError
 
 WIDE = 10_000
@@ -23,7 +21,7 @@ DESCRIPTION = "A page about a run (RUN/report.html), or the table of a sweep's r
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 2 where there is nothing to report on, 1 where the page cannot be written."""
-    parser = argparse.ArgumentParser(prog="headway report", description=DESCRIPTION)
+    parser = Parser(prog="headway report", description=DESCRIPTION)
     parser.add_argument("folder", type=Path, help="run folder, folder of a sweep, or folder of run folders")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--html", action="store_true", help="write FOLDER/report.html; of a run that is what is done anyway")
@@ -42,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _print_table(runs, options.as_json, options.as_csv)
     except RunFolderError as error:
         return refuse(str(error))
+    except PermissionError as error:
+        return refuse(f"{error.filename}: you may not look into it. Give a folder of your own")
 
 
 def _runs_of(folder: Path) -> list[RunFolder]:
@@ -71,7 +71,7 @@ def _print_table(runs: Sequence[RunFolder], as_json: bool, as_csv: bool) -> int:
         writer.writeheader()
         writer.writerows(lines)
     else:
-        console = Console(markup=False, highlight=False)
+        console = terminal()
         console.width = console.width if console.is_terminal else WIDE
         console.print(table(keys, lines))
     return 0

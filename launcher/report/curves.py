@@ -24,7 +24,7 @@ class Panel:
 
 LEARNING = (
     Panel("Reward", {"reward": ""}, "mean of the batch, as scaled"),
-    Panel("Accuracy while sampling", {"accuracy": "trained on", "accuracy_sampled": "all sampled"}, "mean score", (0.0, 1.0)),
+    Panel("Score while sampling", {"accuracy": "trained on", "accuracy_sampled": "all sampled"}, "mean score", (0.0, 1.0)),
     Panel("Loss", {"loss": ""}),
     Panel("Entropy", {"entropy": ""}, "nats a token", (0.0,)),
     Panel("Response length", {"response_tokens": ""}, "tokens, mean", (0.0,)),
@@ -79,11 +79,11 @@ def heldout(record: Record) -> Chart | None:
     if record.supervised:
         return plot.line_chart("Held-out loss", [trace], note="nats a token", marks=incarnation_steps(record))
     note = "with 95% intervals" if intervals else ""
-    return plot.line_chart("Held-out accuracy", [trace], note=note, include=(0.0, 1.0), marks=incarnation_steps(record))
+    return plot.line_chart(record.figure_name.capitalize(), [trace], note=note, include=(0.0, 1.0), marks=incarnation_steps(record))
 
 
 def interval(evaluation: Mapping[str, object]) -> tuple[float, float, float] | None:
-    """(step, low, high) of an evaluation's accuracy: as it stands there, else by the number of prompts; None where neither is known."""
+    """(step, low, high) of an evaluation's mean score: as it stands there, else by the number of prompts; None where neither is known."""
     step, share = number(evaluation.get("step")), number(evaluation.get("accuracy"))
     told = evaluation.get("avg")
     low, high = (number(told.get("low")), number(told.get("high"))) if isinstance(told, dict) else (None, None)

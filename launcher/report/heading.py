@@ -54,7 +54,7 @@ def _heldout(record: Record) -> Figure | None:
     found = values(record.evaluations, record.figure)
     if not found:
         return None
-    name = "held-out loss" if record.supervised else "held-out accuracy"
+    name = record.figure_name
     count = number(record.evaluations[-1].get("num_prompts"))
     prompts = "" if count is None else f"{count:.0f} {'examples' if record.supervised else 'prompts'} never trained on"
     (first, before), (last, after) = found[0], found[-1]

@@ -46,6 +46,13 @@ class Record:
         """The key of the held-out figure in `evaluations`."""
         return "heldout_loss" if self.supervised else "accuracy"
 
+    @property
+    def figure_name(self) -> str:
+        """What it is called: an accuracy where every score is 0 or 1."""
+        if self.supervised:
+            return "held-out loss"
+        return "held-out score" if any(evaluation.get("graded") for evaluation in self.evaluations) else "held-out accuracy"
+
     def text(self, key: str) -> str:
         """The value of a config key, for people; '' without one."""
         value = self.config.get(key)

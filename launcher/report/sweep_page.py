@@ -55,6 +55,11 @@ def overlay(title: str, found: Sequence[Sequence[Point]], frame: plot.Frame, not
     return plot.line_chart(title, traces, frame, note, include, log, unit=unit)
 
 
+def _figure_name(records: Sequence[Record]) -> str:
+    names = {record.figure_name for record in records}
+    return names.pop() if len(names) == 1 else "held-out score"
+
+
 def sections(records: Sequence[Record]) -> list[Section]:
     """What is compared: first what came out, then what happened on the way."""
     supervised = all(record.supervised for record in records)
@@ -63,7 +68,7 @@ def sections(records: Sequence[Record]) -> list[Section]:
         return [overlay(f"{panel.title}{f', {name}' if name else ''}", [values(record.steps, field) for record in records], frame, panel.note,
                         panel.include, panel.log) for panel in chosen for field, name in panel.fields.items()]
 
-    heldout = overlay("Held-out loss" if supervised else "Held-out accuracy", [values(record.evaluations, record.figure) for record in records],
+    heldout = overlay(_figure_name(records).capitalize(), [values(record.evaluations, record.figure) for record in records],
                       plot.HALF, "nats a token" if supervised else "", () if supervised else (0.0, 1.0))
     by_time = overlay(f"{'Loss' if supervised else 'Reward'} over time", [_over_time(record) for record in records], plot.HALF,
                       "minutes since each began", unit="min")

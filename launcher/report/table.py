@@ -89,7 +89,7 @@ def columns(keys: Sequence[str]) -> list[str]:
 
 def heading(name: str) -> str:
     """A column's name for people."""
-    names = {"wall_s": "wall", "hours": "GPU-hours", "heldout_before": "held-out before", "heldout_after": "held-out after"}
+    names = {"wall_s": "wall", "hours": "device-hours", "heldout_before": "held-out before", "heldout_after": "held-out after"}
     return names.get(name, name.replace("_", " "))
 
 

@@ -19,8 +19,9 @@ from workers.files import read_lines
 from workers.rundir import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 150.0
-END_S = 45.0
+START_S, END_S = 400.0, 200.0
+"""Many times what a free machine takes: others may be busy on this one."""
+POLL_S = 0.2
 
 
 def wait_for(what: str, look: Callable[[], Any], timeout_s: float) -> Any:
@@ -28,14 +29,30 @@ def wait_for(what: str, look: Callable[[], Any], timeout_s: float) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
-        time.sleep(0.05)
+        time.sleep(POLL_S)
     return found
 
 
 def headway(*arguments: str, **options: Any) -> subprocess.CompletedProcess:
     """Run the command to its end."""
-    return subprocess.run([sys.executable, "-m", "launcher", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200,
+    return subprocess.run([sys.executable, "-m", "launcher", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=START_S,
                           check=False, **options)
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether it runs; it may end between two questions."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """None of a process that has ended since it was seen."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 class LiveRun:
@@ -52,13 +69,12 @@ class LiveRun:
 
     def look(self) -> set[psutil.Process]:
         """Every living process of the run now; all that were ever seen are remembered."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            root = psutil.Process(self.launcher.pid)
-            self.seen |= {root, *root.children(recursive=True)}
-        for process in list(self.seen):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self.seen |= set(process.children(recursive=True))
-        return {process for process in self.seen if process.is_running() and process.status() != psutil.STATUS_ZOMBIE}
+        everyone = {process.pid: process for process in psutil.process_iter(["ppid"])}  # one look at /proc for all: it is most of what this costs
+        found = {pid for pid in everyone if pid == self.launcher.pid or everyone[pid] in self.seen}
+        while more := {pid for pid in everyone.keys() - found if everyone[pid].info["ppid"] in found}:
+            found |= more
+        self.seen |= {everyone[pid] for pid in found}
+        return {process for process in self.seen if lives(process)}
 
     def after_steps(self, number: int) -> LiveRun:
         """Wait until `number` training steps are done."""
@@ -80,9 +96,9 @@ class LiveRun:
             return psutil.Process(jobs[name.split()[0]])
         if name.endswith("task"):
             return psutil.Process(jobs[name.split()[0]]).children()[0]
-        module = {"engine": "workers.rollout.servers.embedded", "coordinator": "workers.coordinator.worker",
+        module = {"engine": f"workers.rollout.servers.{load(self.run.config).engine.server.value}", "coordinator": "workers.coordinator.worker",
                   "reward": "workers.reward.process"}[name]
-        return next(process for process in self.look() if module in process.cmdline())
+        return next(process for process in self.look() if module in command_line(process))
 
     def assert_nothing_left(self) -> None:
         """All processes ever seen have ended, and the published weights are gone."""

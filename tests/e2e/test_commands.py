@@ -39,7 +39,7 @@ def test_sweeps_run_every_combination(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("overrides", "words"), [
     (["trainer.lrr=1"], "lrr"),
-    (["experiment=none"], "experiment/none"),
+    (["experiment=none"], "group experiment has no 'none'"),
     (["staleness.eta=-1"], "staleness.eta=-1: must be 0 or more"),
     (["allocation.num_devices=1"], "allocation.num_devices=1"),
     (["allocation.inference_fraction=2"], "allocation.inference_fraction=2"),
@@ -49,6 +49,8 @@ def test_sweeps_run_every_combination(tmp_path: Path) -> None:
     (["data=jsonl", "data.path=/missing.jsonl", "data.heldout_path=/missing.jsonl"], "/missing.jsonl"),
     (["data=reasoning_gym", "data.task=chain_summ", "reward.verifier=reasoning_gym"], "chain_sum"),
     (["reward.verifier=numerics"], "did you mean 'numeric'"),
+    (["reward.verifier=nomod:f"], "No module named 'nomod'"),
+    (["workflow.name=tests.unit.agent_programs:breaks"], "agent_programs:breaks', tried on prompt"),
     (["engine.context_length=600"], "max_position_embeddings=512"),
     (["data.num_examples=8"], "engine.context_length=32"),
     (["model=hf", "model.path=/missing"], "/missing: no readable config.json"),

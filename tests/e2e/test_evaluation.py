@@ -87,7 +87,6 @@ def test_another_element_does_what_a_killed_one_had_claimed(tmp_path: Path) -> N
     assert times_judged(live.run) == Counter(range(30)) and result(live.run)["num_prompts"] == 30
 
 
-@pytest.mark.timeout(600)
 def test_a_runs_checkpoint_and_its_final_model_are_the_same_to_an_evaluation(tmp_path: Path) -> None:
     trained = RunFolder(tmp_path / "trained")
     done = headway("--plain", "experiment=tiny", "run.num_steps=2", "checkpoint.every_steps=1", "evaluation.every_steps=0",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.e2e.runs import headway, live_run
+from tests.e2e.runs import START_S, headway, live_run
 from workers.files import read_lines
 
 CONSTANT = ("reward.verifier=tests.unit.hostile_verifiers:truth", "data.num_heldout=2", "evaluation.every_steps=0", "run.num_steps=8",
@@ -17,13 +17,14 @@ CONSTANT = ("reward.verifier=tests.unit.hostile_verifiers:truth", "data.num_held
 
 def test_equal_rewards_are_noticed_shown_and_may_end_the_run(tmp_path: Path) -> None:
     with live_run(tmp_path / "run", *CONSTANT, "alarms.stop=[equal_rewards]") as live:
-        assert live.launcher.wait(250) == 1, live.output.read_text()
+        assert live.launcher.wait(START_S) == 1, live.output.read_text()
         live.assert_nothing_left()
     run = live.run
     outcome = run.ended() or {}
     assert outcome["state"] == "failed" and outcome["reported_by"] == "coordinator"
-    begins = "alarm equal_rewards, since step 2: the share of groups whose rewards are all equal (accuracy 1) is 1, above 0.9 (alarms.equal)"
+    begins = "alarm equal_rewards, since step 2: the share of groups whose rewards are all equal (mean score 1) is 1, above 0.9 (alarms.equal)"
     assert outcome["cause"].startswith(begins) and "alarms.stop" in outcome["cause"]
+    assert "no end on record" not in run.report.read_text()
     assert [record["alarms"] for record in read_lines(run.metrics)][:3] == [0, 0, 1]
     done = headway("resume", "--plain", str(run.path), "alarms.stop=[]")
     assert done.returncode == 0, done.stdout + done.stderr

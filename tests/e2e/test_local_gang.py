@@ -10,7 +10,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from tests.e2e.runs import END_S, LiveRun, live_run, wait_for
+from tests.e2e.runs import END_S, START_S, LiveRun, command_line, live_run, wait_for
 from workers.files import read_lines
 from workers.weights.architecture import check_tensors, read_architecture
 
@@ -19,16 +19,16 @@ ENDLESS = ("run.num_steps=1000000", "data.num_heldout=4", "transport.reconnect_g
 
 
 def rank(run: LiveRun, number: int) -> psutil.Process:
-    found = [process for process in run.look() if "workers.trainer.local_gang" in process.cmdline()]
-    return next(process for process in found if process.cmdline()[-4] == str(number))
+    found = [process for process in run.look() if "workers.trainer.local_gang" in command_line(process)]
+    return next(process for process in found if command_line(process)[-4:-3] == [str(number)])
 
 
-@pytest.mark.parametrize("layout", ["trainer.parallel.dp=2", "trainer.parallel.tp=2"])
+@pytest.mark.parametrize("layout", [pytest.param("trainer.parallel.dp=2", marks=pytest.mark.long), "trainer.parallel.tp=2"])
 def test_two_ranks_train_a_model(tmp_path: Path, layout: str) -> None:
     with live_run(tmp_path / "run", *TWO_RANKS, layout, "run.num_steps=4", "checkpoint.every_steps=2") as run:
         run.after_steps(1)
         assert rank(run, 1).parent() == run.process("train task")
-        assert run.launcher.wait(250) == 0, run.output.read_text()
+        assert run.launcher.wait(START_S) == 0, run.output.read_text()
         run.assert_nothing_left()
         summary, steps = json.loads(run.run.summary.read_bytes()), read_lines(run.run.metrics)
     assert summary["state"] == "finished" and len(steps) == 4 and list(run.run.checkpoints.iterdir())
@@ -53,3 +53,4 @@ def test_a_signal_to_the_launcher_ends_all_ranks_in_order(tmp_path: Path) -> Non
         run.launcher.send_signal(signal.SIGTERM)
         run.assert_nothing_left()
         assert "SIGTERM" in (run.run.ended() or {})["cause"]
+        assert run.run.summary.exists() and run.launcher.returncode == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.living import living
-from tests.e2e.runs import headway, live_run
+from tests.e2e.runs import START_S, headway, live_run
 from workers.files import read_lines
 from workers.rundir import RunFolder
 
@@ -17,10 +17,10 @@ MADE_UP = ("engine.server=synthetic", "selftest.action=fail", "data.num_heldout=
 TWO_RANKS = ("allocation.num_devices=3", "allocation.inference_fraction=0.34")
 
 
-@pytest.mark.parametrize("layout", [(), (*TWO_RANKS, "trainer.parallel.dp=2")])
+@pytest.mark.parametrize("layout", [pytest.param((), marks=pytest.mark.long), (*TWO_RANKS, "trainer.parallel.dp=2")])
 def test_a_run_that_would_spoil_the_model_refuses_to_begin(tmp_path: Path, layout: tuple[str, ...]) -> None:
     with live_run(tmp_path / "run", *MADE_UP, *layout, "checkpoint.every_steps=1") as live:
-        assert live.launcher.wait(150) == 1, live.output.read_text()
+        assert live.launcher.wait(START_S) == 1, live.output.read_text()
         live.assert_nothing_left()
     run, printed = live.run, live.output.read_text()
     outcome = run.ended() or {}
@@ -32,10 +32,11 @@ def test_a_run_that_would_spoil_the_model_refuses_to_begin(tmp_path: Path, layou
 
 def test_a_run_that_goes_on_with_a_broken_engine_keeps_its_checkpoint(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    with live_run(run.path, "run.num_steps=1000", "data.num_heldout=2", "evaluation.every_steps=0", "staleness.eta=0") as live:
+    given = ("run.num_steps=1000", "data.num_heldout=2", "evaluation.every_steps=0", "staleness.eta=0", "reward=array")
+    with live_run(run.path, *given) as live:
         live.after_steps(2)
         assert headway("stop", "--drain", str(run.path)).returncode == 0
-        live.assert_nothing_left()
+        live.assert_nothing_left()  # of the reward element either
     assert any("version 1.0: engine and trainer agree" in path.read_text() for path in run.jobs.glob("*_log.out"))
     assert read_lines(run.metrics)[0]["logprob_gap_mean"] < 1e-4
     saved = sorted(run.checkpoints.iterdir())
@@ -59,5 +60,9 @@ def test_a_config_is_tested_by_a_run_of_its_own(tmp_path: Path) -> None:
     steps = read_lines(run.metrics)
     assert [step["step"] for step in steps] == [1, 2] and all(step["num_tokens_compared"] == step["num_tokens"] > 0 for step in steps)
     assert not read_lines(run.evaluations) and not run.final_model.exists() and not living(run)
+
+
+@pytest.mark.long  # the verdict and a run that refuses to begin are tested each by itself
+def test_a_config_whose_engine_and_trainer_disagree_fails(tmp_path: Path) -> None:
     failed = headway("selftest", "--plain", "experiment=tiny", "selftest.mean_tolerance=1e-12", f"run.dir={tmp_path / 'failed'}")
     assert failed.returncode == 1 and "self-test FAILED" in failed.stdout and "Likely causes" in failed.stdout

@@ -158,8 +158,9 @@ def figures_of(case: Setting) -> Figures:
     return simulate(case)
 
 
-@pytest.mark.parametrize("bound", Bound)
-@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(("lengths", "bound"), [
+    pytest.param(lengths, bound, marks=[] if bound is Bound.admission or lengths == "long tail" else pytest.mark.long)
+    for lengths in LENGTHS for bound in Bound])
 def test_auto_is_about_as_fast_as_the_best_number_and_no_staler_than_the_largest(lengths: str, bound: Bound) -> None:
     fixed = [figures_of(setting(lengths, bound, concurrency=number)) for number in FIXED]
     auto = figures_of(setting(lengths, bound))

@@ -13,6 +13,7 @@ from workers.coordinator.core import DRAIN_S, Coordinator
 from workers.coordinator.evaluation import Result
 from workers.coordinator.ledger import LOST_AFTER_S
 from workers.coordinator.reporting import status, summary
+from workers.coordinator.results import MAX_HOPELESS
 from workers.coordinator.returning import RETURN_S
 from workers.coordinator.snapshot import Snapshot, decode
 from workers.coordinator.training import StepRecord
@@ -47,6 +48,7 @@ from workers.messages.types import (
     VersionsNeeded,
     Welcome,
     WorkerFailed,
+    WorkerStatus,
 )
 
 ROLLOUT, TRAINER, LEADER = b"rollout", b"trainer", b"leader"
@@ -240,6 +242,33 @@ def test_a_run_in_which_nothing_succeeds_ends_and_says_why() -> None:
         lease = waiting.pop()
         waiting += leases(play.tell(ROLLOUT, GroupFailed(lease.group_id, lease.attempt, "the verifier is broken")))
     assert "the verifier is broken" in (play.core.ended or "")
+
+
+def test_a_verifier_that_has_never_given_a_score_ends_the_run_at_once() -> None:
+    def failures_until_the_end(finished_first: bool) -> int:
+        play = Play()
+        granted = play.begin()
+        if finished_first:
+            play.finish(granted.pop())
+        for number in range(1, 200):
+            lease = granted.pop()
+            granted += leases(play.tell(ROLLOUT, GroupFailed(lease.group_id, lease.attempt, "KeyError: 'x'\n  mine.py, line 3", hopeless=True)))
+            if play.core.ended is not None:
+                assert play.core.ended == f"{number} groups in a row have failed; the last one because: KeyError: 'x'\n  mine.py, line 3"
+                return number
+        return 200
+
+    assert failures_until_the_end(False) == MAX_HOPELESS
+    assert failures_until_the_end(True) > MAX_HOPELESS, "what has judged once is not hopeless: one node may lack something"
+
+
+def test_verifiers_that_hang_are_said_to_be_waited_for() -> None:
+    play = Play()
+    play.begin()
+    play.tell(TRAINER, BatchRequest(0))
+    assert "reward.timeout_s" not in str(waiting(play.core))
+    play.tell(ROLLOUT, Heartbeat(status=WorkerStatus(rewards_late=3)))
+    assert "verifiers have given no answer within reward.timeout_s=10" in waiting(play.core)["trainer"]
 
 
 def test_a_malformed_group_is_refused_and_tried_again() -> None:

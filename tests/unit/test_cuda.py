@@ -75,7 +75,7 @@ def test_logprobs_are_those_of_hugging_face(folders: dict[str, Path], kind: str)
     assert np.abs(half - expected).mean() <= 0.1
 
 
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
 def test_recomputing_and_offloading_change_nothing(folders: dict[str, Path], dtype: Dtype) -> None:
     results, weights = [], []
     for changes in ({}, {"recompute": Recompute.full}, {"recompute": Recompute.selective}, {"optimizer_offload": 1.0}):
@@ -91,7 +91,7 @@ def test_recomputing_and_offloading_change_nothing(folders: dict[str, Path], dty
             assert (after[name] - expected_weight).norm() <= 1e-2 * expected_weight.norm()
 
 
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
 def test_state_is_saved_and_loaded(folders: dict[str, Path], tmp_path: Path, dtype: Dtype) -> None:
     engine = MegatronEngine(config(dtype=dtype), folders["qwen2-tied"])
     train(engine, make_groups(4, 1))

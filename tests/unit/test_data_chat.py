@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from workers.config import ConfigError, DataConfig, RewardConfig
+from workers.config import Config, ConfigError, DataConfig, ModelConfig, RewardConfig
 from workers.data.chat import ChatTemplate
 from workers.data.prompts import open_prompts
+from workers.rollout.workflows.text import text_of
 from workers.weights.starting import make_tiny
 
 TEMPLATE = """{%- if tools %}{{ tools | tojson }}{% endif %}
@@ -51,6 +52,30 @@ def test_prompts_are_rendered(model: Path) -> None:
     assert chat.train(3).text == f"[{plain.train(3).text}]>"
     assert chat.train(3).reference == plain.train(3).reference
     assert [prompt.text for prompt in chat.heldout()] == [f"[{prompt.text}]>" for prompt in plain.heldout()]
+
+
+THINKING = "{{ messages[0].content }}{% if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}</think>{% endif %}"
+OWN_DEFAULT = ("{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
+               "{{ messages[0].content }}{% if not enable_thinking %}</think>{% endif %}")
+
+
+@pytest.mark.parametrize("template", [THINKING, OWN_DEFAULT])
+def test_values_reach_the_template_of_prompts_and_of_turns(model: Path, template: str) -> None:
+    set_config(model, chat_template=template)
+    data = DataConfig(chat_template=True, chat_template_kwargs={"enable_thinking": False})
+    assert open_prompts(data, RewardConfig(), 1, model).train(0).text.endswith("</think>")
+    assert not open_prompts(DataConfig(chat_template=True), RewardConfig(), 1, model).train(0).text.endswith("</think>")
+    turn = text_of(Config(model=ModelConfig(path=str(model)), data=data)).opening("1 + 1 =")
+    assert turn.endswith("</think>")
+
+
+def test_values_that_would_have_no_effect_are_refused(model: Path) -> None:
+    set_config(model, chat_template=THINKING)
+    for name in ("thinking", "tools", "bos_token"):
+        with pytest.raises(ConfigError, match=f"data.chat_template_kwargs.*does not read '{name}'. It reads enable_thinking"):
+            ChatTemplate(model, {name: False})
+    with pytest.raises(ConfigError, match=r"data.chat_template_kwargs=.*must be empty with data.chat_template=false"):
+        DataConfig(chat_template_kwargs={"enable_thinking": False}).check()
 
 
 def test_named_templates(model: Path) -> None:

@@ -136,7 +136,7 @@ def source_of(source: PromptSource, index: int, folder: Path) -> str:
 def test_a_file_with_another_parts_heldout_prompts_is_refused(tmp_path: Path) -> None:
     first, second = write(tmp_path / "a.jsonl", "a", "b"), write(tmp_path / "b.jsonl", "c", "d")
     heldout, other = write(tmp_path / "h.jsonl", "d"), write(tmp_path / "o.jsonl", "e")
-    with pytest.raises(ConfigError, match=r"data.parts.b: its training prompt line/2 is held out by data.parts.a;.*Delete one"):
+    with pytest.raises(ConfigError, match=r"data.parts.b: its training \S+:2 is held out by data.parts.a;.*Delete one"):
         mixture({"a": part(DataKind.jsonl, path=first, heldout_path=heldout), "b": part(DataKind.jsonl, path=second, heldout_path=other)})
 
 

@@ -7,8 +7,23 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tokenizers import Encoding, Tokenizer
 
-from workers.config import Config, ConfigError, DataConfig, DataKind, EngineConfig, ModelConfig, ModelSource, RunConfig, RunKind, WorkflowConfig, load
+from workers.config import (
+    ClusterConfig,
+    ClusterKind,
+    Config,
+    ConfigError,
+    DataConfig,
+    DataKind,
+    EngineConfig,
+    ModelConfig,
+    ModelSource,
+    RunConfig,
+    RunKind,
+    WorkflowConfig,
+    load,
+)
 from workers.config.choices import DataFilter
 from workers.config.data import PartConfig
 from workers.prepare import NUM_CHECKED, prepare
@@ -37,7 +52,7 @@ def files(**changes: object) -> PartConfig:
 
 
 def test_every_prompt_of_a_file_is_measured(run: RunFolder) -> None:
-    with pytest.raises(ConfigError, match=r"prompt line/563 has 28 tokens.* out with data.filter=drop and data.max_prompt_tokens=20"):
+    with pytest.raises(ConfigError, match=r"/train.jsonl:563: the prompt has 28 tokens.* out with data.filter=drop and data.max_prompt_tokens=20"):
         prepared(run, files())
 
 
@@ -57,3 +72,65 @@ def test_a_mixture_is_prepared(run: RunFolder, capfd: pytest.CaptureFixture[str]
     config = prepared(run, data, kind)
     assert config.data.parts["file"].path == str(Path.cwd() / "train.jsonl") and config.data.parts["sums"].path == ""
     assert "data: file: 599 training prompts" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ('{"prompt": "' + "1 + " * 2_500_000 + '", "answer": 1}', r"/train.jsonl:1: the prompt has far more than 20 tokens; it must have"),
+    ('{"prompt": "1", "answer": 1, "response": "' + "1" * 10_000_000 + '"}', r"/train.jsonl:1: prompt and response have far more than 48")])
+def test_a_row_of_ten_megabytes_is_named_by_its_line_without_counting_to_its_end(
+        run: RunFolder, line: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("train.jsonl").write_text(line + "\n")
+    looked_at = []
+    encode = Tokenizer.encode
+
+    class Counting:
+        def __init__(self, path: str) -> None:
+            self.tokenizer = Tokenizer.from_file(path)
+
+        @staticmethod
+        def from_file(path: str) -> Counting:
+            return Counting(path)
+
+        def encode(self, text: str, add_special_tokens: bool) -> Encoding:
+            looked_at.append(len(text))
+            return encode(self.tokenizer, text, add_special_tokens=add_special_tokens)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.tokenizer, name)
+
+    monkeypatch.setattr("workers.prepare.Tokenizer", Counting)
+    with pytest.raises(ConfigError, match=words):
+        prepared(run, files(), RunKind.supervised if "response" in line else RunKind.rl)
+    assert looked_at and max(looked_at) < 100_000
+
+
+def test_a_line_without_an_end_is_refused_before_it_is_held_whole(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.data.rows.MAX_ROW_MIB", 1)
+    Path("train.jsonl").write_text('{"prompt": "1", "answer": 1}\n' + "1" * (2 << 20))
+    with pytest.raises(ConfigError, match=r"/train.jsonl:2: the line has more than 1 MiB; it must be one row. End each row"):
+        prepared(run, files())
+
+
+def test_the_answers_other_name_is_explained(run: RunFolder) -> None:
+    Path("train.jsonl").write_text('{"prompt": "1", "reference": 1}\n')
+    with pytest.raises(ConfigError, match=r"jsonl:1: unknown column 'reference'; did you mean 'answer'\?.*`answer` is what verifiers and agents get"):
+        prepared(run, files())
+
+
+def test_only_looking_makes_nothing_and_says_what_it_did_not_look_at(
+        run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def look(**changes: object) -> str:
+        model = ModelConfig(**{"source": ModelSource.smollm2, "path": str(tmp_path / "model"), **changes})  # type: ignore[arg-type]
+        run.config.write_bytes(msgspec.json.encode(Config(model=model, data=files(), cluster=ClusterConfig(kind=ClusterKind.slurm))))
+        prepare(run, made=False)
+        return capfd.readouterr().out
+
+    said = look()
+    assert "not checked: the model, its memory, and whether prompts fit into it: it is made in" in said and "599 training" not in said
+    assert "600 training prompts" in said and not (tmp_path / "model").exists() and not list(run.keys.iterdir())
+    assert "is not on this machine. It must be where a run is started" in look(source=ModelSource.folder)
+    Path("train.jsonl").write_text("{")
+    with pytest.raises(ConfigError, match=r"train.jsonl:1: "):
+        look()
+    Path("train.jsonl").unlink()
+    assert f"not checked: the prompts, nor the tensors of the model: {Path.cwd()}/train.jsonl is not on this machine" in look()

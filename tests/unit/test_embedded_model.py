@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.unit.model_folders import write_hf_model
-from workers.rollout.servers.embedded import packed
+from workers import dtypes
 from workers.rollout.servers.embedded.model import Model
 from workers.rollout.servers.embedded.requests import Copy, Segment
 from workers.rollout.servers.embedded.text import Text
@@ -58,7 +58,8 @@ SEQUENCES = [[(7 * row + index * index) % 97 for index in range(length)] for row
 def test_chunks_and_weight_layout_do_not_matter(
         saved: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, chunk: int, use_packed: bool) -> None:
     folder, module = saved
-    monkeypatch.setattr(packed, "_PACKED", use_packed and packed._PACKED)
+    if not use_packed:
+        monkeypatch.setattr(dtypes, "packs", lambda dtype: False)
     model = Model(folder, read_architecture(folder), torch.float32, 4, 256)
     logprobs = last_logprobs(model, SEQUENCES, chunk)
     for row, ids in enumerate(SEQUENCES):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.unit.together import NUM_PROCESSES, together
 from workers import incarnations
 from workers.incarnations import IN_ORDER, Claim, End, Incarnation, consecutive_crashes
 from workers.rundir import RunFolder
 
-FORK = multiprocessing.get_context("fork")
-NUM_PROCESSES, NUM_CLAIMS, DEADLINE_S = 6, 8, 20.0
+NUM_CLAIMS = 8
 
 
 @pytest.fixture
@@ -28,19 +27,7 @@ def claim(run: RunFolder, step: int = 0, job: str = "") -> int:
 # -- on disk -------------------------------------------------------------------------------------------------------------
 
 def test_epochs_are_claimed_once_each(run: RunFolder) -> None:
-    barrier, results = FORK.Barrier(NUM_PROCESSES), FORK.SimpleQueue()
-
-    def body(number: int) -> None:
-        barrier.wait(DEADLINE_S)
-        results.put([claim(run, number) for _ in range(NUM_CLAIMS)])
-
-    children = [FORK.Process(target=body, args=(number,)) for number in range(NUM_PROCESSES)]
-    for child in children:
-        child.start()
-    claims = [results.get() for _ in children]
-    for child in children:
-        child.join(DEADLINE_S)
-    assert [child.exitcode for child in children] == [0] * NUM_PROCESSES
+    claims = together(lambda number: [claim(run, number) for _ in range(NUM_CLAIMS)])
     assert all(numbers == sorted(numbers) for numbers in claims)
     everything = list(range(1, NUM_PROCESSES * NUM_CLAIMS + 1))
     assert sorted(number for numbers in claims for number in numbers) == everything

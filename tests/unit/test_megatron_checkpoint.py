@@ -68,7 +68,7 @@ def saved(engine: MegatronEngine, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
 @pytest.mark.parametrize("kind", ["llama", "qwen3-tied", "qwen3moe"])
 def test_a_resumed_run_is_the_uninterrupted_one(folders: dict[str, Path], tmp_path: Path, kind: str, dtype: Dtype, share: bool) -> None:
     setup = config(dtype=dtype, share_prompts=share, num_minibatches=2, warmup_steps=3, lr_schedule=Schedule.cosine)
@@ -86,7 +86,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(folders: dict[str, Path], tmp_pa
     assert_same(everything(resumed), everything(engine))
 
 
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
 def test_a_critic_resumes_with_its_policy(folders: dict[str, Path], tmp_path: Path, dtype: Dtype) -> None:
     setup, plain = config(dtype=dtype, num_minibatches=2), MegatronEngine(config(dtype=dtype), folders["qwen2"])
     setup.algorithm.advantage, setup.algorithm.critic_warmup_steps = Advantage.gae, 1
@@ -200,7 +200,7 @@ def test_a_save_that_fails_leaves_nothing_that_could_be_loaded(folders: dict[str
     train(engine, 1, 1)
 
 
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_what_is_written_beside_training_is_the_state_at_its_beginning(folders: dict[str, Path], tmp_path: Path, dtype: Dtype, steps: int) -> None:
     """To the byte: the same files as those saved at once, but for the time of saving in torch's metadata."""

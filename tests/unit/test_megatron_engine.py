@@ -280,7 +280,7 @@ def test_places_that_need_the_cpu_backend(folders: dict[str, Path], tmp_path: Pa
     if torch.cuda.is_available():
         pytest.skip("the CPU backend is off where CUDA is available")
     cpu_backend.HITS.clear()
-    for dtype in Dtype:
+    for dtype in (Dtype.float32, Dtype.bfloat16):
         engine = MegatronEngine(config(dtype=dtype, clip_grad=1e-3), folders["llama"])
         train(engine, make_groups())
         (tmp_path / dtype.value).mkdir()

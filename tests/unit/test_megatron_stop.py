@@ -30,7 +30,7 @@ def everything(engine: MegatronEngine) -> list[torch.Tensor]:
     return [*weights, rates, *(value.clone() for state in inner.state.values() for value in state.values())]
 
 
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
 def test_abandoned_at_any_time_and_taken_again(folder: Path, dtype: Dtype) -> None:
     def build() -> MegatronEngine:
         return MegatronEngine(config(dtype=dtype, num_minibatches=2, microbatch_tokens=26, warmup_steps=4, lr_schedule=Schedule.linear), folder)

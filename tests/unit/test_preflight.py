@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher import on_node, preflight, slurm
+from launcher import on_node, preflight, probe, probed, slurm
 from launcher.cluster import GpuRequest, RoleConfig
 from launcher.jobs import JobSpec, job_specs
 from launcher.options import KNOWN
 from launcher.preflight import budget, check, problems, refuse, waits_for_nodes
-from launcher.probe import command, judge, unanswered
+from launcher.probe import broken_setup, command, judge, unanswered
 from launcher.schema import FullConfig
 from launcher.site import Quality, Site, gpus_per_node, partitions_in, qualities_in, submit_limit_in
 from launcher.slurm import NodeKind
@@ -189,6 +189,53 @@ def test_the_probe_looks_at_the_run_folder(tmp_path: Path, damage: Callable[[Pat
     assert answer["problems"] == [] if not words else words in answer["problems"][0]
 
 
+@pytest.mark.parametrize(("setup", "failed"), [
+    (["module load nowhere/1"], ["'module load nowhere/1' fails on a node of partition p with status 127 (bash: line 3: module: command not found)"]),
+    (["export A=1", "true && (exit 3)", "source {file}", "false || true"], ["'( exit 3 )' fails on a node of partition p with status 3."]),
+    (["for word in a b; do", "  test $word = a || echo $word", "done", "[[ $A ]] && echo a"], []),
+    (["set -e", "no-such-program", "echo after"], ["'no-such-program' fails"]),
+    (["echo SETUP complete", "echo SETUP 1 done", "false"], ["'false' fails on a node of partition p with status 1."])])
+def test_a_line_of_setup_that_fails_is_told(tmp_path: Path, setup: list[str], failed: list[str]) -> None:
+    (tmp_path / "activate").write_text("false\nexport ACTIVE=1\n")  # what a file does inside is its own affair
+    full = config(setup=[line.format(file=tmp_path / "activate") for line in setup], python="/bin/true")
+    script = command(specs_of(full)[1], full.cluster.train, full, RunFolder(tmp_path), "token")[-1]
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"})
+    found = broken_setup(done.stdout, done.stderr, "train", "partition p", "token")
+    assert len(found) == len(failed) and all(words in problem for words, problem in zip(failed, found, strict=True)), (found, done)
+    assert all(problem.startswith("cluster.train.setup: ") for problem in found)
+
+
+class Answered:
+    """A call of a probe that has its answer."""
+
+    def __init__(self, partition: str) -> None:
+        self.partition = partition
+
+
+def test_a_folder_that_a_probe_has_found_shared_stays_so_while_nodes_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(probe, "PRIVATE_TO_A_NODE", (str(tmp_path),))
+    monkeypatch.setattr(slurm, "show_config", lambda: {"ClusterName": "c"})
+
+    def sum_up(folder: str, inference: str | list[str], train: str | list[str]) -> list[str]:
+        return probe._sum_up([Answered("inference"), Answered("train")], [inference, train], RunFolder(tmp_path / folder))  # type: ignore[list-item]
+
+    with pytest.raises(ConfigError, match="no node was free to look"):
+        sum_up("runs/1", [], "busy")
+    with pytest.raises(ConfigError, match="no node was free to look"):
+        sum_up("runs/1", [], "busy")  # the other partition's nodes have not seen it
+    assert sum_up("runs/2", "busy", []) == ["busy"]
+    assert sum_up("runs/3", "busy", "busy") == ["busy", "busy"] and sum_up("runs/sweeps/a/1", "busy", "busy") == ["busy", "busy"]
+    for other in ("other/1", "runs-2/1"):
+        with pytest.raises(ConfigError, match="no node was free to look"):
+            sum_up(other, "busy", "busy")
+    (file,) = (tmp_path / "cache" / "headway").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert not probed.is_shared("c", "train", tmp_path / "runs", time.time() + 30 * 86400), "nodes change"
+    file.write_text("[")
+    assert not probed.is_shared("c", "train", tmp_path / "runs", time.time())
+
+
 def test_the_probe_of_inference_looks_at_sglang_too() -> None:
     full = config()
     full.engine.server, full.engine.python = Server.sglang, "/an environment/bin/python"
@@ -207,7 +254,7 @@ def test_the_probe_tells_an_sglang_that_cannot_be_used(tmp_path: Path, version: 
         (packages / "sglang.dist-info").mkdir(parents=True)
         (packages / "sglang.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(packages))} exec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
     done = subprocess.run([sys.executable, "-c", Path(on_node.__file__).read_text(), str(run), "token", str(python)], capture_output=True, text=True,
                           check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}, cwd=tmp_path)

@@ -107,8 +107,11 @@ def test_processes_that_may_take_more_than_the_job_has_are_refused() -> None:
     full.cluster.reward.mem = "5G"
     with pytest.raises(ConfigError, match="cluster.reward.mem='5G': must be at least"):
         _rewards(full)
+    full.cluster.reward.mem = "5500M"
+    with pytest.raises(ConfigError, match=r"each with a server of 128 MiB"):
+        _rewards(full)
     full.cluster.reward.mem = "6G"
-    assert "5 processes of up to 1024 MiB" in _rewards(full)[0]
+    assert "5 processes of up to 1152 MiB" in _rewards(full)[0]
     assert _rewards(config(placement=Placement.node)) == []
 
 
@@ -199,13 +202,14 @@ def test_what_elements_do_is_counted_and_shown() -> None:
     come(one, *REWARDS)
     one.tell(ROLLOUT, Heartbeat(status=WorkerStatus(rewards_waiting=1, rewards_wait_s=0.5)))
     for peer in REWARDS:
-        one.tell(peer, Heartbeat(status=WorkerStatus(num_running=2, reward_busy_s=60.0, rewards_waiting=3, rewards_wait_s=30.0, rewards_killed=1)))
+        one.tell(peer, Heartbeat(status=WorkerStatus(num_running=2, reward_busy_s=60.0, rewards_waiting=3, rewards_wait_s=30.0, rewards_killed=1,
+                                                     rewards_done=10)))
     total = fleet(one.core)
     assert (total.rewards_waiting, total.rewards_wait_s, total.reward_busy_s) == (7, 60.5, 120.0)
     shown = status(one.core, one.now, 1.0, 2.0, 0, 0)
     assert shown["rewards"] == {"placement": "array", "num_elements": 2, "waiting": 7, "wait_s": 60.5, "busy_s": 120.0, "num_killed": 2,
-                                "num_failed": 0}
+                                "num_failed": 0, "num_done": 20, "num_late": 0}
     assert [worker["name"] for worker in shown["workers"]] == ["rollout 0", "trainer 0", "reward 0", "reward 1"]
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(panel("x", shown, [], [], 2.0, None))
-    assert "2 elements   7 waiting   2m00s at work, requests have waited 1m00s   2 processes replaced" in console.export_text()
+    assert "2 elements   7 waiting   a request takes 6 s and waits 3 s (means of 20)   2 processes replaced" in console.export_text()

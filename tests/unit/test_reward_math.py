@@ -4,11 +4,13 @@ import json
 import os
 import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 import reasoning_gym
 from hypothesis import given, settings
@@ -180,32 +182,77 @@ def test_gsm8k_and_aime() -> None:
         agrees(case["answer"], FORMS[:3])
 
 
-def test_bounded_gives_what_a_function_returns() -> None:
-    assert bounded.bounded(lambda: 0.25) == 0.25
-    child = bounded.bounded(lambda: float(os.getpid()))
-    assert child is not None
-    with pytest.raises(ChildProcessError):  # it has been waited for
-        os.waitpid(int(child), os.WNOHANG)
+def own_id(reference: str) -> Callable[[str], float]:
+    return lambda answer: float(os.getpid())
 
 
-def _raise() -> float:
-    raise LookupError
+def test_bounded_gives_what_a_judge_says() -> None:
+    copies = [bounded.bounded(own_id, "", "") for _ in range(2)]
+    assert None not in copies and len({os.getpid(), *copies}) == 3
+    assert not any(psutil.pid_exists(int(copy)) for copy in copies if copy), "each has been waited for"
+
+
+def test_bounded_forks_no_process_with_threads(recwarn: pytest.WarningsRecorder) -> None:
+    """The server outlives the thread that started it; each of these has an answer of its own."""
+    with pytest.raises(RuntimeError):
+        bounded.bounded(fails, "", "")  # the next one starts another
+    for _ in range(3):
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(bounded.bounded, length, "", "12").result() == 2.0
+    with ThreadPoolExecutor(4) as threads:
+        lengths = list(threads.map(lambda number: bounded.bounded(length, "", "1" * number), range(20)))
+    assert lengths == list(range(20))
+    assert not [warning for warning in recwarn if "fork" in str(warning.message)]
+
+
+def length(reference: str) -> Callable[[str], float]:
+    return lambda answer: float(len(answer))
+
+
+HOSTILE: dict[str, Callable[[], float]] = {
+    "raises": lambda: float("not a number"), "exits": lambda: os._exit(0), "crashes": lambda: os.kill(os.getpid(), signal.SIGKILL),  # type: ignore[dict-item]
+    "memory": lambda: float(len(bytearray(64 << 30))), "endless": lambda: float(10 ** 10 ** 10),
+    "forks": lambda: 1.0 if os.fork() else os.close(0), "waits": lambda: float(signal.pause())}  # type: ignore[dict-item, func-returns-value, arg-type]
+
+
+def hostile(reference: str) -> Callable[[str], float]:
+    return lambda answer: HOSTILE[answer]()
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("function", [
-    _raise, lambda: os._exit(0), lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: float(len(bytearray(64 << 30))), lambda: float(10 ** 10 ** 10),
-    lambda: 1.0 if os.fork() else os.close(0),
-], ids=["raises", "exits", "crashes", "memory", "endless", "forks"])
-def test_bounded_gives_nothing_where_there_is_nothing(function: Callable[[], float]) -> None:
-    assert bounded.bounded(function) in (None, 1.0)
-
-
-def _wait() -> float:
-    signal.pause()
-    return 1.0
+@pytest.mark.parametrize("what", sorted({*HOSTILE} - {"waits"}))
+def test_bounded_gives_nothing_where_there_is_nothing(what: str) -> None:
+    assert bounded.bounded(hostile, "", what) in (None, 1.0)
+    assert bounded.bounded(length, "", "12") == 2.0, "the next one is not concerned"
 
 
 def test_bounded_gives_up_on_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded, "WALL_S", 0.2)
-    assert bounded.bounded(_wait) is None
+    assert bounded.bounded(hostile, "", "waits") is None
+
+
+def test_a_call_that_is_interrupted_leaves_no_reply_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a verifier does that gives itself a time limit."""
+    def interrupt(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    assert bounded.bounded(length, "", "1") == 1.0
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(TimeoutError):
+            bounded.bounded(hostile, "", "waits")
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert bounded.bounded(length, "", "12") == 2.0
+
+
+def fails(reference: str) -> Callable[[str], float]:
+    raise LookupError(reference)
+
+
+def test_a_judge_that_fails_is_no_wrong_answer() -> None:
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="exited with status 1"):
+            bounded.bounded(fails, "", "")
+    assert bounded.bounded(length, "", "12") == 2.0

@@ -110,7 +110,7 @@ class Wire:
         self.news.set()
 
     async def until(self, num_sent: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while len(self.sent) < num_sent:
                 self.news.clear()
                 await self.news.wait()

@@ -5,24 +5,20 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.unit.together import NUM_PROCESSES, beside, together
 from workers.files import write_atomic, write_once
 from workers.rundir import RunFolder, RunFolderError
 
-FORK = multiprocessing.get_context("fork")
-NUM_PROCESSES, NUM_CLAIMS = 6, 8
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 HOLDER = ("import fcntl, os, sys, time; file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600); "
           "fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True); time.sleep(600)")
 
@@ -37,23 +33,6 @@ def hidden(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def together(work: Callable[[int], Any]) -> list[Any]:
-    """What `work` returns in `NUM_PROCESSES` forked processes that start at the same moment."""
-    barrier, results = FORK.Barrier(NUM_PROCESSES), FORK.SimpleQueue()
-
-    def body(index: int) -> None:
-        barrier.wait(DEADLINE_S)
-        results.put(work(index))
-
-    children = [FORK.Process(target=body, args=(index,)) for index in range(NUM_PROCESSES)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(DEADLINE_S)
-    assert [child.exitcode for child in children] == [0] * NUM_PROCESSES
-    return [results.get() for _ in children]
-
-
 def test_create_makes_everything_private_whatever_the_umask(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
@@ -62,7 +41,8 @@ def test_create_makes_everything_private_whatever_the_umask(tmp_path: Path) -> N
         os.umask(old)
     folders = [run.path, run.jobs, run.processes, run.keys, run.epochs, run.rendezvous, run.checkpoints, run.partials]
     assert [folder.stat().st_mode & 0o7777 for folder in folders] == [0o700] * 8
-    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "epochs", "jobs", "keys", "partials", "processes", "rendezvous"]
+    assert sorted(path.name for path in run.path.iterdir()) == [
+        "checkpoints", "epochs", "jobs", "keys", "partials", "processes", "rendezvous", "reserve"]
 
 
 def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,21 +238,17 @@ def test_readers_never_see_a_part(tmp_path: Path) -> None:
         while not stop.exists():
             write_atomic(path, contents[index])
 
-    writers = [FORK.Process(target=write_on, args=(index,)) for index in range(2)]
-    for writer in writers:
-        writer.start()
-    try:
-        seen: set[bytes] = set()
-        deadline = time.monotonic() + DEADLINE_S
-        while len(seen) < 2 and time.monotonic() < deadline:
-            content = path.read_bytes()
-            assert content in contents
-            seen.add(content)
-    finally:
-        stop.touch()
-        for writer in writers:
-            writer.join(DEADLINE_S)
-    assert len(seen) == 2 and [writer.exitcode for writer in writers] == [0, 0]
+    with beside(write_on, 2):
+        try:
+            seen: set[bytes] = set()
+            deadline = time.monotonic() + DEADLINE_S
+            while len(seen) < 2 and time.monotonic() < deadline:
+                content = path.read_bytes()
+                assert content in contents
+                seen.add(content)
+        finally:
+            stop.touch()
+    assert len(seen) == 2
     assert hidden(tmp_path) == []
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import json
-import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from tests.unit.together import together
 from workers.weights import starting
 from workers.weights.architecture import ModelError, check_tensors, read_architecture
 from workers.weights.starting import TINY_CHARACTERS, make_smollm2, make_tiny
@@ -87,6 +87,12 @@ def test_a_complete_model_is_kept_and_anything_else_is_not_touched(tiny: Path, t
         make_tiny(tmp_path / "file", 1)
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match=r"file/cache cannot be written \(Not a directory\). Give another folder, as model\.path=FOLDER"):
+        make_tiny(tmp_path / "file" / "cache" / "model", 1)
+
+
 def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(folder: Path) -> None:
         raise OSError("disk full")
@@ -98,13 +104,8 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_several_at_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    makers = [context.Process(target=make_tiny, args=(tmp_path / "model", seed)) for seed in range(4)]
-    for maker in makers:
-        maker.start()
-    for maker in makers:
-        maker.join(60)
-    assert [maker.exitcode for maker in makers] == [0] * 4
+    model = tmp_path / "model"
+    together(lambda seed: make_tiny(model, seed))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     check_tensors(tmp_path / "model", read_architecture(tmp_path / "model"))
 

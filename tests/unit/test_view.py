@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 from io import StringIO
 from typing import Any
 
@@ -64,7 +72,7 @@ def test_without_steps() -> None:
 
 def test_with_steps() -> None:
     text = shown(status(), STEPS)
-    for part in ("step 4 of 20 2m05s elapsed, 1m20s left", "reward -1.250 sampled accuracy 0.375", "groups by age 0: 12 2: 28",
+    for part in ("step 4 of 20 2m05s elapsed, 1m20s left", "reward -1.250 sampled score 0.375", "groups by age 0: 12 2: 28",
                  "40.0 generated 20.0 trained"):
         assert part in text, part
 
@@ -78,26 +86,26 @@ def test_rejected_groups_are_shown_where_there_are_any() -> None:
 
 def test_the_workers() -> None:
     text = shown(status())
-    assert "worker process weights running waits for" in text
-    assert "rollout 0 node7:4711 1.4 -> 1.5 3 the staleness bound" in text  # the coordinator knows what the leases wait for
+    assert "worker process weights of step running waits for" in text
+    assert "rollout 0 node7:4711 4, fetches 5 3 the staleness bound" in text  # the coordinator knows what the leases wait for
     assert "trainer 0 node8:4712 0 a batch: 3 of 8 groups (silent 75 s)" in text
     assert text.count("silent") == 1
-    assert "rollout 0 node7:4711 1.4 -> 1.5 3 leases" in shown(status(waiting={"rollout": "", "trainer": ""}))
+    assert "rollout 0 node7:4711 4, fetches 5 3 leases" in shown(status(waiting={"rollout": "", "trainer": ""}))
     busy = [{**WORKERS[0], "waiting_for": "weights", "fetching": ""}]
-    assert "node7:4711 1.4 3 weights" in shown(status(workers=busy))  # a worker's own reason is the closer one
+    assert "node7:4711 4 3 weights" in shown(status(workers=busy))  # a worker's own reason is the closer one
     assert "worker process" in shown(status(workers=[]))
 
 
 def test_what_a_version_costs_and_what_has_failed_on_its_way() -> None:
     weights = {"transport": "zmq", "failed": {}, "num_updates": 4, "fetch_s": 1.25, "fetch_bytes": 270e6, "pause_s": 0.1, "load_s": 0.5,
                "prefill_s": 0.0, "num_fallbacks": 0, "num_refetched": 0, "loading": [], "waiting_to_load": []}
-    assert "weights" not in shown(status(weights={**weights, "num_updates": 0}, workers=[])).replace("worker process weights", "")
+    assert "weights" not in shown(status(weights={**weights, "num_updates": 0}, workers=[])).replace("worker process weights of step", "")
     text = shown(status(weights=weights))
     assert "by zmq a version takes 1.25 s to arrive (270.0 MB), 0.10 s to pause, 0.50 s to load" in text and "wrong" not in text
     text = shown(status(weights={**weights, "num_refetched": 3, "num_fallbacks": 2, "failed": {"zmq": "rollout 1 on node3: no route"}}), width=200)
     assert "3 chunks came wrong and were fetched elsewhere" in text
     assert "zmq has failed, 2 versions came otherwise: rollout 1 on node3: no route" in text
-    assert "node7:4711 1.4 by disk -> 1.5 3" in shown(status(workers=[{**WORKERS[0], "via": "disk"}]))
+    assert "node7:4711 4 (by disk), fetches 5 3" in shown(status(workers=[{**WORKERS[0], "via": "disk"}]))
 
 
 def test_with_evaluations() -> None:
@@ -156,7 +164,7 @@ def test_rates() -> None:
 
 def test_lines() -> None:
     line = step_line(step(3, 75.0, behavior_weight_mean=1.0123, clip_share=0.05, entropy=2.5, grad_norm=0.333))
-    for part in ("step    3", "1m15s", "reward -1.25", "sampled accuracy 0.375", "age mean 1.5 max 3", "w 1.012", "clip 0.050", "entropy 2.500",
+    for part in ("step    3", "1m15s", "reward -1.25", "sampled score 0.375", "age mean 1.5 max 3", "w 1.012", "clip 0.050", "entropy 2.500",
                  "grad 0.33", "tokens 600 generated 300 trained 77 interrupted", "buffer 2"):
         assert part in line, part
     assert "\n" not in line and "w 1.000" in step_line(step(3, 75.0))
@@ -175,6 +183,31 @@ def test_summary() -> None:
         assert part in text, part
     assert "8000 trained; 7 groups rejected" in summary_lines({**summary, "num_rejected": 7})[2] and "rejected" not in text
     assert "held-out accuracy - -> -" in summary_lines({**summary, "heldout_before": None, "heldout_after": None})[0]
+
+
+def test_what_is_no_accuracy_is_not_called_one() -> None:
+    graded = evaluation(6, 0.341, graded=True, num_samples=1, **{"pass": {"1": {"mean": 0.05}}, "maj": None})
+    assert evaluation_line(graded) == "held-out score after step 6: 0.341, pass@1 0.050 (200 prompts, greedy)"
+    assert evaluation_line({**graded, "graded": False}) == "held-out accuracy after step 6: 0.341 (200 prompts, greedy)"
+    several = evaluation(6, 0.3, graded=True, num_samples=4, temperature=1.0, **{"pass": {"1": {"mean": 0.1}, "4": {"mean": 0.2}}, "maj": None})
+    assert "score after step 6: 0.300, pass@1 0.100, pass@4 0.200 (200 prompts, mean of 4" in evaluation_line(several)
+    assert "accuracy" not in evaluation_line({**several, "pass": {"1": {"mean": 0.1}}})
+
+
+def test_what_judging_takes_is_told_a_request() -> None:
+    rewards = {"placement": "node", "num_elements": 0, "waiting": 3, "wait_s": 3061.0, "busy_s": 120.0, "num_killed": 0, "num_failed": 0,
+               "num_late": 0, "num_done": 400}
+    text = shown(status(rewards=rewards))
+    assert "rewards 3 waiting a request takes 0.3 s and waits 7.7 s (means of 400)" in text and "51m" not in text and "in time" not in text
+    hung = shown(status(rewards={**rewards, "num_done": 0, "num_late": 12, "num_killed": 12, "num_failed": 4}), width=200)
+    assert "3 waiting none judged yet 12 times no answer in time (reward.timeout_s) 12 processes replaced 4 requests without an answer" in hung
+
+
+def test_many_alarms_are_counted() -> None:
+    alarms = [{"name": f"alarm_{number}", "since": number, "condition": f"condition {number}", "remedy": f"remedy {number}"} for number in range(5)]
+    text = shown(status(alarms=alarms))
+    assert "alarm alarm_1, since step 1: condition 1 remedy: remedy 1 3 more: alarm_2, alarm_3, alarm_4 (docs/health.md" in text
+    assert "condition 2" not in text and "more" not in shown(status(alarms=alarms[:2]))
 
 
 def role(**changes: Any) -> dict[str, Any]:
@@ -234,3 +267,20 @@ def test_a_coordinator_that_went_away_or_never_was() -> None:
     assert "its coordinator has not written its status for 1m01s" in gone and "worker process" not in gone
     unknown = shown_on_slurm(None, slurm(hours=None, train=role(pending=1, reasons={"Priority": 1}, done=None, failed=None)))
     assert "unknown: SLURM keeps no accounting here" in unknown
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_lines_are_as_wide_as_the_terminal(kind: str) -> None:
+    """In a real terminal of 60 columns."""
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 60, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": kind}
+    process = subprocess.Popen([sys.executable, "-c", "from launcher.terminal import terminal; terminal().rule('x', characters='-')"],
+                               env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal is an error
+        while piece := os.read(screen, 4096):
+            shown += piece
+    os.close(screen)
+    assert process.wait() == 0 and shown.count(b"-") == 57, shown

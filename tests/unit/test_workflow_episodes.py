@@ -287,7 +287,7 @@ async def failing(kind: str, llm: LLM, reward: Reward) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "words"), [
-    ("raises", "raised KeyError: 'where is it' ({file}, line "), ("in a group", "raised KeyError: 'where is it' ({file}, line "),
+    ("raises", "raised KeyError: 'where is it'\n  {file}, line "), ("in a group", "raised KeyError: 'where is it'\n  {file}, line "),
     ("nothing said", "nothing to train on"), ("none trained", "nothing to train on"), ("beside itself", "still being sampled. Await it first"),
     ("not awaited", "returned while a turn"), ("cancels a turn", "after one was cancelled"), ("awaits what it cancelled", "raised CancelledError"),
     ("another beginning", "begin with different tokens"), ("two", "returned 2.0"),

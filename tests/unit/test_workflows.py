@@ -147,9 +147,9 @@ def test_functions_of_ones_own_may_read_every_key() -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("no.such.module:run", "No module named 'no'. Put its folder on PYTHONPATH"),
-    ("tests.unit.groups:run", "has no function 'async def run(episode, "),
-    ("tests.unit.groups:make_group", "Correct the import path, or make it async")])
+    ("no.such.module:run", "cannot be imported (No module named 'no'). Put its folder on PYTHONPATH"),
+    ("tests.unit.groups:run", "module tests.unit.groups has no function 'run'. Correct the import path"),
+    ("tests.unit.groups:make_group", "it is no 'async def make_group(episode, llm, reward)'. Make it async")])
 def test_a_function_that_is_not_there_is_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         load(name)

@@ -53,7 +53,7 @@ from workers.transport.keys import make_keys, read_keys
 from workers.transport.rendezvous import Address, publish
 from workers.transport.server import ServerSockets
 
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 CONTEXT = 1024
 TRANSPORT = TransportConfig(heartbeat_s=0.1, heartbeat_timeout_s=30.0)
 BEGINNING = Version(1, 0)

@@ -18,6 +18,7 @@ from workers.trainer.worker import TrainerWorker
 
 
 def main() -> None:
+    os.umask(0o077)
     path, rank, world = sys.argv[1:]
     run = RunFolder(Path(path))
     config, signals = load(run.config), Signals()
@@ -42,5 +43,4 @@ def check_threads() -> None:
 
 
 if __name__ == "__main__":
-    os.umask(0o077)
     main()

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
+import os
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import tests.unit.megatron_case  # noqa: F401 -- for the ranks
+import workers.trainer.worker  # noqa: F401
 from workers.trainer.megatron import collectives, process_group
 from workers.trainer.megatron.gang import Gang
 
-ROOT = Path(__file__).resolve().parents[2]
 SETTLED_S = 300.0
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([__name__])
+"""Ranks are forked from a process that has done their imports and nothing else: done by each of them, these are most of what it does."""
 
 
 def free_port() -> int:
@@ -22,22 +30,43 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def start_rank(module: str, log: Path, *arguments: str) -> BaseProcess:
+    """`python -m MODULE ARGUMENTS...` with this process's environment, output to `log`; it may be killed and waited for."""
+    process = FORKS.Process(target=_main, args=(module, log, arguments, dict(os.environ)), daemon=True)
+    process.start()
+    return process
+
+
+def _main(module: str, log: Path, arguments: Sequence[str], environment: dict[str, str]) -> None:
+    with log.open("wb") as output:
+        for number in (1, 2):
+            os.dup2(output.fileno(), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    warnings.simplefilter("ignore")
+    importlib.import_module(module).main()
+
+
+def await_ranks(processes: Sequence[BaseProcess], timeout_s: float) -> list[int | None]:
+    """Exit codes when all have ended, negative for signals; None of those that have not, which are killed."""
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(0.1, deadline - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    return codes
+
+
 def run_ranks(module: str, folder: Path, world: int, *arguments: str, codes: list[int] | None = None) -> list[str]:
     """Run `python -m MODULE FOLDER RANK WORLD PORT ARGUMENTS...` for every rank, to the end of all; returns what each has printed. `codes`: how
     they must end, by default well."""
-    port, deadline = free_port(), time.monotonic() + SETTLED_S
-    logs, processes = [folder / f"{module.rsplit('.', 1)[1]}.{rank}of{world}.log" for rank in range(world)], []
-    try:
-        for rank, path in enumerate(logs):
-            with path.open("wb") as log:
-                processes.append(subprocess.Popen(
-                    [sys.executable, "-W", "ignore", "-m", module, str(folder), str(rank), str(world), str(port), *arguments],
-                    cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
-        ends = [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    port, name = str(free_port()), module.rsplit(".", 1)[1]
+    logs = [folder / f"{name}.{rank}of{world}.log" for rank in range(world)]
+    processes = [start_rank(module, path, str(folder), str(rank), str(world), port, *arguments) for rank, path in enumerate(logs)]
+    ends = await_ranks(processes, SETTLED_S)
     printed = [path.read_text() for path in logs]
     assert ends == (codes or [0] * world), "\n".join(text[-3000:] for text in printed)
     return printed

@@ -6,6 +6,7 @@ without a shard, to FOLDER/whole.npz.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def results(name: str, rank: int, world: int, vocab: bool) -> dict[str, np.ndarr
 def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     found = {key: value for name in CASES for key, value in results(name, rank, world, vocab=True).items()}
     np.savez(folder / f"{rank}.npz", **found)

@@ -259,6 +259,7 @@ def follow(run: RunFolder, config: Config, engine: MegatronEngine) -> None:
 
 
 def main() -> None:
+    os.umask(0o077)
     folder, rank, world, port, *scenarios = sys.argv[1:]
     torch.set_num_threads(1)
     for scenario, gang in in_turn(scenarios, int(rank), int(world), int(port)):
@@ -278,5 +279,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.umask(0o077)
     main()

@@ -18,7 +18,7 @@ from workers.rundir import MEMORY
 
 def last_line(module: str, *options: str) -> dict[str, Any]:
     before = set(MEMORY.glob("headway-benchmark-*"))
-    ended = subprocess.run([sys.executable, "-m", module, *options], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    ended = subprocess.run([sys.executable, "-m", module, *options], cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert set(MEMORY.glob("headway-benchmark-*")) <= before, "left something in memory"
     return json.loads(ended.stdout.splitlines()[-1])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.wire.fleet import Weights, ended, engine_state, generated, make_config, make_lease, make_run, playing, working
+from tests.wire.fleet import DEADLINE_S, Weights, ended, engine_state, generated, make_config, make_lease, make_run, playing, working
 from workers import endings
 from workers.config import Server
 from workers.endings import Ending, WorkerEnded
@@ -231,7 +231,7 @@ def arrays(lengths: list[int], finished: list[bool]) -> tuple:
 
 
 async def until_out_of_touch(worker: RolloutWorker | Peer) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while worker.in_touch:
             await asyncio.sleep(0.01)
 
@@ -261,7 +261,7 @@ async def test_a_lease_that_nobody_wants_is_given_up_and_one_that_comes_twice_is
         await play.say(Acknowledged("g1", 0, accepted=False))
         await play.say(Acknowledged("g2", 3, accepted=False))  # of another attempt: means nothing
         await play.until(lambda: [lease.group_id for lease in play.all(Heartbeat)[-1].leases] == ["g2"])
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while (await engine_state(worker))["num_running"] > 3:
                 await asyncio.sleep(0.01)
         await play.until(lambda: play.all(GroupFinished))
@@ -288,7 +288,7 @@ async def test_on_one_machine_a_signal_is_still_an_error(run: RunFolder, weights
 
 async def test_a_signal_while_there_is_no_coordinator_yet(run: RunFolder, weights: Weights) -> None:
     async with working(run, make_config(weights.models[0])) as (worker, task):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             while worker._told is None:
                 await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGUSR2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wire.fleet import Weights, make_config, make_lease, make_run, playing, working
+from tests.wire.fleet import DEADLINE_S, Weights, make_config, make_lease, make_run, playing, working
 from workers.config import Config, ConfigError, Server
 from workers.messages.types import (
     Announcement,
@@ -101,7 +101,7 @@ async def test_a_function_that_fails_costs_the_group_and_not_the_worker(run: Run
         assert failed.fatal and "LookupError: no such prompt" in failed.cause and __file__ in failed.cause and "in broken" in failed.cause
         assert not task.done()
         await play.say(Finish(""))
-        await asyncio.wait_for(asyncio.shield(task), 60)
+        await asyncio.wait_for(asyncio.shield(task), DEADLINE_S)
 
 
 async def test_a_worker_without_the_function_says_so_before_it_generates(run: RunFolder, weights: Weights, beginning: Announcement) -> None:
@@ -109,5 +109,5 @@ async def test_a_worker_without_the_function_says_so_before_it_generates(run: Ru
         await play.until(lambda: play.all(WorkerFailed))
         assert "no function 'missing'" in play.all(WorkerFailed)[0].cause
         with pytest.raises(BaseException) as raised:
-            await asyncio.wait_for(asyncio.shield(task), 60)
+            await asyncio.wait_for(asyncio.shield(task), DEADLINE_S)
         assert raised.group_contains(ConfigError) if isinstance(raised.value, BaseExceptionGroup) else isinstance(raised.value, ConfigError)

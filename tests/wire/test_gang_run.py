@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -20,6 +17,7 @@ pytest.importorskip("megatron.core")
 from safetensors.numpy import load_file
 
 from tests.unit.megatron_case import VOCAB, write_model
+from tests.wire.gangs import await_ranks, start_rank
 from workers.config import (
     Advantage,
     AlgorithmConfig,
@@ -61,8 +59,7 @@ from workers.transport.keys import make_keys
 from workers.transport.peer import Peer
 from workers.weights.manifest import verify
 
-ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 150.0
+DEADLINE_S = 300.0
 NUM_STEPS, BATCH, SIZE = 3, 6, 4
 
 
@@ -140,21 +137,15 @@ async def play(run: RunFolder, world: int, kind: type[PlayedRollout] = PlayedRol
     rollout, processes = kind(run, TransportConfig(heartbeat_s=0.2)), []
     try:
         for rank in range(world):
-            with (run.jobs / f"rank{rank}.log").open("wb") as log:
-                processes.append(subprocess.Popen(
-                    [sys.executable, "-W", "ignore", "-m", "tests.wire.gang_rank", str(run.path), str(rank), str(world)], cwd=ROOT, stdout=log,
-                    stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}))
+            processes.append(start_rank("tests.wire.gang_rank", run.jobs / f"rank{rank}.log", str(run.path), str(rank), str(world)))
         async with asyncio.timeout(DEADLINE_S), rollout.peer as peer:
             await peer.serve()
-        for process in processes:
-            process.wait(DEADLINE_S)
+        codes = await_ranks(processes, DEADLINE_S)
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        await_ranks(processes, 0.0)
         logs = "\n".join(path.read_text() for path in sorted(run.jobs.iterdir()))
         print(logs)
-    assert [process.returncode for process in processes] == [0] * world
+    assert codes == [0] * world
     return rollout
 
 
@@ -189,7 +180,6 @@ def check(run: RunFolder, rollout: PlayedRollout) -> None:
     assert [record["num_tokens"] for record in steps] == np.diff(trained, prepend=0).tolist(), "as the ranks have counted"
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("world", "parallel"), [(2, ParallelConfig()), (2, ParallelConfig(tp=2))], ids=["two copies", "one copy on two ranks"])
 def test_ranks_that_fetch_their_shares_train_like_one(model: Path, alone: RunFolder, tmp_path: Path, world: int, parallel: ParallelConfig) -> None:
     run = make_run(tmp_path / "run", model, parallel)
@@ -200,7 +190,6 @@ def test_ranks_that_fetch_their_shares_train_like_one(model: Path, alone: RunFol
         assert np.linalg.norm(found[name] - tensor) <= 1e-5 * np.linalg.norm(tensor), name
 
 
-@pytest.mark.timeout(400)
 def test_weights_go_over_shared_storage_when_nothing_else_gets_through(model: Path, tmp_path: Path) -> None:
     """Of two stages on nodes of their own, the first version at once: no batch comes before that."""
     run = make_run(tmp_path / "run", model, ParallelConfig(pp=2), ClusterKind.slurm)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 pytest.importorskip("megatron.core")
 
+from tests.wire.gangs import SETTLED_S, await_ranks, start_rank
 from tests.wire.lm_head_rank import CASES
 
-ROOT = Path(__file__).resolve().parents[2]
 WORLD = 2
 Results = dict[str, np.ndarray]
 
@@ -23,17 +18,9 @@ Results = dict[str, np.ndarray]
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Results], Results]:
     """What the ranks found, and what one process with all rows does."""
     folder = tmp_path_factory.mktemp("lm_head")
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [subprocess.Popen([sys.executable, "-m", "tests.wire.lm_head_rank", str(folder), str(rank), str(WORLD)],
-                                  cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-                 for rank in range(WORLD)]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * WORLD, "\n".join(outputs)
+    logs = [folder / f"{rank}.log" for rank in range(WORLD)]
+    ends = await_ranks([start_rank("tests.wire.lm_head_rank", log, str(folder), str(rank), str(WORLD)) for rank, log in enumerate(logs)], SETTLED_S)
+    assert ends == [0] * WORLD, "\n".join(log.read_text() for log in logs)
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(WORLD)], dict(np.load(folder / "whole.npz"))
 
 

@@ -40,7 +40,7 @@ from workers.transport import peer as peer_module
 from workers.transport.client import CoordinatorLost, NoCoordinator
 from workers.transport.peer import Peer
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 HELD = HeldLease("g5", 2, Purpose.training, Version(1, 3))
 
 

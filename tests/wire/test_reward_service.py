@@ -140,7 +140,7 @@ async def test_programs_run_at_an_element(run: RunFolder) -> None:
 async def test_a_verifier_that_fails_is_not_tried_elsewhere(run: RunFolder) -> None:
     async with serving(run) as one, serving(run) as other, RemoteRewards(run, TRANSPORT) as rewards:
         rewards.listed([one.endpoint, other.endpoint])
-        with pytest.raises(VerifierError, match="hostile_verifiers:raises' gave no answer in 1 attempts.*LookupError: no such thing"):
+        with pytest.raises(VerifierError, match="hostile_verifiers:raises' gave no answer in its only attempt.*LookupError: no such thing"):
             await bounded(asked(rewards, "raises"))
         with pytest.raises(ConfigError, match="no such verifier"):
             await rewards.score("", "", "", "unheard_of")

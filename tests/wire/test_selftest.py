@@ -35,7 +35,7 @@ from workers.trainer.train_batch import train_batch
 
 LAYOUTS = ["tp2", "pp2", "cp2", "dp2"]
 TEMPERATURE, LENGTH, NUM_GROUPS, NUM_SAMPLES = 0.8, 24, 4, 3
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -82,7 +83,8 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
                           "srt/plugins": "def load_plugins(): pass\n"}.items():
         (packages / "sglang" / f"{name}.py").write_text(content)
     script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\ntest -z "$PYTHONPATH" || exit 9\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
+    own = f'PYTHONPATH={shlex.quote(str(packages))} exec {shlex.quote(sys.executable)} "$@"'
+    script.write_text(f'#!/bin/sh\ntest -z "$PYTHONPATH" || exit 9\n{own}\n')
     script.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", "/of/this/interpreter")
     monkeypatch.setenv("STAND_IN_SHARED", f"/dev/shm/sglang_stand_in_{os.getpid()}")

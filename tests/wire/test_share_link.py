@@ -19,7 +19,7 @@ from workers.trainer import share_link
 from workers.trainer.link import RunEnded
 from workers.trainer.share_link import ShareLink
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 GROUPS = [make_group(f"g{index}", 0, [0] * (1 + index % 3)) for index in range(6)]
 
 

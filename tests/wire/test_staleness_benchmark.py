@@ -24,7 +24,7 @@ SAME = 1e-4
 def quick(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The last line, and what the runs left in their journal."""
     command = [sys.executable, "-m", "benchmarks.staleness", "--quick", "--out", str(out)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=420, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout.splitlines()[-1]), [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,40 +13,21 @@ pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
 from tests.unit.megatron_case import write_model
-from tests.wire.gangs import ROOT, free_port
+from tests.wire.gangs import await_ranks, free_port, start_rank
 from workers.trainer.megatron import process_group
 from workers.trainer.megatron.gang import Gang
 from workers.trainer.megatron.process_group import GangError
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 Results = dict[str, np.ndarray]
-
-
-@contextlib.contextmanager
-def started(folder: Path, world: int, scenarios: list[str]) -> Iterator[list[subprocess.Popen]]:
-    """The processes of all ranks, output to files; whatever still runs at the end is killed."""
-    port, processes = free_port(), []
-    try:
-        for rank in range(world):
-            with (folder / f"{scenarios[0]}.{rank}of{world}.log").open("wb") as log:
-                processes.append(subprocess.Popen(
-                    [sys.executable, "-W", "ignore", "-m", "tests.wire.trainer_rank", str(folder), str(rank), str(world), str(port), *scenarios],
-                    cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def run(folder: Path, world: int, *scenarios: str, codes: list[int] | None = None) -> None:
     """Run scenarios, one after the other in the same processes, to their end."""
-    deadline = time.monotonic() + DEADLINE_S
-    with started(folder, world, list(scenarios)) as processes:
-        for process in processes:
-            process.wait(max(0.1, deadline - time.monotonic()))
-        logs = "\n".join((folder / f"{scenarios[0]}.{rank}of{world}.log").read_text() for rank in range(world))
-        assert [process.returncode for process in processes] == (codes or [0] * world), logs
+    port, logs = str(free_port()), [folder / f"{scenarios[0]}.{rank}of{world}.log" for rank in range(world)]
+    processes = [start_rank("tests.wire.trainer_rank", log, str(folder), str(rank), str(world), port, *scenarios) for rank, log in enumerate(logs)]
+    ends = await_ranks(processes, DEADLINE_S)
+    assert ends == (codes or [0] * world), "\n".join(log.read_text() for log in logs)
 
 
 def found(folder: Path, scenario: str, world: int) -> list[Results]:

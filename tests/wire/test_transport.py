@@ -38,7 +38,7 @@ from workers.transport.peer import Peer
 from workers.transport.rendezvous import Address, publish
 from workers.transport.server import PortError, ServerSockets
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 CONFIG = TransportConfig(heartbeat_s=0.1, heartbeat_timeout_s=30.0, max_message_mb=1)
 
 

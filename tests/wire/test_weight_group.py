@@ -37,7 +37,7 @@ from workers.weights.architecture import read_architecture
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-DEADLINE_S = 90.0
+DEADLINE_S = 200.0
 TIMEOUT_S = 6.0
 BUCKET_BYTES = 40_000
 TRAINER = b"trainer"

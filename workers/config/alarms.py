@@ -27,22 +27,22 @@ class AlarmsConfig:
     a multiple of the lowest. logprob_mismatch takes selftest.mean_tolerance.
     """
 
-    stop: list[str] = field(default_factory=list)
-    off: list[str] = field(default_factory=list)
-    window: int = 10
-    steps: int = 5
-    entropy: float = 0.05
-    weight_ess: float = 0.3
-    weight_max: float = 1000.0
-    weight_masked: float = 0.1
-    equal: float = 0.9
-    truncated: float = 0.2
-    length: float = 0.8
-    waiting: float = 0.75
-    accuracy: float = 0.5
-    grad_norm: float = 5.0
-    stale: float = 0.2
-    loss: float = 1.5
+    stop: list[str] = field(default_factory=list)  # names of the alarms that end the run when they begin; docs/health.md lists them
+    off: list[str] = field(default_factory=list)  # names of the alarms that are not judged
+    window: int = 10  # [training steps] over which medians are taken
+    steps: int = 5  # [training steps] in a row after which an alarm begins, or ends
+    entropy: float = 0.05  # entropy_collapse: below this share of the beginning's
+    weight_ess: float = 0.3  # exploding_weights: effective sample size below this share
+    weight_max: float = 1000.0  # exploding_weights: a largest weight above this
+    weight_masked: float = 0.1  # exploding_weights: a larger share of tokens above algorithm.behavior_cap
+    equal: float = 0.9  # equal_rewards: a larger share of groups without spread, or rejected
+    truncated: float = 0.2  # growing_length: the share of truncated responses has grown by more
+    length: float = 0.8  # growing_length: a larger share of the length there is room for
+    waiting: float = 0.75  # starving_trainer, idle_rollouts: a larger share of the time
+    accuracy: float = 0.5  # reward_collapse: below this share of the best
+    grad_norm: float = 5.0  # gradient_spikes: above this multiple of the median before
+    stale: float = 0.2  # stale_data: a larger share of groups older than staleness.eta
+    loss: float = 1.5  # rising_loss: above this multiple of the lowest; of supervised runs
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""

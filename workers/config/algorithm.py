@@ -34,32 +34,32 @@ class AlgorithmConfig:
     moved further than `value_clip`, in units of the reward (baselines: 0.2, where returns are about 1); 0 does not clip.
     """
 
-    decoupled: bool = True
-    proximal: Proximal = Proximal.recompute
-    advantage: Advantage = Advantage.group_norm
-    ratio: ImportanceLevel = ImportanceLevel.token
-    surrogate: Surrogate = Surrogate.clip
-    clip_epsilon: float = 0.2
-    clip_epsilon_high: float = 0.0
-    dual_clip: float = 0.0
-    sapo_tau_positive: float = 1.0
-    sapo_tau_negative: float = 1.05
-    off_policy: OffPolicy = OffPolicy.mask
-    behavior_level: ImportanceLevel = ImportanceLevel.token
-    behavior_cap: float = 5.0
-    behavior_floor: float = 0.0
-    second_moment: float = 0.04
-    kl_weight: float = 0.0
-    kl_estimator: KlEstimator = KlEstimator.k3
-    kl_in: KlPlace = KlPlace.loss
-    entropy_weight: float = 0.0
-    aggregation: Aggregation = Aggregation.token_mean
-    aggregation_length: int = 0
-    gamma: float = 1.0
-    gae_lambda: float = 1.0
-    critic_lr: float = 1e-5
-    critic_warmup_steps: int = 0
-    value_clip: float = 1.0
+    decoupled: bool = True  # true: a proximal policy between behaviour and current one (the paper's Eq. 5); false: plain PPO
+    proximal: Proximal = Proximal.recompute  # where the proximal log-probs come from: a pass of their own, an interpolation, or the current ones
+    advantage: Advantage = Advantage.group_norm  # how rewards become advantages; docs/algorithms.md
+    ratio: ImportanceLevel = ImportanceLevel.token  # what a probability ratio is of: a token, or the root over a response (GSPO)
+    surrogate: Surrogate = Surrogate.clip  # what bounds a step of the policy
+    clip_epsilon: float = 0.2  # how far a ratio may fall below 1
+    clip_epsilon_high: float = 0.0  # how far it may rise above 1; 0: as clip_epsilon
+    dual_clip: float = 0.0  # bounds what a negative advantage can do; 0: not
+    sapo_tau_positive: float = 1.0  # temperature of the soft gate for positive advantages, of surrogate=sapo
+    sapo_tau_negative: float = 1.05  # the same for negative ones
+    off_policy: OffPolicy = OffPolicy.mask  # what is done with tokens whose behaviour weight is extreme
+    behavior_level: ImportanceLevel = ImportanceLevel.token  # what a behaviour weight is of
+    behavior_cap: float = 5.0  # the greatest behaviour weight that is not extreme
+    behavior_floor: float = 0.0  # the least; 0: none
+    second_moment: float = 0.04  # the limit of off_policy=second_moment
+    kl_weight: float = 0.0  # weight of the divergence from the starting model; 0: none is held
+    kl_estimator: KlEstimator = KlEstimator.k3  # how that divergence is estimated
+    kl_in: KlPlace = KlPlace.loss  # whether it stands in the loss or in the rewards
+    entropy_weight: float = 0.0  # weight of the entropy bonus; 0: none
+    aggregation: Aggregation = Aggregation.token_mean  # how the losses of tokens become one
+    aggregation_length: int = 0  # [tokens] by which aggregation=fixed_length divides; 0: workflow.max_new_tokens
+    gamma: float = 1.0  # discount of advantage=gae and reinforce_pp
+    gae_lambda: float = 1.0  # lambda of advantage=gae
+    critic_lr: float = 1e-5  # learning rate of the critic, of advantage=gae
+    critic_warmup_steps: int = 0  # [training steps] in which the critic learns alone
+    value_clip: float = 1.0  # [reward] that a value may move by in one step; 0: any
 
     @property
     def critic(self) -> bool:

@@ -77,10 +77,12 @@ class ModelSource(str, enum.Enum):
 
 
 class Dtype(str, enum.Enum):
-    """Arithmetic of a model's parameters and activations."""
+    """Arithmetic of a model's parameters and activations. `auto` is settled before a run starts (launcher/dtypes.py); workers never see it."""
 
+    auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 class DataKind(str, enum.Enum):

@@ -20,8 +20,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 class StageConfig:
     """A stage of a curriculum: other options of the task for the training prompts in front of number `until`."""
 
-    until: int = 0
-    options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    until: int = 0  # [prompts] that have been trained on when the stage ends
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)  # options of the task in this stage
 
 
 @dataclass
@@ -33,30 +33,32 @@ class DataConfig:
     answers that a supervised run learns, unless `columns` names it. `verifier`: what judges these prompts, '' for `reward.verifier`.
     Limits: `max_prompt_tokens` of the rendered prompt (0: none) and `max_reference_kb` of what goes to the verifier; `filter` says what is done
     with prompts over them. `stages`: a curriculum of a reasoning-gym task; after the last stage `options` hold.
+    `chat_template`: prompts are rendered by the model's template, which is given `chat_template_kwargs` ({enable_thinking: false} for Qwen3).
     `parts`: what a mixture is made of; `num_heldout` is shared out evenly among them.
     """
 
-    kind: DataKind = DataKind.arithmetic
-    num_heldout: int = 200
-    digits: int = 2
-    num_examples: int = 2
-    task: str = "chain_sum"
-    options: dict[str, str | int | float | bool] = field(default_factory=dict)
-    stages: list[StageConfig] = field(default_factory=list)
-    path: str = ""
-    heldout_path: str = ""
-    split: str = "train"
-    heldout_split: str = ""
-    subset: str = ""
-    adapter: str = ""
-    columns: dict[str, str] = field(default_factory=dict)
-    response_field: str = "response"
-    verifier: str = ""
-    chat_template: bool = False
-    max_prompt_tokens: int = 0
-    max_reference_kb: int = 1024
-    filter: DataFilter = DataFilter.refuse
-    parts: dict[str, PartConfig] = field(default_factory=dict)
+    kind: DataKind = DataKind.arithmetic  # where prompts come from; docs/data.md
+    num_heldout: int = 200  # prompts that are never trained on, for evaluation
+    digits: int = 2  # of each summand, of kind=arithmetic
+    num_examples: int = 2  # worked examples in front of each sum, of kind=arithmetic
+    task: str = "chain_sum"  # name of the reasoning-gym task
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)  # options of that task, as OPTION: VALUE
+    stages: list[StageConfig] = field(default_factory=list)  # a curriculum of that task: other options for its first prompts
+    path: str = ""  # file or folder with the training prompts
+    heldout_path: str = ""  # file or folder with other prompts, for evaluation; empty: some of path are held out
+    split: str = "train"  # the part of a Hugging Face data set that is trained on
+    heldout_split: str = ""  # the part of it for evaluation
+    subset: str = ""  # its configuration (folder), where it has several
+    adapter: str = ""  # how rows become prompts: a built-in one, or package.module:function
+    columns: dict[str, str] = field(default_factory=dict)  # which columns, or templates of {columns}, are prompt, answer, id, verifier, response
+    response_field: str = "response"  # the column with the answers that a supervised run learns
+    verifier: str = ""  # what judges these prompts; empty: reward.verifier
+    chat_template: bool = False  # prompts are rendered with the model's chat template
+    chat_template_kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)  # what the template is given besides
+    max_prompt_tokens: int = 0  # [tokens] of a rendered prompt; 0: no limit
+    max_reference_kb: int = 1024  # of what goes to the verifier with a prompt
+    filter: DataFilter = DataFilter.refuse  # what is done with prompts over these limits
+    parts: dict[str, PartConfig] = field(default_factory=dict)  # the parts of a mixture by name, each with the keys of data and a weight
 
     def check(self, key: str = "data") -> None:
         """Raise `ConfigError` on a value that cannot work; `key` is where this stands in the config."""
@@ -68,6 +70,8 @@ class DataConfig:
         require(1 <= self.max_reference_kb <= 16 << 10, f"{key}.max_reference_kb", self.max_reference_kb, "must be from 1 to 16384", "Give KiB")
         require(self.response_field not in ("", "prompt", "id", "verifier"), f"{key}.response_field", self.response_field,
                 "must name a column, and not one that has another meaning", "Use response, or answer where that is the whole answer")
+        require(self.chat_template or not self.chat_template_kwargs, f"{key}.chat_template_kwargs", self.chat_template_kwargs,
+                f"must be empty with {key}.chat_template=false", "It is given to the model's chat template")
         self._check_files(key)
         self._check_stages(key)
         self._check_parts(key)
@@ -123,4 +127,4 @@ class DataConfig:
 class PartConfig(DataConfig):
     """One part of a mixture: a data config of its own, drawn from in proportion to `weight`."""
 
-    weight: float = 1.0
+    weight: float = 1.0  # this part's share of the mixture, in proportion to the others'

@@ -19,16 +19,16 @@ class EvaluationConfig:
     unless others are given; '' evaluates model.path. `checkpoint` says which model of it: final, best, newest, a step, or EPOCH.STEP.
     """
 
-    enabled: bool = True
-    every_steps: int = 0
-    num_samples: int = 1
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = -1
-    pass_at: list[int] = field(default_factory=list)
-    confidence: float = 0.95
-    run: str = ""
-    checkpoint: str = "final"
+    enabled: bool = True  # whether held-out prompts are judged: before, every so many steps, after
+    every_steps: int = 0  # [training steps] between evaluations; 0: only before and after
+    num_samples: int = 1  # answers to each held-out prompt
+    temperature: float = 0.0  # of these answers; 0: greedy
+    top_p: float = 1.0  # nucleus cut of these answers; 1: none
+    top_k: int = -1  # cut to the likeliest tokens; -1: none
+    pass_at: list[int] = field(default_factory=list)  # for which k pass@k is told; []: powers of two
+    confidence: float = 0.95  # of all intervals
+    run: str = ""  # headway eval: the folder of the run whose model is evaluated
+    checkpoint: str = "final"  # headway eval: which of its models: final, best, newest, a step, or EPOCH.STEP
 
     @property
     def ks(self) -> list[int]:

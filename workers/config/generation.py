@@ -13,8 +13,8 @@ from workers.config.rules import require
 class ModelConfig:
     """The starting model: a Hugging Face folder, or one that is made on the spot."""
 
-    source: ModelSource = ModelSource.folder
-    path: str = ""
+    source: ModelSource = ModelSource.folder  # a folder of your own, or a model that is made on the spot (model=smollm2, model=tiny)
+    path: str = ""  # Hugging Face folder of the starting model
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work; the folder is checked by workers/prepare.py."""
@@ -30,9 +30,9 @@ class RolloutConfig:
     """Leases and failures of rollout workers. `concurrency`: training groups in flight over all workers, or `auto`: as few as keep their
     engines saturated, found while the run goes on (docs/staleness.md)."""
 
-    concurrency: int | str = 16
-    max_attempts: int = 3
-    max_idle_minutes: float = 10.0
+    concurrency: int | str = 16  # [groups] in flight over all workers, or auto
+    max_attempts: int = 3  # a group that fails this often is set aside
+    max_idle_minutes: float = 10.0  # a worker without a training job exits after this time
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -53,10 +53,10 @@ class EngineParallelConfig:
     `dp_attention` groups do the attention of requests of their own (for models with few key-value heads).
     """
 
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    dp_attention: int = 1
+    tp: int = 1  # [devices] that split every matrix
+    pp: int = 1  # [devices] that hold a part of the layers each
+    ep: int = 1  # [devices] that share the experts of a mixture, within tp
+    dp_attention: int = 1  # groups within tp that do the attention of requests of their own
 
     @property
     def unit(self) -> int:
@@ -93,26 +93,26 @@ class EngineConfig:
     `sglang.launch_server`.
     """
 
-    server: Server = Server.embedded
-    dtype: Dtype = Dtype.float32
-    num_slots: int = 64
-    context_length: int = 256
-    prefill_chunk: int = 512
-    interrupt: Interrupt = Interrupt.retract
-    start_timeout_s: float = 120.0
-    request_timeout_s: float = 600.0
-    load_timeout_s: float = 300.0
-    health_timeout_s: float = 60.0
-    max_restarts: int = 3
-    restart_minutes: float = 60.0
-    num_threads: int = 1
+    server: Server = Server.embedded  # the inference server that rollout workers start
+    dtype: Dtype = Dtype.float32  # arithmetic of the inference servers; auto: what the machine runs fastest
+    num_slots: int = 64  # [requests] generated at once by a server
+    context_length: int = 256  # [tokens] of a prompt with all its answers
+    prefill_chunk: int = 512  # [tokens] of prompts in one step of the embedded server
+    interrupt: Interrupt = Interrupt.retract  # what new weights do to running generations
+    start_timeout_s: float = 120.0  # for a server to start
+    request_timeout_s: float = 600.0  # for one answer
+    load_timeout_s: float = 300.0  # for pausing, and for loading weights that are on the node
+    health_timeout_s: float = 60.0  # without a sign of life after which a server is started again
+    max_restarts: int = 3  # how often that may happen within restart_minutes
+    restart_minutes: float = 60.0  # over which restarts are counted
+    num_threads: int = 1  # of the embedded server
     parallel: EngineParallelConfig = field(default_factory=EngineParallelConfig)
-    python: str = ""
-    device: str = ""
-    mem_fraction: float = 0.0
-    extra_args: list[str] = field(default_factory=list)
-    synthetic_tokens_per_s: float = 2000.0
-    synthetic_mean_tokens: float = 64.0
+    python: str = ""  # interpreter of an environment that has SGLang; empty: this one
+    device: str = ""  # SGLang's --device; empty: what it finds
+    mem_fraction: float = 0.0  # SGLang's share of a GPU's memory; 0: SGLang decides
+    extra_args: list[str] = field(default_factory=list)  # further flags of sglang.launch_server, as ["--flag=value"]
+    synthetic_tokens_per_s: float = 2000.0  # [tokens per second] that a synthetic server makes up for each request
+    synthetic_mean_tokens: float = 64.0  # [tokens] of its answers on average
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""

@@ -18,18 +18,18 @@ class RewardConfig:
     `overlong_buffer` tokens (DAPO, arXiv 2503.14476, equation 13); in units of reward, 0 for none.
     """
 
-    verifier: str = "numeric"
-    parts: dict[str, float] = field(default_factory=dict)
-    correct: float = 5.0
-    wrong: float = -5.0
-    overlong_penalty: float = 0.0
-    overlong_buffer: int = 0
-    num_processes: int = 1
-    timeout_s: float = 10.0
-    memory_mb: int = 1024
-    max_retries: int = 2
-    placement: Placement = Placement.node
-    num_elements: int = 1
+    verifier: str = "numeric"  # what judges an answer: a built-in one, or package.module:function; docs/rewards.md
+    parts: dict[str, float] = field(default_factory=dict)  # verifiers that judge training samples besides, as NAME: WEIGHT
+    correct: float = 5.0  # [reward] of a score of 1
+    wrong: float = -5.0  # [reward] of a score of 0
+    overlong_penalty: float = 0.0  # [reward] taken off the longest answers; 0: none
+    overlong_buffer: int = 0  # [tokens] below workflow.max_new_tokens over which that grows
+    num_processes: int = 1  # verifiers that run side by side
+    timeout_s: float = 10.0  # after which a verifier is killed
+    memory_mb: int = 1024  # of one verifier
+    max_retries: int = 2  # when a verifier's process dies
+    placement: Placement = Placement.node  # on the inference nodes, or in jobs of their own
+    num_elements: int = 1  # jobs at once, of placement=array
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""

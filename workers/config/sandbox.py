@@ -33,15 +33,15 @@ class SandboxConfig:
     interpreter (3.11 or newer), '' for this one; programs can import what is installed for it.
     """
 
-    backend: SandboxBackend = SandboxBackend.auto
-    policy: SandboxPolicy = SandboxPolicy.refuse
-    wall_s: float = 10.0
-    cpu_s: float = 10.0
-    memory_mb: int = 512
-    output_kb: int = 1024
-    file_mb: int = 4
-    num_files: int = 64
-    python: str = ""
+    backend: SandboxBackend = SandboxBackend.auto  # what keeps programs from files
+    policy: SandboxPolicy = SandboxPolicy.refuse  # what happens where the kernel cannot do that
+    wall_s: float = 10.0  # after which a program is killed
+    cpu_s: float = 10.0  # of one program
+    memory_mb: int = 512  # of one program, with the interpreter's 30
+    output_kb: int = 1024  # of standard output, error and replies together
+    file_mb: int = 4  # of one file that a program writes
+    num_files: int = 64  # how often it may open a file that may have to be made
+    python: str = ""  # absolute path of the interpreter; empty: this one
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""

@@ -14,14 +14,14 @@ class RunConfig:
     """What to run and where. `kind`: `supervised` trains on answers that the data set knows; nothing is generated (docs/trainer.md).
     `evaluation` trains nothing (docs/evaluation.md)."""
 
-    kind: RunKind = RunKind.rl
-    name: str = "headway"
-    dir: str = ""
-    seed: int = 1
-    num_steps: int = 100
-    target_accuracy: float | None = None
-    max_hours: float = 24.0
-    stall_minutes: float = 20.0
+    kind: RunKind = RunKind.rl  # reinforcement learning, supervised fine-tuning, or an evaluation alone
+    name: str = "headway"  # becomes a job name and part of the run folder's
+    dir: str = ""  # the run folder; empty: a new one in runs/
+    seed: int = 1  # of prompts, samples and starting weights
+    num_steps: int = 100  # [training steps] after which it ends
+    target_accuracy: float | None = None  # [score] of the held-out prompts that ends the run; null: none does
+    max_hours: float = 24.0  # that training may take
+    stall_minutes: float = 20.0  # without any progress, after which the run ends
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -42,11 +42,11 @@ class RunConfig:
 class AllocationConfig:
     """How devices are split between inference and training (rule: docs/design.md, 'SLURM shape')."""
 
-    num_devices: int = 2
-    inference_fraction: float = 0.75
-    replica_size: int = 1
-    devices_per_node: int = 0
-    min_replicas: int = 1
+    num_devices: int = 2  # GPUs, or CPU processes where there are none
+    inference_fraction: float = 0.75  # the share of devices that generates; the rest trains
+    replica_size: int = 1  # [devices] of one rollout worker
+    devices_per_node: int = 0  # GPUs of a node; 0: as SLURM says
+    min_replicas: int = 1  # [rollout workers] that training needs to start
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work; the split itself is checked by launcher/partition.py."""
@@ -64,10 +64,10 @@ class ClusterConfig:
     `crash_backoff_s` (doubled each time), until `max_consecutive_crashes` in a row have brought no new checkpoint.
     """
 
-    kind: ClusterKind = ClusterKind.local
-    signal_delay_s: int = 120
-    max_consecutive_crashes: int = 3
-    crash_backoff_s: float = 10.0
+    kind: ClusterKind = ClusterKind.local  # this machine, or SLURM
+    signal_delay_s: int = 120  # before its time limit at which a job is told to save
+    max_consecutive_crashes: int = 3  # without a new checkpoint, after which the run ends
+    crash_backoff_s: float = 10.0  # before the next job after a crash; doubled each time
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -86,11 +86,11 @@ class CheckpointConfig:
     step too, and the checkpoint with the best held-out accuracy stays besides the newest `keep`.
     """
 
-    every_steps: int = 0
-    every_minutes: float = 15.0
-    keep: int = 2
-    keep_best: bool = True
-    background: bool = True
+    every_steps: int = 0  # [training steps] between checkpoints; 0: by time only
+    every_minutes: float = 15.0  # between checkpoints; 0: by steps only
+    keep: int = 2  # newest checkpoints that stay
+    keep_best: bool = True  # the best held-out one stays too
+    background: bool = True  # training goes on while a checkpoint is written
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -103,12 +103,12 @@ class CheckpointConfig:
 class TransportConfig:
     """Sockets and their deadlines."""
 
-    interface: str = "127.0.0.1"
-    port_range: str = ""
-    heartbeat_s: float = 1.0
-    heartbeat_timeout_s: float = 60.0
-    reconnect_grace_s: float = 5.0
-    max_message_mb: int = 256
+    interface: str = "127.0.0.1"  # address or network interface on which parts of a run meet; auto: the node's own
+    port_range: str = ""  # FIRST-LAST of the ports that may be used; empty: any
+    heartbeat_s: float = 1.0  # between signs of life
+    heartbeat_timeout_s: float = 60.0  # without one, after which a worker counts as lost
+    reconnect_grace_s: float = 5.0  # for a lost connection to come back
+    max_message_mb: int = 256  # of one message
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""

@@ -14,10 +14,10 @@ class StalenessConfig:
     `eta` itself); room below `eta` is time for stragglers, which `bound=hard` would wait for (docs/staleness.md). `warmup_steps`: training steps in
     which that grows from 0, where the policy moves fastest."""
 
-    eta: int = 4
-    bound: Bound = Bound.admission
-    target: float | None = None
-    warmup_steps: int = 0
+    eta: int = 4  # [training steps] that rollouts may be older than the weights they train; 0: synchronous
+    bound: Bound = Bound.admission  # how that is kept: by admission, or as a hard bound for every token
+    target: float | None = None  # [training steps] of mean age up to which groups are admitted; null: eta
+    warmup_steps: int = 0  # [training steps] in which eta grows from 0
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -37,12 +37,12 @@ class ParallelConfig:
     optimizer's state (0: as many as training's devices hold). `ep` devices share the experts of a mixture.
     """
 
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
-    dp: int = 0
-    sequence: bool = True
+    tp: int = 1  # [devices] that split every matrix
+    pp: int = 1  # [devices] that hold a part of the layers each
+    cp: int = 1  # [devices] that share the tokens of a micro-batch
+    ep: int = 1  # [devices] that share the experts of a mixture
+    dp: int = 0  # copies of the model; 0: as many as fit
+    sequence: bool = True  # what lies between the matrices is split over tp too
 
     @property
     def unit(self) -> int:
@@ -61,28 +61,28 @@ class TrainerConfig:
     """The optimiser and the batch. Batches are counted in prompt groups. `prefetch`: the next batch is fetched while a step is computed.
     `optimizer_offload`: the share of the optimizer's state that is kept, and updated, in the host's memory."""
 
-    batch_groups: int = 8
-    num_minibatches: int = 2
-    microbatch_tokens: int = 2048
-    dtype: Dtype = Dtype.float32
-    lr: float = 2e-5
-    lr_schedule: Schedule = Schedule.constant
-    warmup_steps: int = 0
-    min_lr: float = 0.0
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.95
-    adam_eps: float = 1e-5
-    weight_decay: float = 0.05
-    clip_grad: float = 1.0
-    share_prompts: bool = True
-    prefetch: bool = True
+    batch_groups: int = 8  # [groups] of samples in a training step
+    num_minibatches: int = 2  # updates in a training step
+    microbatch_tokens: int = 2048  # [tokens] of one pass; bounds memory
+    dtype: Dtype = Dtype.float32  # arithmetic of training, whose optimizer keeps float32; auto: what the machine runs fastest
+    lr: float = 2e-5  # learning rate
+    lr_schedule: Schedule = Schedule.constant  # after the warm-up
+    warmup_steps: int = 0  # [training steps] in which the learning rate grows from 0
+    min_lr: float = 0.0  # learning rate at the end of a linear or cosine schedule
+    adam_beta1: float = 0.9  # Adam's first moment
+    adam_beta2: float = 0.95  # Adam's second moment
+    adam_eps: float = 1e-5  # Adam's epsilon
+    weight_decay: float = 0.05  # decoupled, as in AdamW
+    clip_grad: float = 1.0  # greatest norm of the gradient
+    share_prompts: bool = True  # the prompt of a group is computed once
+    prefetch: bool = True  # the next batch is fetched while a step is computed
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    recompute: Recompute = Recompute.none
-    optimizer_offload: float = 0.0
-    export_final: bool = True
-    export_every_steps: int = 0
-    export_keep: int = 2
-    num_threads: int = 1
+    recompute: Recompute = Recompute.none  # which activations the backward pass makes again
+    optimizer_offload: float = 0.0  # share of the optimizer's state in the host's memory
+    export_final: bool = True  # the trained model is written to RUN/final_model
+    export_every_steps: int = 0  # [training steps] between RUN/exports; 0: none
+    export_keep: int = 2  # newest exports that stay
+    num_threads: int = 1  # of one training process
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -105,6 +105,8 @@ class TrainerConfig:
         require(self.export_every_steps >= 0, "trainer.export_every_steps", self.export_every_steps, "must not be negative",
                 "0 exports at the end only")
         require(self.export_keep >= 1, "trainer.export_keep", self.export_keep, "must be at least 1", "Each takes the room of a model")
+        require(self.dtype is not Dtype.float16, "trainer.dtype", self.dtype.value, "must be auto, float32 or bfloat16",
+                "Gradients underflow in float16, and losses are not scaled here; engine.dtype may be float16")
         self.parallel.check()
         require(self.num_threads >= 1, "trainer.num_threads", self.num_threads, "must be at least 1", "Give 1 or more")
 
@@ -113,14 +115,14 @@ class TrainerConfig:
 class WeightsConfig:
     """How new weights reach the rollout workers."""
 
-    transport: Transport = Transport.zmq
-    dir: str = "auto"
-    security: Security = Security.digest
-    delta: bool = False
-    chunk_mb: int = 4
-    fanout: int = 2
-    rolling: bool = True
-    timeout_s: float = 120.0
+    transport: Transport = Transport.zmq  # how new weights reach the rollout workers
+    dir: str = "auto"  # where weights lie: auto, run, or a folder; docs/weights.md
+    security: Security = Security.digest  # of streamed weights: digests, or encryption too
+    delta: bool = False  # only what has changed is sent
+    chunk_mb: int = 4  # of one streamed piece
+    fanout: int = 2  # workers that fetch from the trainer, and from each worker
+    rolling: bool = True  # never all workers load at once
+    timeout_s: float = 120.0  # after which a transport that brings nothing has failed
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -133,7 +135,7 @@ class WeightsConfig:
                 "A transport that brings nothing for so long has failed")
 
 
-MEAN_TOLERANCE = {Dtype.float32: 1e-3, Dtype.bfloat16: 0.1}
+MEAN_TOLERANCE = {Dtype.float32: 1e-3, Dtype.bfloat16: 0.1, Dtype.float16: 0.1}
 
 
 @dataclass
@@ -146,8 +148,8 @@ class SelfTestConfig:
     engine and trainer compute in float32, else 0.1).
     """
 
-    action: SelfTestAction = SelfTestAction.auto
-    mean_tolerance: float = 0.0
+    action: SelfTestAction = SelfTestAction.auto  # what follows when engine and trainer disagree on log-probs
+    mean_tolerance: float = 0.0  # [nats per token] of difference that are allowed on average; 0: by dtype
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""

@@ -50,28 +50,28 @@ class WorkflowConfig:
     replaced by groups of the next prompts. A run in which more than the share `max_rejected` of the groups of 8 batches was rejected ends (1: never).
     """
 
-    name: str = "single_turn"
-    group_size: int = 8
-    max_new_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    stop: list[str] = field(default_factory=list)
-    max_turns: int = 3
-    turn_discount: float = 1.0
-    feedback: str = "That is not correct. Try again."
-    max_output_chars: int = 2000
-    num_answers: int = 4
-    judge: str = "Is the answer above correct? Reply with yes or no."
-    train_judge: bool = True
-    agent: str = ""
-    agent_command: list[str] = field(default_factory=list)
-    agent_timeout_s: float = 600.0
-    max_agents: int = 64
-    agent_failures: str = "error"
-    options: dict[str, str | int | float | bool] = field(default_factory=dict)
-    keep: str = "all"
-    max_rejected: float = 0.95
+    name: str = "single_turn"  # how a sample comes about: a built-in workflow, or package.module:function; docs/workflows.md
+    group_size: int = 8  # [samples] of each prompt
+    max_new_tokens: int = 16  # [tokens] of one answer
+    temperature: float = 1.0  # of training samples
+    top_p: float = 1.0  # nucleus cut of training samples; 1: none
+    top_k: int = -1  # cut to the likeliest tokens; -1: none
+    stop: list[str] = field(default_factory=list)  # texts at which an answer ends
+    max_turns: int = 3  # of an episode
+    turn_discount: float = 1.0  # factor of the score for each further turn
+    feedback: str = "That is not correct. Try again."  # what a wrong answer is told
+    max_output_chars: int = 2000  # [characters] of a program's output that are shown
+    num_answers: int = 4  # that the model judges itself
+    judge: str = "Is the answer above correct? Reply with yes or no."  # the question by which it does
+    train_judge: bool = True  # judgements are trained on too
+    agent: str = ""  # package.module:function of an agent; docs/agents.md
+    agent_command: list[str] = field(default_factory=list)  # or a program and its arguments
+    agent_timeout_s: float = 600.0  # for one episode of an agent
+    max_agents: int = 64  # of a worker at once
+    agent_failures: str = "error"  # an agent that fails: an error, or a score of 0 (zero)
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)  # for a workflow of your own, as NAME: VALUE
+    keep: str = "all"  # which groups are trained on: all, spread, or package.module:function
+    max_rejected: float = 0.95  # share of rejected groups above which the run ends
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""

@@ -16,11 +16,11 @@ from workers.coordinator.history import History, NotJudged
 RELEASE = 0.8
 """A comparison is over only where the figure is a fifth of the limit away from it: conditions do not flicker."""
 MIN_GAIN = 0.02
-"""Accuracy that has grown by less over a window has not grown."""
+"""A mean score that has grown by less over a window has not grown."""
 SOLVED = 0.95
-"""From this accuracy on, low entropy is no fault."""
+"""From this mean score on, low entropy is no fault."""
 MIN_ACCURACY = 0.05
-"""Where accuracy was never higher, there is nothing to collapse."""
+"""Where the mean score was never higher, there is nothing to collapse."""
 MIN_GROWTH = 1.5
 """Responses that are not longer than so many times their first length have not grown."""
 MIN_RISE = 0.05
@@ -67,9 +67,9 @@ def _entropy(past: History, config: Config) -> list[Comparison]:
     limit = config.alarms.entropy
     return [Comparison("entropy", past.now("entropy"), limit * past.first("entropy"), False,
                        f"alarms.entropy={limit:g} of the beginning's {past.first('entropy'):.3g} nats"),
-            Comparison("the gain in accuracy", past.now("accuracy") - past.earlier("accuracy"), MIN_GAIN, False,
+            Comparison("the gain in score", past.now("accuracy") - past.earlier("accuracy"), MIN_GAIN, False,
                        f"over the last {past.window} steps"),
-            Comparison("accuracy", past.now("accuracy"), SOLVED, False, "the task is not solved")]
+            Comparison("the mean score", past.now("accuracy"), SOLVED, False, "the task is not solved")]
 
 
 def _of_tokens(config: Config) -> None:
@@ -102,12 +102,12 @@ def _mismatch(past: History, config: Config) -> list[Comparison]:
 def _no_spread(past: History, config: Config) -> list[Comparison]:
     if not config.algorithm.compares_groups:
         raise NotJudged("share_no_spread")  # groups are held against each other, and need no spread of their own
-    return [Comparison(f"the share of groups whose rewards are all equal (accuracy {past.now('accuracy'):.3g})", past.now("share_no_spread"),
+    return [Comparison(f"the share of groups whose rewards are all equal (mean score {past.now('accuracy'):.3g})", past.now("share_no_spread"),
                        config.alarms.equal, True, "alarms.equal")]
 
 
 def _rejected(past: History, config: Config) -> list[Comparison]:
-    return [Comparison(f"the share of groups rejected by workflow.keep (accuracy {past.now('accuracy'):.3g})", past.now("share_rejected"),
+    return [Comparison(f"the share of groups rejected by workflow.keep (mean score {past.now('accuracy'):.3g})", past.now("share_rejected"),
                        config.alarms.equal, True, "alarms.equal")]
 
 
@@ -136,7 +136,7 @@ def _idle(past: History, config: Config) -> list[Comparison]:
 
 def _accuracy(past: History, config: Config) -> list[Comparison]:
     best, limit = past.highest("accuracy"), config.alarms.accuracy
-    return [Comparison("accuracy", past.now("accuracy"), limit * best, False, f"alarms.accuracy={limit:g} of its best, {best:.3g}"),
+    return [Comparison("the mean score", past.now("accuracy"), limit * best, False, f"alarms.accuracy={limit:g} of its best, {best:.3g}"),
             Comparison("that best", best, MIN_ACCURACY, True, "less is chance")]
 
 
@@ -174,7 +174,7 @@ _ALL = {
         "trainer.dtype the same value, workflow.top_p=1, workflow.top_k=-1, engine.interrupt=retract"),
     "equal_rewards": Alarm(
         (_no_spread, _rejected),
-        "groups without spread teach nothing. With an accuracy near 0: easier prompts (data.kind, data.path), a verifier that gives part of the "
+        "groups without spread teach nothing. With a score near 0: easier prompts (data.kind, data.path), a verifier that gives part of the "
         "score (reward.parts), a larger workflow.group_size or workflow.max_new_tokens. Near 1: harder prompts, or the end (run.target_accuracy). "
         "workflow.keep=spread trains on the other groups alone"),
     "growing_length": Alarm(

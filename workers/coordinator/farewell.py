@@ -113,6 +113,6 @@ class Farewell:
         await asyncio.wait([cancelling], timeout=FAREWELL_S)
         self.run.end(self.core.ended or "", "coordinator")
         summary = reporting.summary(self.core, self.worker.evaluations, seconds)
-        write_atomic(self.run.summary, json.dumps(summary, indent=2).encode() + b"\n")
+        self.worker.on_disk(lambda: write_atomic(self.run.summary, json.dumps(summary, indent=2).encode() + b"\n"))
         self.run.remove_weights(self.worker.config.weights.dir)
         await write_report(self.run)

@@ -58,10 +58,12 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float) ->
 
 
 def evaluation_record(coordinator: Coordinator, result: Result, seconds: float) -> dict:
-    """One line of evaluations.jsonl; `accuracy` is avg@k, 'avg', 'pass' and 'maj' are those of `statistics.figures`."""
+    """One line of evaluations.jsonl; `accuracy` is the mean score (avg@k), `graded` whether some score is neither 0 nor 1; 'avg', 'pass' and 'maj'
+    are those of `statistics.figures`."""
     config = coordinator.config.evaluation
     told = figures([Judged(*samples) for samples in result.samples], config.ks, config.confidence) if result.samples else {}
     return {"step": result.step, "seconds": round(seconds, 3), "accuracy": result.accuracy, "reward": result.mean_reward,
+            "graded": any(score not in (0.0, 1.0) for scores, _ in result.samples for score in scores),
             "num_prompts": result.num_prompts, "num_failed": result.num_failed, "first_step": result.first_step,
             "last_step": result.last_step, "example": result.example, "temperature": config.temperature, **told}
 
@@ -123,11 +125,12 @@ def _weights(state: Coordinator) -> dict:
 
 
 def _rewards(state: Coordinator) -> dict:
-    """What judging takes: requests that wait now; seconds that requests have waited, and that processes have worked, so far."""
+    """What judging takes: requests that wait now; seconds that all requests together have waited, and that processes have worked; how many
+    requests have their answer, and how many attempts had none in time."""
     total = fleet(state)
     return {"placement": state.config.reward.placement.value, "num_elements": len(state.registry.reward_endpoints()),
             "waiting": total.rewards_waiting, "wait_s": round(total.rewards_wait_s, 3), "busy_s": round(total.reward_busy_s, 3),
-            "num_killed": total.rewards_killed, "num_failed": total.rewards_failed}
+            "num_killed": total.rewards_killed, "num_failed": total.rewards_failed, "num_late": total.rewards_late, "num_done": total.rewards_done}
 
 
 def _evaluating(state: Coordinator) -> str:
@@ -145,6 +148,7 @@ def summary(coordinator: Coordinator, evaluations: list[dict], seconds: float) -
     common = {
         "name": state.config.run.name, "kind": state.config.run.kind.value, "num_steps": state.totals.num_steps, "seconds": round(seconds, 1),
         "heldout_before": before, "heldout_after": after, "heldout_prompts": len(state.office.heldout),
+        "graded": any(record.get("graded", False) for record in evaluations),
         "tokens_trained": state.totals.tokens_trained, "num_set_aside": len(state.ledger.set_aside),
         "ended": state.ended or state.training.early_reason or "all steps done",
         "num_incarnations": state.epoch, "state": "failed" if state.ended else "finished",

@@ -31,6 +31,8 @@ from workers.messages.types import (
     Refused,
 )
 
+MAX_HOPELESS = 4
+"""So many groups whose verifier has never given a score, and none before that was finished, end the run."""
 Answer = tuple[list[Message], bool, str]
 """Answers to the sender, whether the run got on, and the cause if it must end."""
 
@@ -42,6 +44,7 @@ class Results:
         self.config, self.ledger, self.evaluation, self.totals, self.lineage = config, ledger, evaluation, totals, lineage
         self.rejections = rejections
         self._failures_in_a_row = 0
+        self._hopeless_in_a_row = 0.0
 
     def take(self, message: GroupFinished | GroupRejected | GroupFailed | GroupParked) -> Answer:
         """Take one result."""
@@ -65,7 +68,7 @@ class Results:
         assert isinstance(rebased, Group)
         accepted = (self.evaluation if group.purpose is Purpose.evaluation else self.ledger).finish(rebased)
         if accepted:
-            self._failures_in_a_row = 0
+            self._failures_in_a_row, self._hopeless_in_a_row = 0, -math.inf  # it is hopeless no more
             if group.purpose is Purpose.training:
                 self._count(int(group.loss_mask.sum()), group.tokens_interrupted)
                 self.rejections.kept(float(group.scores[group_firsts(group)].mean()))
@@ -82,7 +85,7 @@ class Results:
             return self._failed(GroupFailed(message.group_id, message.attempt, f"group {message.group_id}, rejected: its score must be finite"))
         accepted, cause = self.ledger.reject(message.group_id, message.attempt), ""
         if accepted:
-            self._failures_in_a_row = 0
+            self._failures_in_a_row, self._hopeless_in_a_row = 0, -math.inf  # it is hopeless no more
             self._count(message.num_tokens, message.tokens_interrupted)
             cause = self.rejections.rejected(message.score)
         else:
@@ -103,6 +106,8 @@ class Results:
             return answers, False, ""
         self.totals.num_retries += 1
         self._failures_in_a_row += 1
+        self._hopeless_in_a_row += message.hopeless
         limit = max(8, 2 * self.config.rollout.max_attempts * self.config.trainer.batch_groups)
-        ends = self._failures_in_a_row >= limit
-        return answers, False, f"{limit} groups in a row have failed; the last one because: {message.cause}" if ends else ""
+        if self._hopeless_in_a_row < MAX_HOPELESS and self._failures_in_a_row < limit:
+            return answers, False, ""
+        return answers, False, f"{self._failures_in_a_row} groups in a row have failed; the last one because: {message.cause}"

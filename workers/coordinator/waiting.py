@@ -28,11 +28,11 @@ def waiting(state: Coordinator) -> dict[str, str]:
 def _trainer(state: Coordinator) -> str:
     finished, needed = len(state.ledger.finished), state.policy.batch_groups
     if state.training.is_over:
-        return "the last evaluation"
+        return f"the last evaluation{_late(state)}"
     if not state.training.trainer_waits:
         return ""
     if state.training.first_evaluation_runs:
-        return "the first evaluation"
+        return f"the first evaluation{_late(state)}"
     ready, minimum = len(state.registry.ready()), state.config.allocation.min_replicas
     if not state.training.enough_replicas:
         return f"rollout workers: {ready} of {minimum} are ready (allocation.min_replicas)"
@@ -40,7 +40,13 @@ def _trainer(state: Coordinator) -> str:
         return "a reward element to start (reward.placement=array)"
     if finished >= needed:
         return "stragglers with an earlier deadline (staleness.bound=hard)"
-    return f"a batch: {finished} of {needed} groups finished" + _rejected(state)
+    return f"a batch: {finished} of {needed} groups finished" + _rejected(state) + _late(state)
+
+
+def _late(state: Coordinator) -> str:
+    """That verifiers hang, or take too long; how often stands with the rewards."""
+    late = any(worker.status.rewards_late for role in (Role.rollout, Role.reward) for worker in state.registry.of(role))
+    return f"; verifiers have given no answer within reward.timeout_s={state.config.reward.timeout_s:g}" if late else ""
 
 
 def _rejected(state: Coordinator) -> str:

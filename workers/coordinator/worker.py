@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from workers import checkpoints
@@ -32,7 +33,7 @@ from workers.coordinator.spilled import Spilled
 from workers.coordinator.training import HeldoutLoss, StepRecord
 from workers.data.examples import open_examples
 from workers.data.prompts import open_prompts
-from workers.files import read_lines, write_atomic
+from workers.files import is_full, read_lines, write_atomic
 from workers.messages.codec import MessageError
 from workers.messages.types import CheckpointPart, CheckpointRequest, Refused, Version
 from workers.metrics.recorder import Recorder
@@ -94,7 +95,7 @@ class CoordinatorWorker:
             receiving.cancel()
             watching.cancel()
             self.sockets.close(linger_ms=1000)
-            self.recorder.close()
+            self.on_disk(self.recorder.close)
 
     def _told_to_end(self) -> None:
         if self.core.replaceable:
@@ -161,8 +162,20 @@ class CoordinatorWorker:
         elif self.run.launcher_is_gone():
             core.end("the launcher has died while attached; start with --detach for a run that outlives it")
 
+    def on_disk(self, write: Callable[[], object]) -> None:
+        """Write something of the run; where its disk is full, the run ends and says so."""
+        try:
+            write()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.core.end(f"{self.run.full_disk()}. Free some space, then go on with: headway resume {self.run.path}")
+
     def write_status(self) -> None:
         """Write status.json."""
+        self.on_disk(self._write_status)
+
+    def _write_status(self) -> None:
         now = time.monotonic()
         status = reporting.status(self.core, now, self.seconds, time.time(), self.sockets.num_refused, self.sockets.num_malformed)
         status["alarms"] = self.health.active
@@ -171,6 +184,9 @@ class CoordinatorWorker:
 
     def record(self) -> None:
         """Write finished steps and evaluations, unless another incarnation has taken over."""
+        self.on_disk(self._record)
+
+    def _record(self) -> None:
         records, self.core.training.records = self.core.training.records, []
         if not records or self.run.newest_epoch() != self.epoch:
             return
@@ -225,6 +241,11 @@ def main(run_path: Path, parent: int, epoch: int, checkpoint: Path | None) -> in
         if run.submission().get("cluster") == ClusterKind.local.value:
             run.end(str(error), "coordinator")
         print(error, file=sys.stderr)  # on SLURM it may be this node's fault: the trainer counts it as a crash, and another one follows
+        return 1
+    except OSError as error:  # a line of the log that finds no room, for example
+        if not is_full(error):
+            raise
+        run.end(f"{run.full_disk()}. Free some space, then go on with: headway resume {run.path}", "coordinator")
         return 1
 
 

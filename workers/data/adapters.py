@@ -9,13 +9,13 @@ path and does the same. What a row lacks is a `ValueError`, to which the reader 
 from __future__ import annotations
 
 import difflib
-import importlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from workers.config import ConfigError
 from workers.data.code_tests import code_reference
+from workers.own_code import import_function
 
 Adapter = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -103,14 +103,7 @@ def load_adapter(name: str) -> Adapter:
         near = difflib.get_close_matches(name, ADAPTERS, n=1)
         raise ConfigError(f"data.adapter={name!r}: no such adapter{f'; did you mean {near[0]!r}?' if near else '.'} "
                           f"Use one of {', '.join(ADAPTERS)}, or the import path 'package.module:function' of your own")
-    module, function = name.split(":")
-    try:
-        found = getattr(importlib.import_module(module), function, None)
-    except ImportError as error:
-        raise ConfigError(f"data.adapter={name!r}: {module} cannot be imported ({error}). Correct the import path, or set PYTHONPATH") from error
-    if not callable(found):
-        raise ConfigError(f"data.adapter={name!r}: module {module} has no function {function!r}. Correct the import path")
-    return found
+    return import_function(name, "data.adapter")
 
 
 def last_boxed(solution: str) -> str:

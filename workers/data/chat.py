@@ -13,25 +13,35 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from workers.config import ConfigError
+from workers.config import ConfigError, require
 from workers.data.prompts import Message, Prompt, PromptSource, with_text
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_OURS = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception", "strftime_now"}
 
 
 class ChatTemplate:
-    """The chat template of `folder` (chat_template.jinja, else tokenizer_config.json). Raises `ConfigError` if there is none that works."""
+    """The chat template of `folder` (chat_template.jinja, else tokenizer_config.json), which is given `values` by name besides.
 
-    def __init__(self, folder: Path) -> None:
+    Raises `ConfigError` if there is none that works, or where it does not read one of the `values`."""
+
+    def __init__(self, folder: Path, values: Mapping[str, str | int | float | bool] | None = None) -> None:
         self._folder = folder
         config = read_tokenizer_config(folder)
-        self._special = {name: token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
+        self._values: dict[str, Any] = {name: token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
+        self._values |= values or {}
+        text, environment = _template_text(folder, config), _environment()
         try:
-            self._template = _environment().from_string(_template_text(folder, config))
+            self._template = environment.from_string(text)
+            read = jinja2.meta.find_undeclared_variables(environment.parse(text))
         except jinja2.TemplateError as error:
             raise ConfigError(f"{folder}: its chat template does not compile ({error}). Correct it or set data.chat_template=false") from error
+        for name in values or {}:
+            require(name in read - _OURS, "data.chat_template_kwargs", dict(values or {}), f"the chat template of {folder} does not read {name!r}",
+                    f"It reads {', '.join(sorted(read - _OURS - set(_SPECIAL_TOKENS))) or 'nothing of this kind'}")
         self.render("test")
 
     def render(self, text: str) -> str:
@@ -45,7 +55,7 @@ class ChatTemplate:
     def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, answer: bool = True) -> str:
         """The same for messages as chat APIs have them, with the declarations of `tools` where the template shows them. Raises `ConfigError`."""
         try:
-            return self._template.render(messages=messages, add_generation_prompt=answer, tools=tools or None, documents=None, **self._special)
+            return self._template.render(messages=messages, add_generation_prompt=answer, tools=tools or None, documents=None, **self._values)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             named = [str(message.get("role")) for message in messages]
             roles = "a user's message" if named == ["user"] else f"messages of {', '.join(named)}"

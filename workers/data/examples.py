@@ -47,13 +47,14 @@ class Examples:
 
     def train(self, index: int) -> Example:
         """Training example number `index`."""
-        return self._example(self._source.train(index))
+        return self.of(self._source.train(index))
 
     def heldout(self) -> list[Example]:
         """The held-out examples, always the same in the same order."""
-        return [self._example(prompt) for prompt in self._source.heldout()]
+        return [self.of(prompt) for prompt in self._source.heldout()]
 
-    def _example(self, prompt: Prompt) -> Example:
+    def of(self, prompt: Prompt) -> Example:
+        """What is learnt of `prompt`."""
         response = [*self._ids(prompt.response), self._end_token] if prompt.response else []
         return Example(prompt.id, self._ids(prompt.text), response)
 

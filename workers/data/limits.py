@@ -14,12 +14,30 @@ from workers.config import ConfigError, DataConfig
 from workers.config.choices import DataFilter
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from workers.data.chat import ChatTemplate
     from workers.data.prompts import Prompt, PromptSource
 
 SPARE = 500 * 2**31
 """Training prompt `index + k * SPARE` stands in for prompt `index`."""
 MAX_TRIES = 64
+LONG = 1 << 16
+"""Texts of fewer characters are looked at whole."""
+CHARACTERS_A_TOKEN, CUT = 16, 16
+"""More characters than a token has, but in runs of white space; and more tokens than there are of what the end of a cut text was."""
+
+
+def tokens_within(tokenizer: Tokenizer, text: str, limit: int) -> tuple[list[int], str]:
+    """The token ids of `text`, and how many these are, in words. The tokens of a text that is far longer than `limit` tokens take minutes and
+    gigabytes: where its beginning has more, only that is looked at."""
+    beginning = text[:max(LONG, CHARACTERS_A_TOKEN * (limit + 1))]
+    if len(beginning) < len(text):
+        tokens = tokenizer.encode(beginning, add_special_tokens=False).ids
+        if len(tokens) > limit + CUT:
+            return tokens, f"far more than {limit} tokens"
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    return tokens, f"{len(tokens)} tokens"
 
 
 class Limits:
@@ -42,9 +60,9 @@ class Limits:
                     f"{self._max_reference_kb}")
         if self._tokenizer is not None:
             text = prompt.text if self._template is None else self._template.render_prompt(prompt)
-            num_tokens = len(self._tokenizer.encode(text, add_special_tokens=False).ids)
-            if num_tokens > self._max_tokens:
-                return f"it has {num_tokens} tokens, more than data.max_prompt_tokens={self._max_tokens}"
+            tokens, number = tokens_within(self._tokenizer, text, self._max_tokens)
+            if len(tokens) > self._max_tokens:
+                return f"it has {number}, more than data.max_prompt_tokens={self._max_tokens}"
         return ""
 
     def admits(self, prompt: Prompt, place: str) -> bool:
@@ -62,7 +80,7 @@ class Replaced:
     def __init__(self, source: PromptSource, limits: Limits) -> None:
         self._source, self._limits = source, limits
         heldout = source.heldout()
-        self._heldout = [prompt for prompt in heldout if limits.admits(prompt, f"data: held-out prompt {prompt.id}")]
+        self._heldout = [prompt for prompt in heldout if limits.admits(prompt, f"data: held-out {prompt.where}")]
         self._num_dropped = len(heldout) - len(self._heldout)
         if not self._heldout:
             raise ConfigError(f"data.filter=drop: none of the {len(heldout)} held-out prompts is within the limits. "
@@ -83,7 +101,7 @@ class Replaced:
 
     def preview(self, count: int) -> Iterator[Prompt]:
         """Those of the source's that are within the limits."""
-        return (prompt for prompt in self._source.preview(count) if self._limits.admits(prompt, f"data: prompt {prompt.id}"))
+        return (prompt for prompt in self._source.preview(count) if self._limits.admits(prompt, f"data: {prompt.where}"))
 
     def notes(self) -> list[str]:
         """How many held-out prompts were left out."""

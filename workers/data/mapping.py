@@ -21,10 +21,13 @@ from workers.config.data import FIELDS
 from workers.data.adapters import load_adapter
 from workers.data.prompts import Message, Prompt
 from workers.data.rows import Row
+from workers.own_code import told
 from workers.reward.code_reference import check_reference
 from workers.reward.verifiers import BUILT_IN, check_name, modules
 
 MAX_ID = 200
+ANSWERS = ("reference", "solution", "target", "label", "ground_truth", "gold")
+"""What others call the answer."""
 _EXAMPLE = '{"prompt": "1 + 1 =", "answer": 2}'
 _IN_BRACES = re.compile(r"\{\{([^\W\d][\w.]*)\}\}|\{([^\W\d][\w.]*)\}")
 
@@ -56,7 +59,7 @@ class RowMapping:
         if fields.get("answer") is None and "response" not in fields:
             raise ConfigError(f"{row.place}: no answer for the verifier in a column 'answer'. {self._remedy()}")
         reference = _reference(fields["response"] if fields.get("answer") is None else fields["answer"], verifier, row.place)
-        return Prompt(_id(fields.get("id", name), row.place), text, verifier, reference, response, messages)
+        return Prompt(_id(fields.get("id", name), row.place), text, verifier, reference, response, messages, row.place)
 
     def _fields(self, row: Row) -> dict[str, Any]:
         """The fields that the row has, before checks; None is as good as absent."""
@@ -77,19 +80,20 @@ class RowMapping:
             return {}
         try:
             return dict(self._adapter(row.columns))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise ConfigError(f"{row.place}: {error if isinstance(error, ValueError) else repr(error)}. "
+        except Exception as error:  # a user's function may raise anything
+            raise ConfigError(f"{row.place}: {error if isinstance(error, ValueError) else told(error)}. "
                               "Correct the row, or choose another data.adapter or data.columns") from error
 
     def _check_known(self, row: Row) -> None:
         known = ("prompt", "answer", "id", "verifier", self._response_field)
         for name in row.columns:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
+                near = ["answer"] if name in ANSWERS else difflib.get_close_matches(name, known, n=1)
                 raise ConfigError(f"{row.place}: unknown column {name!r}{f'; did you mean {near[0]!r}?' if near else ''}. {self._remedy()}")
 
     def _remedy(self) -> str:
-        return f"A row must be like {_EXAMPLE}, or data.columns must say what its columns are (docs/data.md)"
+        return (f"A row must be like {_EXAMPLE}, of which `answer` is what verifiers and agents get as `reference`; or data.columns must say what "
+                "its columns are, data.columns.answer=NAME for one (docs/data.md)")
 
     def _value(self, field: str, source: str, columns: Mapping[str, Any], place: str) -> Any:
         """A column, or text with columns in {braces}; {{name}} stands for {name} itself, other braces for themselves."""

@@ -79,7 +79,7 @@ class MixturePrompts:
         for name, source in sources.items():
             for prompt in source.preview(0):  # every one, of files; a question that is made up twice is replaced by `train`
                 if prompt.text in self._holder:
-                    raise ConfigError(f"data.parts.{name}: its training prompt {prompt.id} is held out by data.parts.{self._holder[prompt.text]}; "
+                    raise ConfigError(f"data.parts.{name}: its training {prompt.where} is held out by data.parts.{self._holder[prompt.text]}; "
                                       "a held-out prompt must not be trained on. Delete one of the two")
 
     def train(self, index: int) -> Prompt:
@@ -122,6 +122,7 @@ def settled_parts(config: DataConfig) -> dict[str, PartConfig]:
     share, rest = divmod(config.num_heldout, len(config.parts))
     return {name: dataclasses.replace(
         part, num_heldout=min(part.num_heldout, share + (number < rest)), chat_template=part.chat_template or config.chat_template,
+        chat_template_kwargs=part.chat_template_kwargs or config.chat_template_kwargs,
         max_prompt_tokens=part.max_prompt_tokens or config.max_prompt_tokens, verifier=part.verifier or config.verifier,
         filter=config.filter if part.filter is DataFilter.refuse else part.filter) for number, (name, part) in enumerate(config.parts.items())}
 

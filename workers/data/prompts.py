@@ -32,7 +32,7 @@ Message = tuple[str, str]
 class Prompt:
     """One question. `id` names it within its source; `reference` is what `verifier` needs to judge an answer (text or JSON). `response`:
     the answer that supervised training learns, as it follows the text; '' where the source knows none. `messages`: the chat that the prompt is,
-    where it is one; it becomes the text when it is rendered."""
+    where it is one; it becomes the text when it is rendered. `place`: file and line, of those that come from files."""
 
     id: str
     text: str
@@ -40,6 +40,12 @@ class Prompt:
     reference: str
     response: str = ""
     messages: tuple[Message, ...] = ()
+    place: str = dataclasses.field(default="", compare=False)
+
+    @property
+    def where(self) -> str:
+        """What errors call it."""
+        return self.place or f"prompt {self.id}"
 
 
 class PromptSource(Protocol):
@@ -92,7 +98,7 @@ def _template(config: DataConfig, model_folder: Path | None) -> ChatTemplate | N
         raise ConfigError("data.chat_template=True: needs the model's folder, which is not known here. Set model.path")
     from workers.data.chat import ChatTemplate
 
-    return ChatTemplate(model_folder)
+    return ChatTemplate(model_folder, config.chat_template_kwargs)
 
 
 def _open(config: DataConfig, verifier: str, seed: int, limits: Limits, responses: bool) -> PromptSource:

@@ -18,6 +18,7 @@ import msgspec
 from workers.config import ConfigError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".arrow")
+MAX_ROW_MIB = 64
 _BATCH = 64
 _BOM = b"\xef\xbb\xbf"
 _COPY = "Copy the file again (in a git clone: git lfs pull)"
@@ -52,10 +53,12 @@ def _json(path: Path) -> Iterator[Row]:
         if suffix(path) == ".json" and start.lstrip()[:1] in (b"[", b""):
             yield from _array(path, file.read())
             return
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(lambda: file.readline((MAX_ROW_MIB << 20) + 1), b""), start=1):
+            place = f"{path}:{number}"
+            if len(line) > MAX_ROW_MIB << 20:
+                raise ConfigError(f"{place}: the line has more than {MAX_ROW_MIB} MiB; it must be one row. End each row with a newline")
             line = (line.removeprefix(_BOM) if number == 1 else line).strip()
             if line:
-                place = f"{path}:{number}"
                 yield Row(place, f"line/{number}", _object(line, place))
 
 

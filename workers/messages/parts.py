@@ -178,7 +178,8 @@ class WorkerStatus(Struct, frozen=True):
     nodes (deltas as they travel). `num_fallbacks`: versions that the first transport did not bring; `num_refetched`: chunks that came
     with a wrong digest and were asked for elsewhere. An update is `pause_s` (until the engine stands still), then `load_s`, and
     `prefill_s` from there to the first token. `num_restarts`: servers that had died or hung and were started again.
-    `reward_busy_s`: of reward processes at work; `rewards_killed`: those that were replaced; `rewards_failed`: requests without an answer;
+    `reward_busy_s`: of reward processes at work; `rewards_killed`: those that were replaced; `rewards_failed`: requests without an answer,
+    `rewards_late`: attempts without one in time; `rewards_done`: requests that have their answer;
     `rewards_waiting`, `rewards_wait_s`: requests that wait for a process, or for a reward element, and how long requests have waited.
     """
 
@@ -200,6 +201,8 @@ class WorkerStatus(Struct, frozen=True):
     reward_busy_s: float = 0.0
     rewards_killed: Count = 0
     rewards_failed: Count = 0
+    rewards_late: Count = 0
+    rewards_done: Count = 0
     rewards_waiting: Count = 0
     rewards_wait_s: float = 0.0
     idle_s: float = 0.0

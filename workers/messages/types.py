@@ -50,7 +50,7 @@ from workers.messages.parts import (
 
 __all__ = ["Announcement", "Group", "HeldLease", "Lease", "Message", "Partial", "Purpose", "Role", "Version", "WorkerStatus"]
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 
 class Register(Message, frozen=True):
@@ -107,12 +107,14 @@ class GroupRejected(Message, frozen=True):
 
 
 class GroupFailed(Message, frozen=True):
-    """An infrastructure failure (engine, verifier), never a wrong answer. `fatal`: trying again cannot help."""
+    """An infrastructure failure (engine, verifier), never a wrong answer. `fatal`: trying again cannot help. `hopeless`: a verifier, which has
+    never given a score to this worker."""
 
     group_id: Name
     attempt: Count
     cause: Text
     fatal: bool = False
+    hopeless: bool = False
 
 
 class GroupParked(Message, frozen=True):

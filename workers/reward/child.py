@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.processes import describe_exit
+from workers.processes import describe_exit, one_thread
 from workers.reward import tree
 from workers.reward.messages import (
     LENGTH_BYTES,
@@ -30,18 +30,23 @@ from workers.reward.messages import (
     frame_length,
 )
 
-LOAD_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 180.0
 """For a process to start and import a function; `reward.timeout_s` runs from there on."""
 
 REAP_TIMEOUT_S = 10.0
 """For a killed process to be gone."""
 
+MEMORY = "Correct it, or raise reward.memory_mb where it needs more memory than that"
 _ROOT = Path(__file__).resolve().parents[2]
 _READ_BYTES = 1 << 16
 
 
 class NoAnswerError(Exception):
-    """One attempt gave no score, or no output; its text is the cause."""
+    """One attempt gave no score, or no output; its text is the cause. `remedy`: what helps against it; `late`: there was none in time."""
+
+    def __init__(self, cause: str, remedy: str = "", late: bool = False) -> None:
+        super().__init__(cause)
+        self.remedy, self.late = remedy or "Correct it", late
 
 
 class RewardProcess:
@@ -105,24 +110,24 @@ class RewardProcess:
             reply = await self._exchange(request)
         except (ConnectionError, EOFError):
             self.kill()
-            raise NoAnswerError(f"the process ended: {describe_exit(await self.reap())}") from None
+            raise NoAnswerError(f"the process ended: {describe_exit(await self.reap())}", MEMORY) from None
         if isinstance(reply, Failed):
-            raise NoAnswerError(reply.cause)
+            raise NoAnswerError(reply.cause, MEMORY if reply.cause.startswith("MemoryError") else "")
         return reply
 
     async def _exchange(self, request: Request) -> Reply:
         loop = asyncio.get_running_loop()
-        limit = f"no answer within {LOAD_TIMEOUT_S:g} s of starting and importing it"
+        limit, remedy = f"no answer within {LOAD_TIMEOUT_S:g} s of starting and importing it", ""
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 await loop.sock_sendall(self._socket, frame(request))
                 reply = await self._receive()
             if isinstance(reply, Loaded) and not isinstance(request, Load):
-                limit = f"no answer within reward.timeout_s={self._timeout_s:g}"
+                limit, remedy = f"no answer within reward.timeout_s={self._timeout_s:g}", "Correct it, or raise reward.timeout_s"
                 async with asyncio.timeout(self._timeout_s):
                     reply = await self._receive()
         except TimeoutError:
-            raise NoAnswerError(limit) from None
+            raise NoAnswerError(limit, remedy, late=True) from None
         except (msgspec.MsgspecError, ValueError) as error:
             raise NoAnswerError(f"the exchange with the process failed: {error}") from error
         return reply
@@ -165,6 +170,5 @@ class RewardProcess:
 def _environment() -> dict[str, str]:
     """This process's environment, with the checkout importable and numerical libraries on one thread."""
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
-    return {**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, **one_thread(), "PYTHONPATH": os.pathsep.join(paths)}
 

@@ -123,4 +123,5 @@ class RewardElement:
         pool, num_requests = self._pool, self._service.num_requests if self._service else 0
         return Heartbeat(status=WorkerStatus(
             waiting_for="" if num_requests else "requests", num_running=num_requests - pool.num_waiting, reward_busy_s=pool.busy_s,
-            rewards_killed=pool.num_killed, rewards_failed=pool.num_failed, rewards_waiting=pool.num_waiting, rewards_wait_s=pool.wait_s))
+            rewards_killed=pool.num_killed, rewards_failed=pool.num_failed, rewards_late=pool.num_late,
+            rewards_waiting=pool.num_waiting, rewards_wait_s=pool.wait_s))

@@ -12,11 +12,12 @@ import ast
 import functools
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import reasoning_gym
 
-from workers.reward.bounded import bounded
+from workers.reward import bounded
 from workers.reward.formats import tagged
 
 EVALUATED_TASKS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
@@ -49,8 +50,20 @@ def score(prompt: str, completion: str, reference: str) -> float:
     if task in SYMBOLIC_TASKS and not _ARITHMETIC.fullmatch(answer):
         if len(answer) > MAX_CHARS or not _SYMBOLIC.fullmatch(answer):
             return 0.0
-        return bounded(lambda: float(dataset.score_answer(answer, question["entry"]))) or 0.0
+        return bounded.bounded(judge, reference, answer) or 0.0
     return _judge(dataset, answer, question["entry"])
+
+
+def judge(reference: str) -> Callable[[str], float]:
+    """What the task's own `score_answer` gives to an answer."""
+    question = json.loads(reference)
+    dataset = _dataset(question["task"], json.dumps(question["options"], sort_keys=True))
+    return lambda answer: float(dataset.score_answer(answer, question["entry"]))
+
+
+def check_node() -> None:
+    """Have everything ready before the first answer is judged. Raises `RuntimeError` where that fails."""
+    bounded.start(judge)
 
 
 def _judge(dataset: Any, answer: str, entry: dict[str, Any]) -> float:

@@ -2,10 +2,10 @@ r"""The `math_verify` verifier: mathematical equality of numbers, expressions, s
 
     reference  --in plain LaTeX--> parse (cached) ----------------------+
     completion --its last answer, in plain LaTeX--> parse --> verify(gold, answer) --> 1 or 0
-                                                    `------------ in a forked copy, unless sure to end
+                                                    `-------- in a copy of a process, unless sure to end
 
 There is no bound on how long SymPy takes. What is too long or too deep is wrong without a look; the same text is right, and numbers
-are compared exactly; what else is of digits and signs alone is compared here; the rest in a copy of this process that has a few
+are compared exactly; what else is of digits and signs alone is compared here; the rest in a copy of a process that has a few
 seconds (bounded.py). The library's own time limits are off: they rely on SIGALRM, which C code does not notice.
 """
 
@@ -14,12 +14,13 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 from math_verify import parse, verify
 from sympy import Eq, Expr, Float, Number, simplify, solve
 
-from workers.reward.bounded import bounded
+from workers.reward import bounded
 from workers.reward.formats import boxed, final_answer
 from workers.reward.matching import parse_number
 from workers.reward.notation import MAX_CHARS, formula, harmless, harmless_prose, too_large, wording, written
@@ -53,7 +54,18 @@ def score(prompt: str, completion: str, reference: str) -> float:
     candidate = _framed(text) if whole else text if marked is None else f"answer: {text}"
     if harmless(expected) and (harmless(text) if whole else harmless_prose(text)):
         return _equal(gold, candidate)
-    return bounded(lambda: _equal(gold, candidate)) or 0.0
+    return bounded.bounded(judge, reference, candidate) or 0.0
+
+
+def judge(reference: str) -> Callable[[str], float]:
+    """What says, of an answer as the library reads it, whether it equals `reference`: 1 or 0."""
+    gold, _ = _gold(reference)
+    return functools.partial(_equal, gold)
+
+
+def check_node() -> None:
+    """Have everything ready before the first answer is judged. Raises `RuntimeError` where that fails."""
+    bounded.start(judge)
 
 
 def check_reference(reference: str) -> None:
@@ -123,7 +135,7 @@ def _misjudged(gold: Any, answer: Any) -> bool:
 
 
 def _warm_up() -> None:
-    """Make the parser and SymPy fill their tables now, in the time that a process has for loading, and once for all forked copies."""
+    """Make the parser and SymPy fill their tables now, in the time that a process has for loading, and once for all copies."""
     for gold, answer in WARM_UP:
         _equal(_gold(gold)[0], _framed(answer))
 

@@ -30,7 +30,14 @@ Answer = TypeVar("Answer")
 
 
 class VerifierError(RuntimeError):
-    """A verifier gave no score, or a program could not be run. Its text says whose doing it is and why; it is not a judgement of the completion."""
+    """A verifier gave no score, or a program could not be run. Its text says whose doing it is and why; it is not a judgement of the completion.
+
+    `cause`: what the last attempt failed with. `hopeless`: none has ever given an answer here.
+    """
+
+    def __init__(self, text: str, cause: str = "", hopeless: bool = False) -> None:
+        super().__init__(text)
+        self.cause, self.hopeless = cause or text, hopeless
 
 
 class _Slot:
@@ -44,8 +51,10 @@ class RewardPool:
     """`async with RewardPool(config) as pool: score = await pool.score(...)`; raises `ConfigError` for an unknown verifier.
 
     Counters since the start, for metrics: `num_scored` (scores given), `num_executed` (programs run), `num_failed` (`VerifierError`s raised),
-    `num_killed` (processes that were killed, or found dead, and replaced), `busy_s` (seconds of processes at work), `wait_s` (seconds
-    that requests have waited for a process). `num_waiting`: requests that wait now; many of them mean that there are too few processes.
+    `num_late` (attempts
+    that had no answer in time), `num_killed` (processes that were killed, or found dead, and replaced), `busy_s` (seconds of processes at work),
+    `wait_s` (seconds that requests have waited for a process). `num_waiting`: requests that wait now; many of them mean that there are too few
+    processes.
     """
 
     def __init__(self, config: RewardConfig, sandbox: SandboxConfig | None = None) -> None:
@@ -58,7 +67,7 @@ class RewardPool:
             self._free.put_nowait(slot)
         self._disposals: set[asyncio.Task[None]] = set()
         self._closed = False
-        self.num_scored = self.num_executed = self.num_failed = self.num_killed = self.num_waiting = 0
+        self.num_scored = self.num_executed = self.num_failed = self.num_late = self.num_killed = self.num_waiting = 0
         self.busy_s = self.wait_s = 0.0
 
     async def __aenter__(self) -> Self:
@@ -128,18 +137,21 @@ class RewardPool:
             self.wait_s += time.monotonic() - start
 
     async def _answer(self, slot: _Slot, request: Request, ask: Callable[[RewardProcess, Any], Awaitable[Answer]]) -> Answer:
-        cause, num_attempts = "", 1 + self._config.max_retries
+        cause = remedy = ""
+        num_attempts = 1 + self._config.max_retries
         for _ in range(num_attempts):
             self._check_open()
             try:
                 return await self._attempt(slot, request, ask)
             except (NoAnswerError, OSError) as error:  # OSError: no process could be started
-                cause = str(error)
+                cause, remedy = str(error), getattr(error, "remedy", "Look at this node: no process could be started")
+                self.num_late += getattr(error, "late", False)
                 LOG.warning("%s gave no answer: %s", described(request), cause)
         self._check_open()
         self.num_failed += 1
-        raise VerifierError(f"{described(request)} gave no answer in {num_attempts} attempts; the last: {cause}. "
-                            "Correct the verifier, or raise reward.timeout_s or reward.memory_mb")
+        tried = f"{num_attempts} attempts; the last" if num_attempts > 1 else "its only attempt"
+        raise VerifierError(f"{described(request)} gave no answer in {tried}: {cause}\n{remedy}", cause,
+                            hopeless=isinstance(request, Score) and not self.num_scored)
 
     async def _attempt(self, slot: _Slot, request: Request, ask: Callable[[RewardProcess, Any], Awaitable[Answer]]) -> Answer:
         if slot.process is not None and not slot.process.is_usable():

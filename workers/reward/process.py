@@ -20,12 +20,12 @@ import os
 import resource
 import socket
 import sys
-import traceback
 from collections.abc import Callable
 
 import msgspec
 
-from workers.processes import control, end_with_parent
+from workers.own_code import told
+from workers.processes import adopt_orphans, end_with_parent
 from workers.reward import code_sandbox, tree, verifiers
 from workers.reward.messages import (
     LENGTH_BYTES,
@@ -42,9 +42,6 @@ from workers.reward.messages import (
     frame,
     frame_length,
 )
-
-PR_SET_CHILD_SUBREAPER = 36
-MAX_CAUSE_CHARS = 1000
 
 
 def main(arguments: list[str]) -> None:
@@ -74,7 +71,7 @@ def main(arguments: list[str]) -> None:
 
 def _confine(parent: int, memory_mb: int) -> None:
     end_with_parent(parent)
-    control(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     limit = memory_mb * 1024 * 1024
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -84,8 +81,10 @@ def _load(name: str, loaded: dict[str, Callable[..., object]]) -> Failed | None:
     try:
         if name not in loaded:
             loaded[name] = verifiers.load(name)
+    except ModuleNotFoundError as error:
+        return Failed(f"{told(error)}. Put its folder on PYTHONPATH, or correct the import path")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything when imported; the pool reports it
-        return Failed(_describe(error))
+        return Failed(told(error))
     return None
 
 
@@ -95,7 +94,7 @@ def _try_out(name: str) -> Loaded | Failed:
         for module in verifiers.modules(name):
             getattr(sys.modules[module], "check_node", lambda: None)()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything; the pool reports it
-        return Failed(_describe(error))
+        return Failed(told(error))
     return Loaded()
 
 
@@ -105,7 +104,7 @@ def _run(function: Callable[..., object], request: Score | Execute) -> Scored | 
             return _output(function(request.code))
         return _score(function(request.prompt, request.completion, request.reference))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a verifier may raise anything; the pool reports it and replaces this process
-        return Failed(_describe(error))
+        return Failed(told(error))
 
 
 def _score(score: object) -> Scored | Failed:
@@ -119,12 +118,6 @@ def _score(score: object) -> Scored | Failed:
 
 def _output(output: object) -> Executed | Failed:
     return Executed(output) if isinstance(output, str) else Failed(f"returned {output!r:.200}, which is not text")
-
-
-def _describe(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}"[:MAX_CAUSE_CHARS] + place
 
 
 def _receive(channel: socket.socket) -> bytes | None:

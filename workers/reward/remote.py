@@ -96,7 +96,7 @@ class RemoteRewards:
         self._numbers = itertools.count()
         self._changed = asyncio.Event()
         self._closed = False
-        self.num_scored = self.num_executed = self.num_failed = self.num_killed = self.num_waiting = 0
+        self.num_scored = self.num_executed = self.num_failed = self.num_late = self.num_killed = self.num_waiting = 0
         self.busy_s = self.wait_s = 0.0
 
     async def __aenter__(self) -> Self:
@@ -162,7 +162,7 @@ class RemoteRewards:
                 raise VerifierError(f"a request to a reward element cannot be sent: {error}") from error
             if isinstance(answer, NoAnswer):
                 self.num_failed += 1
-                raise VerifierError(answer.cause)
+                raise VerifierError(answer.cause, hopeless=isinstance(request, ScoreWanted) and not self.num_scored)
             return answer
         self.num_failed += 1
         raise VerifierError(f"{MAX_LOST} reward elements were lost while they worked on this request; the last: {cause}. Look at their logs")

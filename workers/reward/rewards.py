@@ -16,6 +16,7 @@ class Rewards(Protocol):
     num_scored: int
     num_executed: int
     num_failed: int
+    num_late: int
     num_killed: int
     num_waiting: int
     busy_s: float

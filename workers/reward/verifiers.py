@@ -75,6 +75,11 @@ def modules(name: str) -> list[str]:
     return [_import_path(part).split(":")[0] for part in _parts(name, "reward.verifier")]
 
 
+def own(name: str) -> list[str]:
+    """Those of verifier `name`, or of a weighted sum, that are the user's. Raises `ConfigError` as `check_name` does."""
+    return [part for part in _parts(name, "reward.verifier") if part not in BUILT_IN]
+
+
 def composed(verifier: str, parts: Mapping[str, float]) -> str:
     """The name of the verifier that gives `parts` (names and weights) their weights, and `verifier` the rest up to 1.
 

@@ -123,7 +123,8 @@ class LeaseRunner:
         except* BadRequest as errors:
             failed = GroupFailed(lease.group_id, lease.attempt, first_cause(errors), fatal=True)
         except* (EngineError, VerifierError, WorkflowError) as errors:
-            failed = failed or GroupFailed(lease.group_id, lease.attempt, first_cause(errors))
+            hopeless = errors.subgroup(lambda error: isinstance(error, VerifierError) and error.hopeless) is not None
+            failed = failed or GroupFailed(lease.group_id, lease.attempt, first_cause(errors), hopeless=hopeless)
         except* Halted:
             pass
         else:

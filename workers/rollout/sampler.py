@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
@@ -50,6 +51,22 @@ class Sample:
         self.tokens += generation.tokens
         self.logprobs += generation.logprobs
         self.versions += versions
+
+
+class Samples(Protocol):
+    """What a `Sampler` does for workflows; see there."""
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text."""
+        ...
+
+    def text(self, tokens: list[int], stop: tuple[str, ...]) -> str:
+        """The text of a response."""
+        ...
+
+    async def sample(self, lease: Lease, rid: str, prompt: list[int], params: SamplingParams, seed: int, sample: Sample | None = None) -> Sample:
+        """Generate one response."""
+        ...
 
 
 class Sampler:

@@ -261,6 +261,7 @@ class RolloutWorker:
             weights_via="nccl" if holder.by_broadcast else fetch.via,
             fetch_bytes=fetch.fetch_bytes, num_fallbacks=fetch.num_fallbacks, num_refetched=fetch.num_refetched, idle_s=leases.idle_s,
             reward_busy_s=rewards.busy_s, rewards_killed=rewards.num_killed, rewards_failed=rewards.num_failed,
+            rewards_late=rewards.num_late, rewards_done=rewards.num_scored + rewards.num_executed,
             rewards_waiting=rewards.num_waiting, rewards_wait_s=rewards.wait_s)
         return Heartbeat(engines.held, holder.fetching, status, 0 if leaving else engines.capacity, self._held(), engines.tokens_in_flight,
                          self._member.ranks if self._member is not None and not leaving else 0)

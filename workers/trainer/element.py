@@ -209,8 +209,8 @@ class TrainElement:
     def _follow_up(self, how: str, cause: str) -> str:
         if how == "preempted" and self.element is not None:
             slurm.requeue(self.element.job)  # an element that just exits in its grace time would be taken for complete
-        if how == "terminated" or (how == "stopped" and cause):
-            sys.exit(1)
+        if how == "terminated" or (how == "stopped" and cause and self.run.stop_requested() is None):
+            sys.exit(1)  # an orderly stop is no error, and srun shall not call it one in the log
         return "" if how in incarnations.IN_ORDER else cause
 
 

@@ -68,9 +68,9 @@ class DrainRequested(Exception):
 class CoordinatorLink:
     """Starts the coordinator, registers the trainer, and carries batches and versions.
 
-    `crashed` is told, once and from any thread, why this incarnation fails; `checkpoint` is the folder to go on from. `num_shares`: into
-    how many shares batches are divided. `needed`: published versions older than this are fetched by nobody. `fallbacks`: transports by which a
-    worker cannot get weights, and why.
+    `crashed` is told, from any thread, why this incarnation fails, or that the run has ended under it: the first word counts. `checkpoint` is the
+    folder to go on from. `num_shares`: into how many shares batches are divided. `needed`: published versions older than this are fetched by
+    nobody. `fallbacks`: transports by which a worker cannot get weights, and why.
     """
 
     def __init__(self, run: RunFolder, config: Config, epoch: int, checkpoint: Path | None, signals: Signals,
@@ -233,6 +233,8 @@ class CoordinatorLink:
                 cause = await serving
             finally:
                 welcoming.cancel()
+            if cause and not peer.parting and self._run.ended() is not None:
+                self._crashed(cause)  # on record before Goodbye leaves: the report is written when all workers have gone
             if not peer.parting:
                 self._end(cause)
             while not cause and not self._left.is_set():  # complete: stay in touch until the main thread has exported and left
@@ -281,7 +283,11 @@ class CoordinatorLink:
         self._coordinator.abandon()
         if not self._replaceable or self._run.ended() is not None:
             self._run.remove_weights(self._config.weights.dir)
-        os._exit(1)
+        os._exit(self._exit_status())
+
+    def _exit_status(self) -> int:
+        """0 after an orderly stop, which is no error; but with a bad one srun ends the other ranks, who may wait for this one in a collective."""
+        return 0 if self._run.stop_requested() is not None and os.environ.get("SLURM_NTASKS", "1") == "1" else 1
 
     def _coordinator_ended(self, status: int) -> None:
         if self._left.is_set():

@@ -229,10 +229,14 @@ class WeightServer:
             self._send(peer, Unavailable(number, str(error)))
             return
         content, delta = found
-        if self._send(peer, Content(number, delta), content):
-            self._counters.bytes_sent += len(content)
-            self._counters.chunks_sent += number != ALL
-            self._counters.deltas_sent += delta
+        self._count(1, number, len(content), delta)  # first: who has it all may ask for the sum before this thread goes on
+        if not self._send(peer, Content(number, delta), content):
+            self._count(-1, number, len(content), delta)
+
+    def _count(self, messages: int, number: int, size: int, delta: bool) -> None:
+        self._counters.bytes_sent += messages * size
+        self._counters.chunks_sent += messages * (number != ALL)
+        self._counters.deltas_sent += messages * delta
 
     def _send(self, peer: bytes, message: FromServer, *content: bytes | memoryview) -> bool:
         try:

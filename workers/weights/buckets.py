@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from workers.config import Dtype
 
 BUCKET_BYTES = 256 << 20
-SIZES = {Dtype.float32: 4, Dtype.bfloat16: 2}
+SIZES = {Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float16: 2}
 
 
 def into_buckets(names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], dtype: Dtype, limit: int = BUCKET_BYTES) -> list[list[str]]:

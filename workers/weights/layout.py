@@ -19,7 +19,7 @@ from workers.config import Dtype
 SHARD_BYTES = 1 << 29
 INDEX, CONFIG = "model.safetensors.index.json", "config.json"
 ALIGNMENT = 64
-NAMES = {Dtype.float32: ("F32", 4), Dtype.bfloat16: ("BF16", 2)}
+NAMES = {Dtype.float32: ("F32", 4), Dtype.bfloat16: ("BF16", 2), Dtype.float16: ("F16", 2)}
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def make_tiny(folder: Path, seed: int) -> None:
 def make_smollm2(folder: Path) -> None:
     """Convert SmolLM2-135M-Instruct to `folder` (bfloat16, tied), unless a complete model is there.
 
-    Raises `ModelError` if the package that holds it is not installed, or if `folder` holds something else.
+    Raises `ModelError` if the package that holds it is not installed, if `folder` holds something else, or if it cannot be made.
     """
     _make(folder, lambda target: _convert_gguf(_smollm2_file(), target))
 
@@ -90,8 +90,12 @@ def _make(folder: Path, fill: Callable[[Path], None]) -> None:
     if _is_complete(folder):
         return
     _check_vacant(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    target = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        target = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise ModelError(f"{folder}: the model is made there, but {folder.parent} cannot be written ({error.strerror}). Give another folder, as "
+                         "model.path=FOLDER") from error
     try:
         fill(target)
         check_tensors(target, read_architecture(target))

@@ -11,12 +11,11 @@ An episode ends with its agent, or soon after its reward; at workflow.agent_time
 from __future__ import annotations
 
 import asyncio
-import importlib
-import traceback
 from collections.abc import Coroutine
 from typing import Any
 
 from workers.config import ConfigError, WorkflowConfig
+from workers.own_code import first, import_function, told
 from workers.rollout.agents.chat import Chat
 from workers.rollout.agents.endpoint import admitted, shared_endpoint
 from workers.rollout.agents.program import ProgramFailed, run_program
@@ -70,14 +69,10 @@ async def _working(config: WorkflowConfig, task: dict[str, Any], url: str, key: 
 
 def load_agent(path: str) -> Any:
     """The function that workflow.agent names. Raises `ConfigError`."""
-    module_name, _, function_name = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name, None)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"workflow.agent={path!r}: {error}. Put its folder on PYTHONPATH, or correct the import path") from error
+    function = import_function(path, "workflow.agent")
     if not asyncio.iscoroutinefunction(function):
-        raise ConfigError(f"workflow.agent={path!r}: module {module_name} has no function 'async def {function_name}(task, base_url, api_key)'. "
-                          "Correct the import path; an agent that is not async is a program of its own (workflow.agent_command)")
+        raise ConfigError(f"workflow.agent={path!r}: it is no 'async def {path.split(':')[1]}(task, base_url, api_key)'. "
+                          "Make it async; an agent that is not async is a program of its own (workflow.agent_command)")
     return function
 
 
@@ -104,12 +99,9 @@ async def _outcome(work: Coroutine[Any, Any, Any], chat: Chat, timeout_s: float)
 
 
 def _failure(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = first(error)
     if isinstance(error, ProgramFailed):
         return str(error)
     if isinstance(error, ConfigError) or not isinstance(error, Exception):
         raise error
-    frames = traceback.extract_tb(error.__traceback__)
-    place = next(frame for frame in reversed(frames) if frame.filename == frames[min(1, len(frames) - 1)].filename)  # [0] is our call of it
-    return f"raised {type(error).__name__}: {str(error)[:1000]} ({place.filename}, line {place.lineno}, in {place.name})"
+    return f"raised {told(error)}"

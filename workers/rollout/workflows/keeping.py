@@ -9,15 +9,13 @@ Held-out prompts are never rejected.
 
 from __future__ import annotations
 
-import importlib
-import traceback
 from collections.abc import Callable
 
 import numpy as np
 
-from workers.config import ConfigError
 from workers.messages.groups import group_firsts
 from workers.messages.types import Group, GroupFailed, GroupFinished, GroupRejected, Purpose
+from workers.own_code import import_function, told
 
 Filter = Callable[[list[float], list[int]], bool]
 """A function of yours: the score of each of a group's episodes, and how many tokens each has after the prompt -> whether the group is trained on.
@@ -31,7 +29,7 @@ class Keeping:
 
     def __init__(self, keep: str) -> None:
         self._keep = keep
-        self._filter = _load(keep) if ":" in keep else None
+        self._filter = import_function(keep, "workflow.keep") if ":" in keep else None
 
     def verdict(self, group: Group) -> GroupFinished | GroupRejected | GroupFailed:
         """What the coordinator is told of a finished group. A filter's error, or an answer that is no bool, is a failure that says where."""
@@ -46,18 +44,6 @@ class Keeping:
         return GroupRejected(group.group_id, group.attempt, int(group.loss_mask.sum()), group.tokens_interrupted, score)
 
 
-def _load(path: str) -> Filter:
-    module_name, function_name = path.split(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name, None)
-    except ImportError as error:
-        raise ConfigError(f"workflow.keep={path!r}: module {module_name} cannot be imported ({error}). Correct the import path, or set PYTHONPATH") \
-            from error
-    if not callable(function):
-        raise ConfigError(f"workflow.keep={path!r}: module {module_name} has no function {function_name!r}. Correct the import path")
-    return function
-
-
 def _has_spread(group: Group) -> bool:
     return bool(np.ptp(np.asarray(group.rewards)) != 0)  # also where one is NaN: such a group is refused, and told of
 
@@ -68,8 +54,7 @@ def _judge(function: Filter, group: Group) -> bool | str:
     try:
         answer = function(group.scores[firsts].tolist(), np.add.reduceat(np.asarray(group.lengths), firsts).tolist())
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything; the failure names it
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno}, in {place.name})"
+        return told(error)
     if not isinstance(answer, bool | np.bool_):
         return f"it returned {answer!r}: must be True (the group is trained on) or False"
     return bool(answer)

@@ -11,9 +11,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import numbers
-import traceback
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -22,12 +20,13 @@ import msgspec
 from workers.config import ConfigError, EvaluationConfig, RewardConfig, WorkflowConfig
 from workers.config.workflow import WORKFLOWS
 from workers.messages.types import Group, Lease, Purpose
+from workers.own_code import import_function, told
 from workers.reward.answers import extract
 from workers.reward.rewards import Rewards
 from workers.reward.verifiers import composed
 from workers.rollout.engine_client import BadRequest
 from workers.rollout.partials import PartialError, restore
-from workers.rollout.sampler import Sampler
+from workers.rollout.sampler import Samples
 from workers.rollout.workflows.episode import LLM, Halted, Run, WorkflowError
 from workers.rollout.workflows.record import EpisodeRecord, GroupRecord
 from workers.rollout.workflows.sequences import Finished, assemble
@@ -36,16 +35,11 @@ from workers.rollout.workflows.text import PlainText, TextFormat
 
 
 def load(name: str) -> Run:
-    """Import the function of workflow `name`. Raises `ConfigError` if there is none; whatever importing its module raises is passed on."""
-    module_name, _, function_name = WORKFLOWS.get(name, name).partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"workflow.name={name!r}: {error}. Put its folder on PYTHONPATH, or correct the import path") from error
-    function = getattr(module, function_name, None)
+    """Import the function of workflow `name`. Raises `ConfigError` if it cannot be, or there is none."""
+    path = WORKFLOWS.get(name, name)
+    function = import_function(path, "workflow.name")
     if not asyncio.iscoroutinefunction(function):
-        raise ConfigError(f"workflow.name={name!r}: module {module_name} has no function 'async def {function_name}(episode, llm, reward)'. "
-                          "Correct the import path, or make it async")
+        raise ConfigError(f"workflow.name={name!r}: it is no 'async def {path.split(':')[1]}(episode, llm, reward)'. Make it async")
     return cast(Run, function)
 
 
@@ -57,7 +51,7 @@ TOKEN_BYTES = 24
 class Parts:
     """What workflows work with: engines, reward pool, config, and how turns become text."""
 
-    sampler: Sampler
+    sampler: Samples
     rewards: Rewards
     workflow: WorkflowConfig
     reward: RewardConfig
@@ -124,7 +118,7 @@ class Workflow:
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # the lease is given up
             if session.failure is None:
-                raise WorkflowError(self._describe(error)) from error
+                raise WorkflowError(f"workflow {self._config.name} raised {told(error)}") from error
         if isinstance(session.failure, Halted):
             return None
         if session.failure is not None:
@@ -141,15 +135,6 @@ class Workflow:
         if not 0.0 <= value <= 1.0:
             raise WorkflowError(f"workflow {self._config.name} returned {score!r:.100}: it must return the episode's score, a number from 0 to 1")
         return value
-
-    def _describe(self, error: BaseException) -> str:
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        frames = traceback.extract_tb(error.__traceback__)
-        named = self._run.__code__.co_filename if hasattr(self._run, "__code__") else ""
-        place = next((frame for frame in reversed(frames) if frame.filename == named), frames[-1])
-        return (f"workflow {self._config.name} raised {type(error).__name__}: {str(error)[:1000]} ({place.filename}, line {place.lineno}, "
-                f"in {place.name})")
 
     def _warn_of_unused(self, session: Session) -> None:
         if unused := session.record.num_unused:

@@ -17,7 +17,7 @@ from workers.messages.types import Lease, Purpose
 from workers.reward.pool import VerifierError
 from workers.reward.rewards import Rewards
 from workers.rollout.engine_client import EngineError, SamplingParams
-from workers.rollout.sampler import Sampler
+from workers.rollout.sampler import Samples
 from workers.rollout.workflows.episode import Episode, Halted, Reply, Tools
 from workers.rollout.workflows.record import Dialogue, EpisodeRecord
 from workers.rollout.workflows.text import TextFormat
@@ -27,7 +27,7 @@ class Session:
     """The model, the reward and the tools of episode `index` of `lease`. `failure`: what must end the episode, whatever its function made of it.
     `num_under_way`: turns being sampled. `generation_s`, `reward_s`: seconds of all calls. `judged`: the verifier, and what was judged last."""
 
-    def __init__(self, lease: Lease, index: int, record: EpisodeRecord, sampler: Sampler, rewards: Rewards, config: WorkflowConfig,
+    def __init__(self, lease: Lease, index: int, record: EpisodeRecord, sampler: Samples, rewards: Rewards, config: WorkflowConfig,
                  text: TextFormat, context_length: int, heldout: EvaluationConfig) -> None:
         self.lease, self.index, self.record, self.config = lease, index, record, config
         self.text, self.context_length = text, context_length

@@ -83,4 +83,4 @@ def text_of(config: Config) -> TextFormat:
     """How the turns of a run's episodes become text. Raises `ConfigError` where the model has no chat template that works."""
     if not config.data.chat_template:
         return PlainText()
-    return ChatText(ChatTemplate(Path(config.model.path)).render_chat)
+    return ChatText(ChatTemplate(Path(config.model.path), config.data.chat_template_kwargs).render_chat)

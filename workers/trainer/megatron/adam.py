@@ -24,9 +24,12 @@ class GroupStepAdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         adam_w_mode: bool = True,
+        capturable: bool = False,
     ) -> None:
         if not adam_w_mode:
             raise ValueError("adam_w_mode=False: only decoupled weight decay is implemented. Set decoupled_weight_decay=True")
+        if capturable:
+            raise ValueError("capturable=True: a CUDA graph cannot hold this step, which counts on the host. Set optimizer_cuda_graph=False")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ Megatron-core names the accelerator itself, through a handful of idioms; each is
     device="cuda" literals, .cuda()              -> the CPU device
     tensor.type() == "torch.cuda.FloatTensor"    -> the type's name as CUDA would spell it
     torch.cuda.synchronize()                     -> nothing: there is nothing to wait for
+    torch.cuda.current_stream()                  -> None, which suffices where nothing waits in it
     CUDA's generator (kept when recomputing)     -> the CPU's
 
 `redirected()` makes them hold inside a `with` block (a torch-function mode is local to the thread, so every
@@ -42,6 +43,7 @@ def redirected() -> Iterator[None]:
 
     places: list[tuple[Any, str, Any]] = [
         (torch.cuda, "current_device", _current_device), (torch.cuda, "synchronize", _synchronize),
+        (torch.cuda, "current_stream", _current_stream),
         (torch.cuda, "get_rng_state", _get_rng_state),
         (random, "_get_cuda_rng_state", _get_rng_state), (random, "_set_cuda_rng_state", _set_rng_state)]
     previous = [getattr(module, name) for module, name, _ in places]
@@ -80,6 +82,10 @@ def _current_device() -> torch.device:
 
 def _synchronize(device: object = None) -> None:
     _record("synchronize()")
+
+
+def _current_stream(device: object = None) -> None:
+    _record("current_stream()")
 
 
 def _get_rng_state(device: object = "cuda", clone: bool = False, graph_safe: bool = False) -> torch.Tensor:

@@ -28,7 +28,7 @@ from workers.trainer.megatron.lm_head import VocabularyShard, token_logprobs
 from workers.weights.architecture import Architecture
 from workers.weights.splitting import check_parallel
 
-DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16}
+DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16, Dtype.float16: torch.float16}
 
 
 class PackedGPTModel(GPTModel):
@@ -101,7 +101,10 @@ def build_model(architecture: Architecture, folder: Path, dtype: torch.dtype, te
 
 
 def _mark_shards(model: torch.nn.Module) -> None:
-    """Say of each weight along which dimension it is split, as Megatron does when it initialises them; gradient norms are summed by it."""
+    """Say of each weight along which dimension it is split; gradient norms are summed by it. Megatron-core 0.16 does so only of weights that it
+    initialises, 0.19 of all."""
     for module in model.modules():
-        if isinstance(module, (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding)) and getattr(module, "weight", None) is not None:
-            set_tensor_model_parallel_attributes(module.weight, True, 1 if isinstance(module, RowParallelLinear) else 0, 1)
+        if isinstance(module, (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding)):
+            weight = getattr(module, "weight", None)
+            if weight is not None and not hasattr(weight, "tensor_model_parallel"):
+                set_tensor_model_parallel_attributes(weight, True, 1 if isinstance(module, RowParallelLinear) else 0, 1)

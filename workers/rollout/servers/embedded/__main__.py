@@ -28,7 +28,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     """The command line that every server of this API takes; `name` is the server's."""
     parser = argparse.ArgumentParser(prog=f"python -m workers.rollout.servers.{name}", description=description)
     parser.add_argument("--model-path", required=True, help="folder of a Hugging Face model in safetensors format")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--num-slots", type=int, default=64, help="sequences decoded at once")
     parser.add_argument("--context-length", type=int, default=256, help="longest prompt plus answer, in tokens")
     parser.add_argument("--prefill-chunk", type=int, default=512, help="most prompt tokens computed between two decode steps")

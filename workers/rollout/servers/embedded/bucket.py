@@ -46,6 +46,6 @@ def _flattened(group: BroadcastGroup, dtypes: Sequence[torch.dtype], shapes: Seq
 
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
-    require(isinstance(dtype, torch.dtype), "dtypes", name, "must be the name of a torch dtype", "Send float32 or bfloat16")
+    require(isinstance(dtype, torch.dtype), "dtypes", name, "must be the name of a torch dtype", "Send float32, bfloat16 or float16")
     assert isinstance(dtype, torch.dtype)
     return dtype

@@ -14,17 +14,14 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
+from workers import dtypes
 from workers.weights.architecture import Architecture, ModelError
 from workers.weights.same_model import check_complete, check_same_model
-
-# torch's own entry to oneDNN's prepacked linear layers (what torch.compile's frozen graphs call). Without it: F.linear.
-_PACKED = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-_PACK_FOR_ROWS = 64
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """The weight of a linear layer, packed if this build of torch can, and its bias."""
+    """The weight of a linear layer, packed where this torch and this CPU can in its dtype, and its bias."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -32,13 +29,13 @@ class Matrix:
     @classmethod
     def of(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Matrix:
         """Pack `weight` [outputs, inputs]."""
-        return cls(torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_FOR_ROWS) if _PACKED else weight, bias)
+        return cls(dtypes.pack(weight) if dtypes.packs(weight.dtype) else weight, bias)
 
 
 def linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     """x [tokens, inputs] times the transposed matrix, plus its bias: [tokens, outputs]."""
-    if _PACKED:
-        return torch.ops.mkldnn._linear_pointwise(x, matrix.weight, matrix.bias, "none", [], "")
+    if matrix.weight.is_mkldnn:
+        return dtypes.packed_linear(x, matrix.weight, matrix.bias)
     return F.linear(x, matrix.weight, matrix.bias)
 
 

@@ -1,0 +1,29 @@
+"""Shell completion: Hydra knows the groups and keys; the commands in front of them are ours.
+
+The shell asks with the line so far in COMP_LINE. What Hydra is told of it are the groups and keys alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.cli.composing import hydra_itself
+from launcher.cli.page import COMMANDS, STARTS
+
+_LINE = re.compile(r"^\s*(?P<program>\S+)\s+(?P<word>\S*)(?P<rest>.*)$", re.DOTALL)
+
+
+def answer(arguments: Sequence[str], conf: Path) -> None:
+    """Answer the shell, or print what it is to evaluate."""
+    match = _LINE.match(os.environ.get("COMP_LINE", ""))
+    if match is not None and any(argument.startswith("query=") for argument in arguments):
+        if not match["rest"]:
+            print(" ".join(name for name in COMMANDS if name.startswith(match["word"])))
+        elif match["word"] in COMMANDS and match["word"] not in STARTS:  # what follows are folders, which the shell knows
+            return
+        elif match["word"] in STARTS:
+            os.environ["COMP_LINE"] = f"{match['program']} {match['rest'].lstrip()}"
+    hydra_itself(list(arguments), conf)

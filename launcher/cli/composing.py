@@ -1,0 +1,123 @@
+"""The config of a run from what stands on the command line: Hydra puts it together; its mistakes are told in our words.
+
+    arguments --mistakes.check--> combinations (one, or those of a sweep) --Hydra--> composed --schema.to_object--> checked config
+                                                                             |            effect: keys that were set and do nothing
+                                                     a file that cannot be: files.explain
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import hydra
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from launcher.cli import effect, files, mistakes
+from launcher.schema import FullConfig, missing, register, to_object
+from workers.config import ConfigError, RunKind
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One checked config; `notes`: keys that were set and do nothing, a line each."""
+
+    config: FullConfig
+    notes: tuple[str, ...]
+
+
+class Composer:
+    """Composes configs from the groups in `conf` and, before them, `extra`. Made by `opened`."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = folders
+        names = sorted({path.parent.name for folder in folders for path in folder.glob("*/*.yaml")})
+        self.groups = {name: sorted({path.stem for folder in folders for path in folder.glob(f"{name}/*.yaml")}) for name in names}
+
+    def combinations(self, arguments: Sequence[str], sweep: bool) -> list[tuple[str, ...]]:
+        """What each run is composed of. Raises `ConfigError`."""
+        checked = mistakes.check(arguments, self.groups, sweep)
+        if not sweep:
+            return [tuple(checked)]
+        loader = GlobalHydra.instance().config_loader()
+        overrides = [one for one in OverridesParser.create(config_loader=loader).parse_overrides(checked) if not one.is_hydra_override()]
+        return [tuple(one) for one in BasicSweeper.split_arguments(overrides, None)[0]]
+
+    def sweep_folder(self, arguments: Sequence[str]) -> Path:
+        """Where the runs of a sweep are made."""
+        own = [argument for argument in arguments if argument.startswith("hydra.")]
+        try:
+            return Path(compose("config", overrides=own, return_hydra_config=True).hydra.sweep.dir).absolute()
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(f"{' '.join(own)}: refers to what there is not. Give the path of a folder") from error
+
+    def composed(self, arguments: Sequence[str]) -> DictConfig:
+        """Composed and not yet checked. Raises `ConfigError`."""
+        try:
+            return compose("config", overrides=list(arguments))
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
+            raise ConfigError(files.explain(error, arguments, self.folders, self.groups)) from error
+
+    def check(self, arguments: Sequence[str]) -> Composed:
+        """Compose and check. Raises `ConfigError`, `RunFolderError`."""
+        from launcher.evaluation import complete
+
+        composed = self.composed(arguments)
+        if composed.run.kind is RunKind.evaluation:
+            complete(composed, list(arguments))
+        config = to_object(composed)
+        config.plan()
+        given = effect.given(arguments)
+        notes = mistakes.overruled(arguments) + effect.judge(config, given) + effect.judge_files(self, arguments, config, given)
+        return Composed(config, tuple(dict.fromkeys(notes)))
+
+
+@contextmanager
+def opened(conf: Path, extra: Path | None = None) -> Iterator[Composer]:
+    """Hydra, ready to compose from `conf` and from files of `extra` before them. Raises `ConfigError`."""
+    register()
+    if extra is not None and not extra.is_dir():
+        raise ConfigError(f"--config-dir {extra}: {'is a file' if extra.exists() else 'there is no such folder'}. Give the folder that holds "
+                          "cluster/, data/ or experiment/ with your own files")
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        if extra is not None:
+            path = create_config_search_path(str(conf))
+            path.prepend("command-line", f"file://{extra.absolute()}")
+            GlobalHydra.instance().clear()
+            Hydra.create_main_hydra2("headway", path)
+        yield Composer([folder for folder in (extra, conf) if folder is not None])
+
+
+def show(composer: Composer, arguments: Sequence[str], options: argparse.Namespace) -> None:
+    """Print the composed config, or how it is put together, as Hydra does. Raises `ConfigError`."""
+    (checked,) = composer.combinations(arguments, False)
+    composer.composed(checked)
+    shower = GlobalHydra.instance().hydra
+    assert shower is not None
+    try:
+        if options.cfg:
+            shower.show_cfg("config", list(checked), options.cfg, options.package, options.resolve)
+        else:
+            shower.show_info(options.info, "config", list(checked))
+    except OmegaConfBaseException as error:
+        raise missing(error) from error
+
+
+def hydra_itself(arguments: Sequence[str], conf: Path) -> None:
+    """Let Hydra answer by itself: --shell-completion, --hydra-help."""
+    register()
+    sys.argv[1:] = arguments
+    hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(lambda _: None)()

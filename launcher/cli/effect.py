@@ -1,0 +1,188 @@
+"""Keys that were set and do nothing, as they only count beside other values: every such pair is a line of `RULES`.
+
+What decides what is run (which model, which data, which nodes) is refused: somebody wants another run than this would be. The rest is said.
+Only what users set counts, on the command line or in a file of theirs: groups bring values for all cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from launcher.cli import files, keys, mistakes
+from launcher.schema import FullConfig
+from workers.config import Advantage, ClusterKind, ConfigError, DataKind, ModelSource, OffPolicy, Placement, Schedule, Server, Surrogate, Transport
+from workers.config.alarms import SUPERVISED_ALARMS
+from workers.config.data import FILE_KINDS
+
+if TYPE_CHECKING:
+    from launcher.cli.composing import Composer
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`keys` (or all below them) count where `counts`; `why` not: `instead` is what to do, where that is refused ('': it is only said)."""
+
+    keys: str
+    counts: Callable[[FullConfig], bool]
+    why: str
+    instead: str = ""
+
+    def covers(self, key: str) -> bool:
+        """Whether the rule is about `key`."""
+        return any(key == one or key.startswith(f"{one}.") for one in self.keys.split())
+
+
+def _with_alarm(name: str) -> Callable[[FullConfig], bool]:
+    return lambda config: name not in config.alarms.off and (not config.supervised or name in SUPERVISED_ALARMS)
+
+
+def _runs_programs(config: FullConfig) -> bool:
+    """Whether programs may be run in the sandbox: by a verifier, also one that rows name, by a workflow or an agent, or a function of the user's."""
+    names = [*config.data.verifiers(config.reward.verifier), *config.reward.parts, config.workflow.name]
+    return (config.data.kind in (*FILE_KINDS, DataKind.mixture)
+            or any(":" in name or "code" in name or name in ("python_tool", "agent") for name in names))
+
+
+def _verifier_counts(config: FullConfig) -> bool:
+    return config.reward.verifier in config.data.verifiers(config.reward.verifier)
+
+
+_SUPERVISED = ("with run.kind=supervised nothing is generated and nothing judged",
+               lambda config: not config.supervised)
+_CLUSTER = "account qos time setup python container inference train reward spare_chunks probe_s max_submit"
+RULES = (
+    Rule("data.path data.heldout_path data.adapter data.columns", lambda config: config.data.kind in FILE_KINDS,
+         "these prompts are made up, not read from files", "Choose data=jsonl, data=parquet or data=hf"),
+    Rule("data.split data.heldout_split data.subset", lambda config: config.data.kind is DataKind.hf, "only data.kind=hf has splits"),
+    Rule("data.digits data.num_examples", lambda config: config.data.kind is DataKind.arithmetic, "only data.kind=arithmetic makes sums"),
+    Rule("data.task data.options data.stages", lambda config: config.data.kind is DataKind.reasoning_gym, "only data.kind=reasoning_gym has tasks",
+         "Choose data=reasoning_gym"),
+    Rule("data.response_field", lambda config: config.supervised and config.data.kind in FILE_KINDS and "response" not in config.data.columns,
+         "only supervised runs on files learn answers, and data.columns.response comes first"),
+    Rule("data.filter", lambda config: bool(config.data.max_prompt_tokens) or config.data.kind in FILE_KINDS, "no limit is set here"),
+    Rule("reward.verifier", lambda config: config.supervised or _verifier_counts(config), "data.verifier says what judges these prompts",
+         "Give data.verifier instead"),
+    Rule(" ".join(f"cluster.{name}" for name in _CLUSTER.split()), lambda config: config.cluster.kind is ClusterKind.slurm,
+         "with cluster.kind=local all runs on this machine", "Choose cluster=slurm; a file of your own begins with `defaults: [slurm, _self_]`"),
+    Rule("cluster.reward", lambda config: config.rewards_apart, "verifiers have jobs of their own with reward=array only"),
+    Rule("cluster.inference", lambda config: not config.supervised, _SUPERVISED[0]),
+    Rule("launch.max_concurrent_runs", lambda config: config.cluster.kind is ClusterKind.slurm, "runs on this machine come one after the other"),
+    Rule("launch.keep", lambda config: config.launch.selftest, "only `headway selftest` removes folders"),
+    Rule("allocation.inference_fraction allocation.replica_size allocation.min_replicas", *reversed(_SUPERVISED)),
+    Rule("workflow reward sandbox rollout staleness algorithm weights selftest engine.server engine.num_slots engine.interrupt engine.parallel "
+         "evaluation.num_samples evaluation.temperature evaluation.top_p evaluation.top_k evaluation.pass_at evaluation.confidence",
+         *reversed(_SUPERVISED)),
+    Rule("reward.num_elements", lambda config: config.reward.placement is Placement.array, "only reward=array has elements of its own"),
+    Rule("reward.overlong_buffer", lambda config: config.reward.overlong_penalty > 0, "reward.overlong_penalty=0 takes nothing off"),
+    Rule("sandbox", _runs_programs, "no verifier or workflow of this run runs programs"),
+    Rule("workflow.max_rejected", lambda config: config.workflow.keep != "all", "workflow.keep=all rejects no group"),
+    Rule("engine.prefill_chunk", lambda config: config.engine.server is Server.embedded, "only engine.server=embedded reads it"),
+    Rule("engine.synthetic_tokens_per_s engine.synthetic_mean_tokens", lambda config: config.engine.server is Server.synthetic,
+         "only engine.server=synthetic reads it"),
+    Rule("weights.security weights.delta weights.fanout", lambda config: config.weights.transport is not Transport.disk,
+         "with weights=disk nothing is streamed"),
+    Rule("staleness.warmup_steps", lambda config: config.staleness.eta > 0, "staleness.eta=0 has nothing to grow to"),
+    Rule("algorithm.clip_epsilon", lambda config: config.algorithm.surrogate in (Surrogate.clip, Surrogate.cispo),
+         "only algorithm.surrogate=clip and cispo clip"),
+    Rule("algorithm.sapo_tau_positive algorithm.sapo_tau_negative", lambda config: config.algorithm.surrogate is Surrogate.sapo,
+         "only algorithm.surrogate=sapo has soft gates"),
+    Rule("algorithm.proximal algorithm.behavior_cap", lambda config: config.algorithm.decoupled,
+         "with algorithm.decoupled=false there is no proximal policy"),
+    Rule("algorithm.behavior_cap", lambda config: config.algorithm.off_policy is not OffPolicy.second_moment,
+         "with algorithm.off_policy=second_moment the second moment alone decides"),
+    Rule("algorithm.second_moment", lambda config: config.algorithm.off_policy is OffPolicy.second_moment,
+         "only algorithm.off_policy=second_moment reads it"),
+    Rule("algorithm.kl_estimator algorithm.kl_in", lambda config: config.algorithm.kl_weight > 0, "algorithm.kl_weight=0 takes no divergence"),
+    Rule("algorithm.critic_lr algorithm.value_clip", lambda config: config.algorithm.advantage is Advantage.gae,
+         "only algorithm.advantage=gae has a critic"),
+    Rule("trainer.min_lr", lambda config: config.trainer.lr_schedule is not Schedule.constant, "trainer.lr_schedule=constant does not fall"),
+    Rule("trainer.export_keep", lambda config: config.trainer.export_every_steps > 0, "trainer.export_every_steps=0 exports at the end only"),
+    Rule("trainer.parallel.sequence", lambda config: config.trainer.parallel.tp > 1, "trainer.parallel.tp=1 splits nothing"),
+    Rule("checkpoint.keep_best", lambda config: config.evaluation.enabled and config.evaluation.every_steps > 0,
+         "nothing is judged between the first and the last step (evaluation.every_steps)"),
+    Rule("evaluation.num_samples evaluation.temperature evaluation.top_p evaluation.top_k evaluation.pass_at evaluation.confidence",
+         lambda config: config.evaluation.enabled, "evaluation.enabled=false judges nothing"),
+    Rule("evaluation.top_p evaluation.top_k", lambda config: config.evaluation.temperature > 0, "evaluation.temperature=0 is greedy"),
+    Rule("evaluation.checkpoint", lambda config: bool(config.evaluation.run), "it says which model of evaluation.run=RUN is judged"),
+    Rule("selftest.mean_tolerance", lambda config: config.selftest.action.value != "off", "selftest.action=off compares nothing"),
+    Rule("alarms.loss", lambda config: config.supervised, "only supervised runs have that alarm"),
+    *(Rule(f"alarms.{key}", _with_alarm(alarm), f"the alarm {alarm} is not judged here") for key, alarm in {
+        "entropy": "entropy_collapse", "weight_ess": "exploding_weights", "weight_max": "exploding_weights", "weight_masked": "exploding_weights",
+        "equal": "equal_rewards", "truncated": "growing_length", "length": "growing_length", "accuracy": "reward_collapse",
+        "grad_norm": "gradient_spikes", "stale": "stale_data"}.items()),
+    Rule("run.num_steps run.target_accuracy trainer.lr trainer.min_lr trainer.lr_schedule trainer.warmup_steps trainer.num_minibatches "
+         "trainer.export_final trainer.export_every_steps algorithm.critic_lr staleness.eta evaluation checkpoint.every_steps "
+         "checkpoint.every_minutes", lambda config: not config.launch.selftest, "a self-test sets it itself"),
+)
+
+
+def given(arguments: Sequence[str]) -> dict[str, object]:
+    """The keys that the command line sets, with their values."""
+    found: dict[str, object] = {}
+    for override in map(mistakes.parse, arguments):
+        value = override.value()
+        if isinstance(value, dict) and keys.find(override.key_or_group) is None:
+            found |= {f"{override.key_or_group}.{inner}": one for inner, one in value.items()}
+        else:
+            found[override.key_or_group] = value
+    return found
+
+
+def broken(config: FullConfig, key: str, value: object) -> Rule | None:
+    """The rule by which the key does nothing."""
+    if config.evaluates:  # launcher/evaluation.py says what counts there
+        return None
+    if key == "reward.verifier" and value in config.data.verifiers(config.reward.verifier):
+        return None
+    return next((rule for rule in RULES if rule.covers(key) and not rule.counts(config)), None)
+
+
+def judge(config: FullConfig, given: dict[str, object]) -> list[str]:
+    """What is to be said of the keys of the command line. Raises `ConfigError` for one that is refused."""
+    notes, source = [], config.model.source
+    if "model.path" in given and (source is ModelSource.tiny or (source is ModelSource.smollm2 and "model" not in given)):
+        raise ConfigError(f"model.path={given['model.path']}: model={source.value} brings a model of its own, and would not start from this folder. "
+                          "Add model=hf to start from it, or leave it out")
+    for key, value in given.items():
+        rule = broken(config, key, value)
+        if rule is not None and rule.instead:
+            raise ConfigError(f"{key}={keys.written(value)}: would be without effect: {rule.why}. {rule.instead}, or leave it out")
+        notes += [f"{key}={keys.written(value)} has no effect: {rule.why}"] if rule is not None else []
+    return notes
+
+
+def judge_files(composer: Composer, arguments: Sequence[str], config: FullConfig, given: dict[str, object]) -> list[str]:
+    """The same for what files set, unless something else that was chosen has taken its effect. Raises `ConfigError`."""
+    notes, alone = [], {}
+    for file in files.chosen(arguments, composer.folders, composer.groups):
+        for setting in file.settings():
+            if setting.key.startswith("cluster.") and config.cluster.kind is ClusterKind.slurm:  # a site is described for all roles
+                continue
+            known = keys.find(setting.key)
+            standard = known is not None and keys.written(setting.value) == known.shown
+            rule = None if standard or setting.key in given or "${" in str(setting.value) else broken(config, setting.key, setting.value)
+            if rule is None:
+                continue
+            if file.path not in alone:
+                alone[file.path] = _alone(composer, file)
+            if (by_itself := alone[file.path]) is None or broken(by_itself, setting.key, setting.value) is None:
+                continue
+            if rule.instead:
+                raise ConfigError(f"{setting.said}: would be without effect: {rule.why}. {rule.instead}, or leave it out")
+            notes.append(f"{setting.said} has no effect: {rule.why}")
+    return notes
+
+
+def _alone(composer: Composer, file: files.ConfigFile) -> FullConfig | None:
+    """What a file makes of the defaults by itself; None where it needs other choices."""
+    try:
+        found = OmegaConf.to_object(composer.composed([f"{file.group}={file.option}"]))
+    except (ConfigError, OmegaConfBaseException):
+        return None
+    assert isinstance(found, FullConfig)
+    return found
