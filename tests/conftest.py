@@ -9,6 +9,7 @@ Property tests draw the same examples in every run, so that a change is judged b
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -44,6 +45,8 @@ class ByFile(LoadScopeScheduling):
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background: what tests start would not hear Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "long: runs with HEADWAY_LONG=1 only")
 
 
