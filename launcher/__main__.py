@@ -72,7 +72,7 @@ def _answer(arguments: Sequence[str]) -> int:
                       "Install it again, from a wheel or from a checkout with its symbolic links")
     if command == "config":
         return importlib.import_module(OWN[command]).main(rest, CONF)
-    if any(one in arguments for one in ("--shell-completion", "-sc", "--hydra-help")):
+    if any(one in arguments for one in ("--shell-completion", "-sc")):
         return _hydra(list(arguments))
     from launcher.cli import starting
 
@@ -105,8 +105,12 @@ def _about(arguments: Sequence[str]) -> int:
 
 def _hydra(arguments: list[str]) -> int:
     from launcher.cli import completion
+    from workers.config import ConfigError
 
-    completion.answer(arguments, CONF)
+    try:
+        completion.answer(arguments, CONF)
+    except ConfigError as error:
+        return refuse(str(error))
     return 0
 
 

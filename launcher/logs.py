@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 2 where there is no such log."""
     parser = add_run(Parser(prog="headway logs", description=(__doc__ or "").splitlines()[0]))
     parser.add_argument("role", choices=ROLES)
-    parser.add_argument("which", nargs="?", default="", help="the number of a worker, or a SLURM element like 1234_5")
+    parser.add_argument("which", metavar="WHICH", nargs="?", default="", help="the number of a worker, or a SLURM element like 1234_5")
     parser.add_argument("--follow", "-f", action="store_true", help="go on as the log does")
     parser.add_argument("--lines", "-n", type=int, default=100, help="how many lines of its end (default 100)")
     options = parser.parse_intermixed_args(arguments)

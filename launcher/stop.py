@@ -76,9 +76,10 @@ def _record(run: RunFolder, cause: str, drain: bool) -> None:
         run.end(cause if saved or not drain else f"{cause}; there was no checkpoint yet", "launcher", "drained" if drain and saved else "")
 
 
-def told(run: RunFolder, outcome: dict) -> str:
-    """That a run was stopped, by whom, and how it goes on; '' for one that was not."""
-    cause = str(outcome["cause"])
+def told(run: RunFolder, outcome: dict, ended_by: str = "") -> str:
+    """That a run was stopped, by whom, and how it goes on; '' for one that was not. `ended_by`: a signal that the launcher got; SIGTERM to its
+    process group reaches the trainer too, which then may end first, and say so."""
+    cause = f"stopped: by {ended_by}" if ended_by and "SIGTERM" in outcome["cause"] else str(outcome["cause"])
     if outcome["state"] != "failed" or not cause.startswith("stopped"):
         return ""
     checkpoint = newest_checkpoint(run)

@@ -138,6 +138,10 @@ def _weights(weights: dict | None) -> list[tuple[str, str]]:
     return [("weights", text), *failed]
 
 
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 60 else duration(seconds)
+
+
 def _rewards(rewards: dict | None) -> list[tuple[str, str]]:
     """What judging costs; many requests that wait mean that there are too few reward processes."""
     if rewards is None or not (rewards["busy_s"] or rewards["waiting"]):
@@ -145,7 +149,7 @@ def _rewards(rewards: dict | None) -> list[tuple[str, str]]:
     where = f"{rewards['num_elements']} elements   " if rewards["placement"] == "array" else ""
     done = rewards.get("num_done", 0)
     each = "none judged yet" if not done else (
-        f"a request takes {rewards['busy_s'] / done:.2g} s and waits {rewards['wait_s'] / done:.2g} s (means of {done})")
+        f"a request takes {_seconds(rewards['busy_s'] / done)} and waits {_seconds(rewards['wait_s'] / done)} (means of {done})")
     text = f"{where}{rewards['waiting']} waiting   {each}"
     text += f"   {rewards['num_late']} times no answer in time (reward.timeout_s)" if rewards.get("num_late") else ""
     replaced = f"   {rewards['num_killed']} processes replaced" if rewards["num_killed"] else ""

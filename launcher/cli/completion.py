@@ -12,12 +12,16 @@ from pathlib import Path
 
 from launcher.cli.composing import hydra_itself
 from launcher.cli.page import COMMANDS, STARTS
+from workers.config import ConfigError
 
+_REQUEST = re.compile(r"(install|uninstall|query)=(bash|zsh|fish)")
 _LINE = re.compile(r"^\s*(?P<program>\S+)\s+(?P<word>\S*)(?P<rest>.*)$", re.DOTALL)
 
 
 def answer(arguments: Sequence[str], conf: Path) -> None:
-    """Answer the shell, or print what it is to evaluate."""
+    """Answer the shell, or print what it is to evaluate. Raises `ConfigError`."""
+    if not any(_REQUEST.fullmatch(argument) for argument in arguments):
+        raise ConfigError(f"{' '.join(arguments)}: must be --shell-completion install=SHELL or uninstall=SHELL, with bash, zsh or fish")
     match = _LINE.match(os.environ.get("COMP_LINE", ""))
     if match is not None and any(argument.startswith("query=") for argument in arguments):
         if not match["rest"]:

@@ -92,6 +92,8 @@ def opened(conf: Path, extra: Path | None = None) -> Iterator[Composer]:
     if extra is not None and not extra.is_dir():
         raise ConfigError(f"--config-dir {extra}: {'is a file' if extra.exists() else 'there is no such folder'}. Give the folder that holds "
                           "cluster/, data/ or experiment/ with your own files")
+    if extra is not None:
+        _check_folder(extra, conf)
     with initialize_config_dir(str(conf), version_base="1.3"):
         if extra is not None:
             path = create_config_search_path(str(conf))
@@ -99,6 +101,16 @@ def opened(conf: Path, extra: Path | None = None) -> Iterator[Composer]:
             GlobalHydra.instance().clear()
             Hydra.create_main_hydra2("headway", path)
         yield Composer([folder for folder in (extra, conf) if folder is not None])
+
+
+def _check_folder(extra: Path, conf: Path) -> None:
+    """Raise `ConfigError` for a folder of the user's own in which no file could be found."""
+    groups = {path.parent.name for path in conf.glob("*/*.yaml")}
+    if extra.absolute().name in groups and not any((extra / group).is_dir() for group in groups):
+        raise ConfigError(f"--config-dir {extra}: is the folder of a group. Give the one above it: --config-dir {extra.absolute().parent}")
+    for path in extra.glob("*/*.yml"):
+        if path.parent.name in groups:
+            raise ConfigError(f"{path}: must end in .yaml to be found. Rename it")
 
 
 def show(composer: Composer, arguments: Sequence[str], options: argparse.Namespace) -> None:
@@ -117,7 +129,7 @@ def show(composer: Composer, arguments: Sequence[str], options: argparse.Namespa
 
 
 def hydra_itself(arguments: Sequence[str], conf: Path) -> None:
-    """Let Hydra answer by itself: --shell-completion, --hydra-help."""
+    """Let Hydra answer by itself: --shell-completion."""
     register()
     sys.argv[1:] = arguments
     hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(lambda _: None)()

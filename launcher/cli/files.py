@@ -5,6 +5,7 @@ The groups that are chosen name the files: those of the command line, those that
 
 from __future__ import annotations
 
+import difflib
 import re
 import typing
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,6 @@ _MEANINGS = {
     "expected ',' or": "a [list] or {mapping} without its end",
     "duplicate": "the same key twice",
 }
-IN_FILES = "defaults", "hydra"
 GLOBAL = "experiment", "eval"
 
 
@@ -72,8 +72,10 @@ class ConfigFile:
     def _below(self, node: yaml.MappingNode, prefix: str) -> Iterator[Setting]:
         for name, value in self._pairs(node, prefix):
             key, line = f"{prefix}.{name.value}".lstrip("."), name.start_mark.line + 1
-            if node is self.root and name.value in IN_FILES:
+            if node is self.root and name.value == "defaults":
                 continue
+            if node is self.root and name.value == "hydra":
+                raise ConfigError(f"{self.path}:{line}: hydra: is without effect here. Leave it out")
             if not isinstance(name, yaml.ScalarNode):
                 raise ConfigError(f"{self.path}:{line}: a mapping stands where a key is expected. Quote it if it is a text")
             if "." in name.value:
@@ -165,11 +167,25 @@ def _named(file: ConfigFile, own: dict[str, str], groups: Groups) -> Iterator[tu
                     continue
                 if (group, option) == (file.group, file.option):
                     raise ConfigError(f"{file.path}: defaults: names itself. Leave it out")
-                if given in (None, "_self_") or group not in groups or (group in own and group != file.group):
+                if given in (None, "_self_"):
+                    continue
+                _check_entry(file, str(name), group, option, groups)
+                if group in own and group != file.group:
                     continue
                 mistakes.check_option(group, option, f"{file.path}: defaults", groups)
                 below = package or inner
                 yield group, option, f"{file.package}.{below}" if below else ""
+
+
+def _check_entry(file: ConfigFile, name: str, group: str, option: str, groups: Groups) -> None:
+    """Raise `ConfigError` for an entry of `defaults:` whose group there is not, or which an experiment does not say to override."""
+    if group not in groups:
+        near = difflib.get_close_matches(group, groups, 1)
+        raise ConfigError(f"{file.path}: defaults: there is no group {group}. " + (f"Did you mean {near[0]}?" if near else
+                                                                                  f"There is {', '.join(groups)}"))
+    if file.group in GLOBAL and group != file.group and "override" not in name.split() and "@" not in name:
+        raise ConfigError(f"{file.path}: defaults: {name}: {option}: another option of this group is chosen already. "
+                          f"Write `- override /{group}: {option}`")
 
 
 def _find(folders: Sequence[Path], group: str, option: str) -> Path | None:

@@ -122,7 +122,8 @@ def _check(composer: Composer, combination: tuple[str, ...], flags: list[str], s
     except ConfigError as error:
         if not sweep:
             raise
-        raise ConfigError(f"{error}\n(of the combination {' '.join(combination)}; no run of the sweep was started)") from error
+        which = f"of the combination {' '.join(combination)}; " if combination else ""
+        raise ConfigError(f"{error}\n({which}no run of the sweep was started)") from error
 
 
 def _start(composed: Composed, sweep: Sweep | None) -> int:

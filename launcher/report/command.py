@@ -22,7 +22,7 @@ DESCRIPTION = "A page about a run (RUN/report.html), or the table of a sweep's r
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 2 where there is nothing to report on, 1 where the page cannot be written."""
     parser = Parser(prog="headway report", description=DESCRIPTION)
-    parser.add_argument("folder", type=Path, help="run folder, folder of a sweep, or folder of run folders")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="run folder, folder of a sweep, or folder of run folders")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--html", action="store_true", help="write FOLDER/report.html; of a run that is what is done anyway")
     form.add_argument("--json", dest="as_json", action="store_true", help="a list of objects, one a run")

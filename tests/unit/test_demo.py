@@ -20,7 +20,7 @@ def test_it_says_first_what_will_happen_and_how_long_it_takes() -> None:
     assert "minutes on this machine (" in first[2] and "plan: 2 devices" in ended.stdout
 
 
-@pytest.mark.parametrize(("gflops", "minutes"), [(212.0, 5), (87.0, 7), (0.0, 1)])
+@pytest.mark.parametrize(("gflops", "minutes"), [(212.0, 5), (87.0, 7)])
 def test_a_slower_machine_is_told_more_minutes(
         gflops: float, minutes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(dtypes, "ask", lambda: {"cpu": {"name": "CPU", "runs": ["float32"], "best": "float32", "gflops": gflops}})

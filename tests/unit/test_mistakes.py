@@ -53,6 +53,9 @@ FILES: dict[str, str | bytes] = {
     "experiment/optional.yaml": "# @package _global_\ndefaults:\n  - optional /cluster: nothere\ntrainer:\n  lr: fast\n",
     "cluster/sexagesimal.yaml": "defaults: [slurm, _self_]\ntrain:\n  time: 1:00:00\n",
     "cluster/twice_merged.yaml": "defaults: [slurm, _self_]\ntrain: &gpu {mem: 1G}\ninference: {<<: *gpu, mem: 2G, mem: 3G}\n",
+    "experiment/nogroup.yaml": "# @package _global_\ndefaults:\n  - override /modle: tiny\n",
+    "experiment/noword.yaml": "# @package _global_\ndefaults:\n  - model: tiny\n",
+    "experiment/own_hydra.yaml": "# @package _global_\ndefaults: [tiny]\nhydra:\n  run: {dir: x}\n",
     "file": "",
     "folder/keep": "",
 }
@@ -178,6 +181,17 @@ MISTAKES = [
     ("--config-dir {files} experiment=twice", "experiment/twice.yaml:6: trainer.lr stands there twice"),
     ("--config-dir {files} experiment=task", "experiment/task.yaml:5: data.task=gcd: would be without effect"),
     ("--config-dir {files} experiment=list", "experiment/list.yaml: must hold KEY: VALUE lines"),
+    ("--config-dir {files} experiment=nogroup", "experiment/nogroup.yaml: defaults: there is no group modle. Did you mean model?"),
+    ("--config-dir {files} experiment=noword", "experiment/noword.yaml: defaults: model: tiny: another option of this group is chosen already. "
+                                               "Write `- override /model: tiny`"),
+    ("--config-dir {files}/cluster cluster=alone experiment=tiny", "is the folder of a group. Give the one above it: --config-dir "),
+    ("--shell-completion install=nosh", "must be --shell-completion install=SHELL or uninstall=SHELL, with bash, zsh or fish"),
+    ("experiment=tiny run.num_steps=99999999999999999999999", "must be at least 1 and below 2^31"),
+    ("eval greedy", "nothing says what is judged. Give evaluation.run=RUN, or model.path=FOLDER"),
+    ("logs RUN train -n x", "--lines/-n 'x': must be a whole number"),
+    ("logs RUN train --lines", "--lines/-n needs a value"),
+    ("resume", "headway: give RUN. "),
+    ("report", "headway: give FOLDER. "),
     ("--config-dir {files} experiment=header", "experiment/header.yaml:1: an experiment sets keys of all sections: its first line must be"),
     ("--config-dir {files} experiment=section", "experiment/section.yaml:2: there is no key traner. Did you mean the section trainer?"),
     ("--config-dir {files} data=number model.path=/m", "data/number.yaml:3: data.num_heldout=many: must be a whole number"),
@@ -243,6 +257,11 @@ def test_a_mistake_has_one_clear_answer(line: str, says: str, files: Path, capsy
     assert status == 2 and says in err, f"{out}\n{err}"
     assert_plain(err)
     assert not out and list(tmp_path.iterdir()) == [], "nothing was begun"
+
+
+def test_settings_of_hydra_in_a_file_are_refused(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = answered(f"--config-dir {files} experiment=own_hydra", capsys)
+    assert status == 2 and "experiment/own_hydra.yaml:3: hydra: is without effect here. Leave it out" in err
 
 
 def test_there_are_many_rows() -> None:

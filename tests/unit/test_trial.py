@@ -152,6 +152,7 @@ def test_a_workflow_that_cannot_work_is_refused_with_its_own_lines(
         model: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], words: list[str]) -> None:
     if settings.get("name") in ("own_functions:waits", "own_functions:blocks"):
         monkeypatch.setattr(trial, "GROUP_S", 0.5)
+    if settings.get("name") == "own_functions:blocks":
         monkeypatch.setattr(trial, "LATER_S", 0.1)
     with pytest.raises(ConfigError) as refused:
         try_functions(config("numeric", **settings), model, PROMPTS[1:])

@@ -27,7 +27,8 @@ class RunConfig:
         """Raise `ConfigError` on a value that cannot work."""
         require(re.fullmatch(r"[A-Za-z0-9._-]{1,80}", self.name) is not None, "run.name", self.name,
                 "must be 1 to 80 letters, digits, '.', '_' or '-'", "It becomes a job name and part of paths")
-        require(self.num_steps >= 1, "run.num_steps", self.num_steps, "must be at least 1", "Give the number of training steps")
+        require(1 <= self.num_steps < 2**31, "run.num_steps", self.num_steps, "must be at least 1 and below 2^31",
+                "Give the number of training steps")
         require(self.seed >= 0, "run.seed", self.seed, "must not be negative", "Give 0 or more")
         require(0.05 <= self.max_hours <= 10_000, "run.max_hours", self.max_hours, "must be from 0.05 to 10000",
                 "It is the time that training may take: a local job ends after it, on SLURM it sets the number of chunks of wall time")

@@ -42,6 +42,11 @@ class Result:
     samples: list[Samples] = field(default_factory=list)
     shown: dict[int, tuple[str, float]] = field(default_factory=dict)
 
+    @property
+    def graded(self) -> bool:
+        """Whether some score is neither 0 nor 1: then their mean is no accuracy."""
+        return any(score not in (0.0, 1.0) for scores, _ in self.samples for score in scores)
+
 
 @dataclass
 class Evaluation:

@@ -63,7 +63,7 @@ def evaluation_record(coordinator: Coordinator, result: Result, seconds: float) 
     config = coordinator.config.evaluation
     told = figures([Judged(*samples) for samples in result.samples], config.ks, config.confidence) if result.samples else {}
     return {"step": result.step, "seconds": round(seconds, 3), "accuracy": result.accuracy, "reward": result.mean_reward,
-            "graded": any(score not in (0.0, 1.0) for scores, _ in result.samples for score in scores),
+            "graded": result.graded,
             "num_prompts": result.num_prompts, "num_failed": result.num_failed, "first_step": result.first_step,
             "last_step": result.last_step, "example": result.example, "temperature": config.temperature, **told}
 

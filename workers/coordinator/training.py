@@ -190,7 +190,8 @@ class Training:
             if self.is_over and result.step == self.step:
                 return ""
             if self._reached(result.accuracy):
-                self.early_reason = f"held-out accuracy {result.accuracy:.3f} reached run.target_accuracy={self.config.run.target_accuracy}"
+                figure = "score" if result.graded else "accuracy"
+                self.early_reason = f"held-out {figure} {result.accuracy:.3f} reached run.target_accuracy={self.config.run.target_accuracy}"
                 if result.step == self.step and not self.in_training:
                     return ""
                 self.final_evaluation_due = True

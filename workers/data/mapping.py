@@ -89,7 +89,7 @@ class RowMapping:
         for name in row.columns:
             if name not in known:
                 near = ["answer"] if name in ANSWERS else difflib.get_close_matches(name, known, n=1)
-                raise ConfigError(f"{row.place}: unknown column {name!r}{f'; did you mean {near[0]!r}?' if near else ''}. {self._remedy()}")
+                raise ConfigError(f"{row.place}: unknown column {name!r}{f'; did you mean {near[0]!r}?' if near else '.'} {self._remedy()}")
 
     def _remedy(self) -> str:
         return (f"A row must be like {_EXAMPLE}, of which `answer` is what verifiers and agents get as `reference`; or data.columns must say what "
@@ -115,7 +115,7 @@ def _column(columns: Mapping[str, Any], name: str, field: str, place: str) -> An
         if not isinstance(value, Mapping) or part not in value:
             legal = list(value) if isinstance(value, Mapping) else []
             near = difflib.get_close_matches(part, legal, n=1)
-            raise ConfigError(f"{place}: no column {name!r} (data.columns.{field}){f'; did you mean {near[0]!r}?' if near else ''} "
+            raise ConfigError(f"{place}: no column {name!r} (data.columns.{field}){f'; did you mean {near[0]!r}?' if near else '.'} "
                               f"Its columns are {', '.join(map(repr, columns))}")
         value = value[part]
     return value
