@@ -79,7 +79,7 @@ def test_scores_and_scale() -> None:
 
 
 @pytest.mark.parametrize(("verifier", "cause"), [
-    ("raises", r"LookupError: no such thing\n  \S+/hostile_verifiers.py, line \d+, in raises: raise LookupError"),
+    ("raises", r"LookupError: no such thing\n  /.+/hostile_verifiers.py, line \d+, in raises: raise LookupError"),
     ("exits", "exited with status 7"),
     ("leaves", "SystemExit: done"),
     ("segfaults", "killed by SIGSEGV"),
