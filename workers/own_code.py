@@ -13,7 +13,7 @@ from typing import Any
 
 from workers.config import ConfigError
 
-MAX_CAUSE_CHARS = 300
+MAX_CAUSE_CHARS = 1000
 NUM_FRAMES = 4
 AGAIN_S = 10.0
 _OURS = str(Path(__file__).resolve().parent) + "/"

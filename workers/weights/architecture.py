@@ -119,8 +119,8 @@ def read_architecture(folder: Path) -> Architecture:
     try:
         raw = json.loads(path.read_text())
     except FileNotFoundError as error:
-        what = "it has no config.json" if folder.is_dir() else "there is no such folder"
-        raise ModelError(f"{folder}: {what}. Give the folder of a Hugging Face model") from error
+        why = "there is no such file" if folder.is_dir() else "there is no such folder"
+        raise ModelError(f"{folder}: no readable config.json ({why}). Give the folder of a Hugging Face model") from error
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder}: no readable config.json ({error}). Give the folder of a Hugging Face model") from error
     if not isinstance(raw, dict):
