@@ -114,7 +114,7 @@ stop: $(READY)  ## end RUN in order
 	$(BIN)/headway stop $(RUN)
 
 model: $(READY)  ## convert the demo's model beforehand (half a minute, once)
-	$(BIN)/python -m workers.weights.starting smollm2 ~/.cache/headway/smollm2-135m-instruct
+	$(BIN)/python -m workers.model.initialize smollm2 ~/.cache/headway/smollm2-135m-instruct
 
 slurm-up:  ## a real SLURM cluster on this machine (slurm/local/README.md): make slurm-up NTRN=2
 	@slurm/local/install.sh $(if $(SUITE),--suite $(SUITE))

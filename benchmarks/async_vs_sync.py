@@ -41,8 +41,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks.quiet import QUIET, Others
-from workers.weights.architecture import read_architecture
-from workers.weights.starting import make_tiny
+from workers.model.architecture import read_architecture
+from workers.model.initialize import make_tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 ETA = 4

@@ -91,7 +91,7 @@ class Engine:
 
     @property
     def capacity(self) -> int:
-        """Samples that it takes, as a real worker's engines do (rollout/engines.py)."""
+        """Samples that it takes, as a real worker's engines do (rollout/engines/pool.py)."""
         return self.fleet.slots * 3 // 2
 
     def advance(self, now: float) -> None:

@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks.bounds_models import EPOCH, LENGTHS, MAX_TOKENS, Engine, Fleet, Work
 from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import Coordinator
-from workers.coordinator.training import StepRecord
-from workers.data.prompts import Prompt
+from workers.coordinator.training.steps import StepRecord
+from workers.data.prompt import Prompt
 from workers.messages.groups import token_steps
 from workers.messages.types import (
     Announcement,
@@ -38,7 +38,7 @@ from workers.messages.types import (
     Version,
     VersionAnnounced,
 )
-from workers.trainer.asking import Asking
+from workers.trainer.coordinator_link.prefetch import Prefetch
 
 TRAINER = b"trainer"
 
@@ -99,7 +99,7 @@ class Simulation:
         self.concurrency: list[int] = []
         self.wait_s, self.engine_s, self.idle_s, self.slot_s = 0.0, 0.0, 0.0, 0.0
         self._draw = np.random.default_rng(setting.seed)
-        self._asking, self._batches, self._done_at = Asking(), dict[int, Batch](), math.inf
+        self._asking, self._batches, self._done_at = Prefetch(), dict[int, Batch](), math.inf
         self._names = itertools.count()
         self._step = 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from workers.processes import end_with_parent
+from workers.run.processes import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 

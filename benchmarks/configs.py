@@ -1,4 +1,4 @@
-"""The configs of benchmarks that use parts of a run in their own process. `launcher.schema.register` must have been called."""
+"""The configs of benchmarks that use parts of a run in their own process. `launcher.config.schema.register` must have been called."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
 
-from launcher import dtypes
 from launcher.__main__ import CONF
-from launcher.schema import to_object
+from launcher.config.schema import to_object
+from launcher.preflight import dtypes
 from workers.config import Config
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from workers.rollout.servers.embedded.__main__ import API_KEY_VARIABLE
+from workers.rollout.engines.servers.embedded.__main__ import API_KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -24,7 +24,7 @@ def command(model_path: Path, *, ready_fd: int, parent_pid: int, dtype: str = "f
             seed: int | None = None, server: str = "embedded", more: Sequence[str] = ()) -> list[str]:
     """The engine's command line; `more` are options that only `server` knows."""
     seeds = [] if seed is None else ["--seed", str(seed)]
-    return [sys.executable, "-m", f"workers.rollout.servers.{server}", "--model-path", str(model_path), "--dtype", dtype,
+    return [sys.executable, "-m", f"workers.rollout.engines.servers.{server}", "--model-path", str(model_path), "--dtype", dtype,
             "--num-slots", str(num_slots), "--context-length", str(context_length), "--prefill-chunk", str(prefill_chunk),
             "--num-threads", str(num_threads), "--weight-version", weight_version, "--port", str(port),
             "--ready-fd", str(ready_fd), "--parent-pid", str(parent_pid), *seeds, *more]

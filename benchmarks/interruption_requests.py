@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.engine_child import EngineChild
 from workers.messages.types import Version
-from workers.rollout.engine_client import EngineClient
+from workers.rollout.engines.client import EngineClient
 
 SIGMA = 0.8
 

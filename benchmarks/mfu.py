@@ -63,8 +63,8 @@ def measure(folder: Path, tokens: int, arguments: argparse.Namespace) -> dict[st
     import torch
 
     from workers.config import Config, Dtype, Recompute, TrainerConfig
-    from workers.trainer.megatron import process_group
     from workers.trainer.megatron.engine import MegatronEngine
+    from workers.trainer.megatron.parallel import process_group
 
     config = Config()
     config.trainer = TrainerConfig(microbatch_tokens=tokens, num_minibatches=1, dtype=Dtype.bfloat16, recompute=Recompute(arguments.recompute))
@@ -93,7 +93,7 @@ def measure(folder: Path, tokens: int, arguments: argparse.Namespace) -> dict[st
 
 def samples(number: int, length: int, vocab_size: int) -> tuple[list[Any], list[np.ndarray]]:
     """Groups of one sample each, with `length` input tokens."""
-    from workers.trainer.batch import TrainGroup
+    from workers.trainer.batch.group import TrainGroup
 
     rng = np.random.default_rng(0)
     prompt = 64

@@ -29,8 +29,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from workers.coordinator.division import divide_batch
-from workers.trainer.packing import pack
+from workers.coordinator.training.batch_split import divide_batch
+from workers.trainer.batch.packing import pack
 
 BUDGET, MAX_ANSWER, MAX_PROMPT = 32_768, 27_648, 1_024
 SAMPLES, MINIBATCHES, COPIES = 16, 4, 8

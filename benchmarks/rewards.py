@@ -2,7 +2,7 @@
 
     python -m benchmarks.rewards [--processes 1 2] [--groups 256] [--group-size 4] [--rounds 2] [--items N] [--quick]
 
-The pool and its processes are real (workers/reward/pool.py), the sandbox too; generation is played by a clock, as if a GPU did it.
+The pool and its processes are real (workers/reward/pool/pool.py), the sandbox too; generation is played by a clock, as if a GPU did it.
 - rate     verifications per second with every process busy, and how long one takes, waiting left out: median and 99th percentile. Kinds:
            `number` and `fraction`, of math_verify, in the reward process; `root`, of math_verify, in a forked copy; `code`, a function in
            HumanEval's form with six assertions in the sandbox
@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks import rewards_agreement
 from benchmarks.quiet import QUIET, Others
 from workers.config import RewardConfig
-from workers.reward.pool import RewardPool, VerifierError
+from workers.reward.pool.pool import RewardPool, VerifierError
 
 AIM = 0.95
 """Share of verifier time that should be hidden behind generation."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from math_verify import parse, verify
 
 from workers.config import RewardConfig
-from workers.reward.pool import RewardPool, VerifierError
+from workers.reward.pool.pool import RewardPool, VerifierError
 
 NUM_SYMBOLIC = 200
 MATH_FORM = r"So the answer is \boxed{%s}."

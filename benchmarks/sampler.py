@@ -10,14 +10,14 @@ import torch
 from tokenizers import Tokenizer
 
 from workers.config import Config
-from workers.data.prompts import Prompt
-from workers.rollout.servers.embedded.engine import Engine
-from workers.rollout.servers.embedded.forward import Forward
-from workers.rollout.servers.embedded.model import Model
-from workers.rollout.servers.embedded.requests import Request, Sampling
-from workers.rollout.servers.embedded.scheduler import Scheduler
-from workers.rollout.servers.embedded.text import Text
-from workers.weights.architecture import read_architecture
+from workers.data.prompt import Prompt
+from workers.model.architecture import read_architecture
+from workers.rollout.engines.servers.embedded.engine import Engine
+from workers.rollout.engines.servers.embedded.model import Model
+from workers.rollout.engines.servers.embedded.requests import Request, Sampling
+from workers.rollout.engines.servers.embedded.runner import Forward
+from workers.rollout.engines.servers.embedded.scheduler import Scheduler
+from workers.rollout.engines.servers.embedded.text import Text
 
 ANSWER_S = 300.0
 """So long the engine may take for a batch on a busy machine."""

@@ -30,13 +30,14 @@ import torch
 from benchmarks.children import answer_orders
 from benchmarks.configs import composed
 from benchmarks.sampler import Sampler, Weights
-from launcher.schema import register
+from launcher.config.schema import register
 from workers.config import Config
-from workers.coordinator.division import divide_batch
+from workers.coordinator.training.batch_split import divide_batch
 from workers.data.prompts import open_prompts
-from workers.processes import end_with_parent
-from workers.reward import shaping, verifiers
-from workers.trainer.batch import TrainGroup
+from workers.reward import shaping
+from workers.reward.verifiers import registry
+from workers.run.processes import end_with_parent
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
 
 RIGHT = "numeric"
@@ -88,7 +89,7 @@ class Run:
         self._case, self._every = case, every
         self._config = config = case.config(model)
         self._prompts = open_prompts(config.data, config.reward, DATA_SEED)
-        self._reward, self._right = verifiers.load(config.reward.verifier), verifiers.load(RIGHT)
+        self._reward, self._right = registry.load(config.reward.verifier), registry.load(RIGHT)
         self._trainer, self._sampler = MegatronEngine(config, model), Sampler(config, model)
         self._weights = {0: self._copy()}
 

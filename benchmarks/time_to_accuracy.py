@@ -37,11 +37,12 @@ from benchmarks.journal import Journal, Record, open_folder
 from benchmarks.quiet import Others
 from benchmarks.sampler import Sampler
 from benchmarks.time_to_accuracy_figures import line, report
-from launcher.schema import register
+from launcher.config.schema import register
 from workers.config import Config
-from workers.data.prompts import Prompt, open_prompts
-from workers.reward import verifiers
-from workers.weights.starting import make_smollm2, make_tiny
+from workers.data.prompt import Prompt
+from workers.data.prompts import open_prompts
+from workers.model.initialize import make_smollm2, make_tiny
+from workers.reward.verifiers import registry
 
 NO_TRL = f"TRL is not installed, so it is left out. To compare with it: .venv/bin/pip install -c constraints/{sys.version[:4]}.txt -e '.[benchmark]'"
 
@@ -96,7 +97,7 @@ class Evaluator:
     """Judges weights by the greedy answers of the embedded engine, in this process, to the prompts that a run holds out."""
 
     def __init__(self, config: Config) -> None:
-        self._sampler, self._judge = Sampler(config, Path(config.model.path).expanduser()), verifiers.load(config.reward.verifier)
+        self._sampler, self._judge = Sampler(config, Path(config.model.path).expanduser()), registry.load(config.reward.verifier)
 
     def accuracies(self, config: Config, folders: Iterable[Path]) -> list[float]:
         """The share of right answers of each Hugging Face folder of weights, in a run with `config`. Raises `ModelError`."""

@@ -24,7 +24,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from workers.reward import verifiers
+from workers.reward.verifiers import registry
 
 MICRO_BATCH = 64
 """Samples of a forward pass."""
@@ -49,7 +49,7 @@ def train(order: dict[str, Any]) -> None:
     model = AutoModelForCausalLM.from_pretrained(order["model"], dtype=torch.float32, attn_implementation="sdpa")
     [stop] = tokenizer.encode(order["stop"], add_special_tokens=False)
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, stop]
-    judge = verifiers.load(order["verifier"])
+    judge = registry.load(order["verifier"])
 
     def reward(prompts: list[str], completions: list[str], reference: list[str], **_: Any) -> list[float | None]:
         return [float(judge(prompt, completion.split(order["stop"], 1)[0], right))

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from workers.trainer.batch import TrainGroup
+from workers.trainer.batch.group import TrainGroup
 
 SAMPLES = 8
 MODEL, TASK, ARRAYS = "model", "task.json", "samples.npz"

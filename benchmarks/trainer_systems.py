@@ -13,14 +13,11 @@ All have one optimizer step, the same hyper-parameters, and the same number of t
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -30,48 +27,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.trainer_samples import MODEL, Task, read
+from benchmarks.trainer_turns import BETAS, CLIP, DEVICE, EPS, LR, WEIGHT_DECAY, Turns
 from workers.algorithms.policy_loss import Objective, TokenInputs, policy_loss
 from workers.config import Config, Dtype, TrainerConfig
-from workers.trainer.batch import TrainGroup
-
-LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 1e-6, (0.9, 0.95), 1e-5, 0.05, 1.0
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-class Turns:
-    """Steps when told to, and their time; what libraries print goes to standard error."""
-
-    def __init__(self) -> None:
-        self._answers: TextIO = os.fdopen(os.dup(1), "w", buffering=1)
-        os.dup2(2, 1)
-        self._started = self._ended = (0.0, 0.0)
-
-    def wait(self) -> None:
-        """Until the next line; ends the process where no more come. A step begins."""
-        if not sys.stdin.readline():
-            os._exit(0)
-        self.begin()
-
-    def begin(self) -> None:
-        """The step begins only here."""
-        self._started = _now()
-
-    def end(self) -> None:
-        """The step is done."""
-        self._ended = _now()
-
-    def answer(self, grad_norm: float) -> None:
-        """Give the figures of the step that was just made."""
-        seconds, cpu_seconds = (end - start for start, end in zip(self._started, self._ended, strict=True))
-        resident = int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
-        peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else resident
-        self._answers.write(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "grad_norm": grad_norm, "peak_mib": peak / 2**20}) + "\n")
-
-
-def _now() -> tuple[float, float]:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter(), time.process_time()
+from workers.trainer.batch.group import TrainGroup
 
 
 def headway(folder: Path, task: Task, groups: list[TrainGroup], turns: Turns, share_prompts: bool = True) -> None:
@@ -95,7 +54,7 @@ def headway(folder: Path, task: Task, groups: list[TrainGroup], turns: Turns, sh
 
 def whole(folder: Path, task: Task, groups: list[TrainGroup], turns: Turns) -> None:
     """The engine with whole logits."""
-    from workers.trainer.megatron import model
+    from workers.trainer.megatron.model import model
 
     def whole_logprobs(hidden: Tensor, weight: Tensor, index: Tensor, targets: Tensor, temperature: float, *_: object,
                        **__: object) -> tuple[Tensor, Tensor]:

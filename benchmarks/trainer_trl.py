@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -18,10 +18,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, PrinterC
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.trainer_samples import MODEL, SAMPLES, Task
-from workers.trainer.batch import TrainGroup
-
-if TYPE_CHECKING:
-    from benchmarks.trainer_systems import Turns
+from benchmarks.trainer_turns import BETAS, CLIP, EPS, LR, WEIGHT_DECAY, Turns
+from workers.trainer.batch.group import TrainGroup
 
 MAX_STEPS = 10_000
 
@@ -48,8 +46,6 @@ class _Trainer(GRPOTrainer):
 
 def trl(folder: Path, task: Task, groups: list[TrainGroup], turns: Turns) -> None:
     """Steps of TRL's trainer, until standard input ends."""
-    from benchmarks.trainer_systems import BETAS, CLIP, EPS, LR, WEIGHT_DECAY
-
     model = AutoModelForCausalLM.from_pretrained(folder / MODEL, dtype=getattr(torch, task.dtype), attn_implementation="sdpa")
     num_samples = len(groups) * SAMPLES
 

@@ -35,9 +35,9 @@ import numpy as np
 
 from workers.config import WeightsConfig
 from workers.messages.types import Version
-from workers.rundir import MEMORY
+from workers.run.digests import digest_of
+from workers.run.folder import MEMORY
 from workers.weights.delta import Deltas, DeltaSize, decode, make_deltas
-from workers.weights.manifest import digest_of
 
 ROOT = Path(__file__).resolve().parent.parent
 CHUNK_BYTES = WeightsConfig().chunk_mb << 20

@@ -21,12 +21,13 @@ from typing import Any
 
 from benchmarks.children import answer_orders
 from workers.config import Security, TransportConfig, WeightsConfig
-from workers.files import sync
 from workers.messages.types import Announcement, Version
-from workers.rundir import RunFolder
-from workers.transport.weight_fetcher import FetchProgress, fetch
-from workers.transport.weight_server import WeightKeys, WeightServer
-from workers.weights.manifest import MANIFEST, Manifest, describe_files, digest_of, make_manifest
+from workers.run.digests import digest_of
+from workers.run.files import sync
+from workers.run.folder import RunFolder
+from workers.transport.weights.fetcher import FetchProgress, fetch
+from workers.transport.weights.server import WeightKeys, WeightServer
+from workers.weights.manifest import MANIFEST, Manifest, describe_files, make_manifest
 from workers.weights.store import NodeStore
 
 MIB = 1 << 20

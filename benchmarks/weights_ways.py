@@ -11,9 +11,9 @@ from pathlib import Path
 
 from benchmarks.children import Child
 from workers.config import WeightsConfig
-from workers.coordinator.distribution import Distribution
+from workers.coordinator.weights.fanout_tree import Distribution
 from workers.messages.types import Version
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys
 
 CHUNK_BYTES = WeightsConfig().chunk_mb << 20

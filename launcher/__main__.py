@@ -1,6 +1,6 @@
 """The command: `headway COMMAND ...` (or `python -m launcher`); without one of `COMMANDS` it is `run`.
 
-    run, sweep, eval, selftest   groups, keys --launcher/cli/--> checked config --launch.py--> run folder --submitit--> two job arrays
+    run, sweep, eval, selftest   groups, keys --launcher/cli/--> checked config --launch/on_slurm.py--> run folder --submitit--> two job arrays
                                                                                                    |
     status, watch, logs, ...                terminal <--live view-- status.json, metrics <---------+
 
@@ -25,7 +25,9 @@ UNUSABLE = {
     errno.ENAMETOOLONG: "is too long for the name of a file. Give a shorter path",
     errno.ELOOP: "is a symbolic link that leads to itself. Give another path",
 }
-OWN = {"config": "launcher.cli.reference", "runs": "launcher.cli.runs"}
+MODULES = {"config": "launcher.cli.reference", "runs": "launcher.cli.runs", "report": "launcher.report", "resume": "launcher.launch.resume",
+           **{name: f"launcher.monitoring.{name}" for name in ("status", "watch", "logs", "stop")}}
+"""Of the commands that start nothing."""
 
 
 def main() -> None:
@@ -66,12 +68,12 @@ def _answer(arguments: Sequence[str]) -> int:
         return _about(arguments)
     command, rest = command_of(arguments)
     if command not in STARTS and command != "config":
-        return importlib.import_module(OWN.get(command, f"launcher.{command}")).main(rest)
+        return importlib.import_module(MODULES[command]).main(rest)
     if not CONF.is_dir():
         return refuse(f"{CONF}: not found: this copy of Headway is not whole. "
                       "Install it again, from a wheel or from a checkout with its symbolic links")
     if command == "config":
-        return importlib.import_module(OWN[command]).main(rest, CONF)
+        return importlib.import_module(MODULES[command]).main(rest, CONF)
     if any(one in arguments for one in ("--shell-completion", "-sc")):
         return _hydra(list(arguments))
     from launcher.cli import starting

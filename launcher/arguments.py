@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from workers.rundir import RunFolder, RunFolderError
+from workers.run.folder import RunFolder, RunFolderError
 
 FAILED, USER_ERROR = 1, 2
 

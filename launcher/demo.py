@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launcher import dtypes
 from launcher.__main__ import dispatch, status_of
+from launcher.preflight import dtypes
 from workers.config import ConfigError
 
 BEFORE = """\

@@ -14,9 +14,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.cluster import ROLES
-from workers.files import write_atomic
-from workers.rundir import RunFolder
+from launcher.config.cluster import ROLES
+from workers.run.files import write_atomic
+from workers.run.folder import RunFolder
 
 FILE = "sweep.json"
 REPORT = "report.html"

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.config import ClusterKind, load
-from workers.processes import end_with_parent, enlist
-from workers.rundir import RunFolder
-
-GPUS = "HEADWAY_GPUS"
-"""The launcher's CUDA_VISIBLE_DEVICES for jobs on its machine, or 'all': submitit's local executor hides all GPUs from them."""
+from workers.run.folder import RunFolder
+from workers.run.processes import GPUS, end_with_parent, enlist
 
 
 @dataclass(frozen=True)
@@ -44,20 +41,20 @@ class Element:
             enlist(run)
         if self.role == "rollout":
             _set_threads(1)
-            from workers.element import run_element
             from workers.rollout.worker import RolloutWorker
+            from workers.slurm.element import run_element
 
             return run_element(run, config, "inference", RolloutWorker(run, config))
         if self.role == "evaluation":
             _set_threads(1)
-            from workers.element import run_element
             from workers.evaluation.element import EvaluationElement
+            from workers.slurm.element import run_element
 
             return run_element(run, config, "inference", EvaluationElement(run, config))
         if self.role == "reward":
             _set_threads(1)
-            from workers.element import run_element
-            from workers.reward.element import RewardElement
+            from workers.reward.remote.element import RewardElement
+            from workers.slurm.element import run_element
 
             return run_element(run, config, "reward", RewardElement(run, config))
         if config.cluster.kind is ClusterKind.local:

@@ -22,21 +22,22 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from workers.checkpoints import TRAINER
 from workers.config import ClusterKind, Config, ConfigError, DataConfig, Dtype, ModelSource, Transport, load, require
 from workers.data.adapters import ADAPTERS
 from workers.data.examples import Examples, end_token
 from workers.data.limits import tokens_within
-from workers.data.prompts import Prompt, PromptSource, open_prompts
-from workers.files import write_atomic
-from workers.processes import adopt_orphans
-from workers.reward import tree
-from workers.rundir import RunFolder, RunFolderError
+from workers.data.prompt import Prompt, PromptSource
+from workers.data.prompts import open_prompts
+from workers.model.architecture import Architecture, ModelError, check_tensors, read_architecture
+from workers.model.initialize import make_smollm2, make_tiny
+from workers.model.parallel_limits import check_parallel
+from workers.run import process_tree
+from workers.run.checkpoints import TRAINER
+from workers.run.files import write_atomic
+from workers.run.folder import RunFolder, RunFolderError
+from workers.run.processes import adopt_orphans
 from workers.transport.keys import make_keys
-from workers.weights.architecture import Architecture, ModelError, check_tensors, read_architecture
-from workers.weights.places import places
-from workers.weights.splitting import check_parallel
-from workers.weights.starting import make_smollm2, make_tiny
+from workers.weights.locations import places
 
 NUM_CHECKED = 512
 NUM_VERSIONS = 3
@@ -52,7 +53,7 @@ def resolve_model(config: Config, run: RunFolder) -> Path:
     if config.model.source is ModelSource.smollm2:
         make_smollm2(folder)
     if config.evaluates and is_checkpoint(folder):
-        from workers.trainer.conversion import convert  # imports Megatron
+        from workers.trainer.saving.conversion import convert  # imports Megatron
 
         print(f"model: checkpoint {folder} is converted to a Hugging Face folder", flush=True)
         convert(folder, run.model)
@@ -210,7 +211,7 @@ def check_functions(config: Config, folder: Path, prompts: list[Prompt], tried: 
     """Check that the functions of the user's own that workers will import are there, and try them. Raises `ConfigError`."""
     # Imported here: a supervised run needs neither.
     from workers.rollout.workflows.agent import load_agent
-    from workers.rollout.workflows.keeping import Keeping
+    from workers.rollout.workflows.group_filter import GroupFilter
     from workers.rollout.workflows.runner import load as load_workflow
     from workers.trial import imported, try_functions
 
@@ -218,7 +219,7 @@ def check_functions(config: Config, folder: Path, prompts: list[Prompt], tried: 
         load_workflow(config.workflow.name)
         if config.workflow.name == "agent" and config.workflow.agent:
             load_agent(config.workflow.agent)
-        Keeping(config.workflow.keep)
+        GroupFilter(config.workflow.keep)
     for note in try_functions(config, folder, prompts) if tried else ():
         print(note, flush=True)
 
@@ -233,7 +234,7 @@ def main(run: Path, answer: int, options: list[str]) -> int:
         os.write(answer, str(error).encode())
         return 2
     finally:
-        tree.sweep()
+        process_tree.sweep()
     return 0
 
 

@@ -25,18 +25,18 @@ from workers.data.adapters import ADAPTERS, Adapter, load_adapter
 from workers.data.examples import end_token
 from workers.data.files import training_files
 from workers.data.limits import CHARACTERS_A_TOKEN
-from workers.data.prompts import Prompt
+from workers.data.prompt import Prompt
 from workers.data.rows import Row, read_rows
 from workers.messages.types import GroupFailed, Lease, Purpose, Version
-from workers.own_code import TookTooLong, first, in_time, told
-from workers.reward.pool import RewardPool, VerifierError
-from workers.reward.verifiers import own
-from workers.rollout.engine_client import BadRequest, Generation, SamplingParams
-from workers.rollout.sampler import Sample
+from workers.reward.pool.pool import RewardPool, VerifierError
+from workers.reward.verifiers.registry import own
+from workers.rollout.engines.client import BadRequest, Generation, SamplingParams
+from workers.rollout.engines.sampler import Sample
 from workers.rollout.workflows.episode import WorkflowError
-from workers.rollout.workflows.keeping import Keeping
+from workers.rollout.workflows.group_filter import GroupFilter
 from workers.rollout.workflows.runner import Parts, Workflow
 from workers.rollout.workflows.text import text_of
+from workers.run.user_code import TookTooLong, first, in_time, told
 
 NUM_PROMPTS = 3
 GROUP_SIZE = 2
@@ -134,7 +134,7 @@ async def _run_group(config: Config, folder: Path, prompt: Prompt, limit_s: floa
         workflow = Workflow(Parts(answers, pool, config.workflow, config.reward, config.engine.context_length, text_of(config),
                                   config.transport.max_message_mb << 20, config.evaluation))
         lease = Lease("trial", 1, Purpose.training, Version(0, 0), prompt.id, prompt.text, prompt.verifier, prompt.reference, config.run.seed)
-        verdict = Keeping(config.workflow.keep).verdict(await workflow.run(lease))
+        verdict = GroupFilter(config.workflow.keep).verdict(await workflow.run(lease))
     if isinstance(verdict, GroupFailed):
         raise ConfigError(verdict.cause)
 

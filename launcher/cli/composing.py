@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.cli import effect, files, mistakes
-from launcher.schema import FullConfig, missing, register, to_object
+from launcher.config.schema import FullConfig, missing, register, to_object
 from workers.config import ConfigError, RunKind
 
 
@@ -73,7 +73,7 @@ class Composer:
 
     def check(self, arguments: Sequence[str]) -> Composed:
         """Compose and check. Raises `ConfigError`, `RunFolderError`."""
-        from launcher.evaluation import complete
+        from launcher.launch.evaluation import complete
 
         composed = self.composed(arguments)
         if composed.run.kind is RunKind.evaluation:

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.cli import files, keys, mistakes
-from launcher.schema import FullConfig
+from launcher.config.schema import FullConfig
 from workers.config import Advantage, ClusterKind, ConfigError, DataKind, ModelSource, OffPolicy, Placement, Schedule, Server, Surrogate, Transport
 from workers.config.alarms import SUPERVISED_ALARMS
 from workers.config.data import FILE_KINDS
 
-if TYPE_CHECKING:
-    from launcher.cli.composing import Composer
+
+class Composing(Protocol):
+    """What composes configs (composing.Composer)."""
+
+    folders: Sequence[Path]
+    groups: dict[str, list[str]]
+
+    def composed(self, arguments: Sequence[str]) -> DictConfig:
+        """Composed and not yet checked. Raises `ConfigError`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,7 @@ def given(arguments: Sequence[str]) -> dict[str, object]:
 
 def broken(config: FullConfig, key: str, value: object) -> Rule | None:
     """The rule by which the key does nothing."""
-    if config.evaluates:  # launcher/evaluation.py says what counts there
+    if config.evaluates:  # launcher/launch/evaluation.py says what counts there
         return None
     if key == "reward.verifier" and value in config.data.verifiers(config.reward.verifier):
         return None
@@ -156,7 +165,7 @@ def judge(config: FullConfig, given: dict[str, object]) -> list[str]:
     return notes
 
 
-def judge_files(composer: Composer, arguments: Sequence[str], config: FullConfig, given: dict[str, object]) -> list[str]:
+def judge_files(composer: Composing, arguments: Sequence[str], config: FullConfig, given: dict[str, object]) -> list[str]:
     """The same for what files set, unless something else that was chosen has taken its effect. Raises `ConfigError`."""
     notes, alone = [], {}
     for file in files.chosen(arguments, composer.folders, composer.groups):
@@ -178,7 +187,7 @@ def judge_files(composer: Composer, arguments: Sequence[str], config: FullConfig
     return notes
 
 
-def _alone(composer: Composer, file: files.ConfigFile) -> FullConfig | None:
+def _alone(composer: Composing, file: files.ConfigFile) -> FullConfig | None:
     """What a file makes of the defaults by itself; None where it needs other choices."""
     try:
         found = OmegaConf.to_object(composer.composed([f"{file.group}={file.option}"]))

@@ -15,7 +15,7 @@ import types
 import typing
 from dataclasses import dataclass
 
-from launcher.schema import FullConfig
+from launcher.config.schema import FullConfig
 from workers.config import Dtype
 
 UNITS = {"_s": "seconds", "_minutes": "minutes", "_hours": "hours", "_mb": "MiB", "_kb": "KiB", "_gb": "GiB"}

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.cli import keys
 from launcher.cli.page import COMMANDS
-from launcher.schema import FullConfig
+from launcher.config.schema import FullConfig
 from workers.config import ConfigError
 
 Groups = Mapping[str, Sequence[str]]

@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.arguments import Parser, refuse
-from launcher.living import living, on_slurm
-from launcher.logs import tail
-from launcher.queue_view import duration
-from launcher.slurm import QueueEntry, asked_once
-from workers.rundir import RunFolder
-from workers.slurm_command import SlurmError
+from launcher.jobs.liveness import living, on_slurm
+from launcher.monitoring.logs import tail
+from launcher.slurm.queries import QueueEntry, asked_once
+from launcher.views.queue_view import duration
+from workers.run.folder import RunFolder
+from workers.slurm.command import SlurmError
 
 DEPTH = 3
 WIDE = 200

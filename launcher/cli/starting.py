@@ -83,10 +83,10 @@ def main(command: str, arguments: Sequence[str], conf: Path) -> int:
     sweep = options.sweep or command == "sweep"
     # These take half a second: not before --help.
     from launcher.cli import composing
-    from launcher.launch import new_run_path
+    from launcher.launch.on_slurm import new_run_path
     from launcher.sweep import Sweep
     from workers.config import ConfigError
-    from workers.rundir import RunFolderError
+    from workers.run.folder import RunFolderError
 
     try:
         with composing.opened(conf, Path(options.config_dir) if options.config_dir else None) as composer:
@@ -128,11 +128,11 @@ def _check(composer: Composer, combination: tuple[str, ...], flags: list[str], s
 
 def _start(composed: Composed, sweep: Sweep | None) -> int:
     """Start one run. Errors of users are told on stderr, with exit status 2."""
-    from launcher.launch import launch
-    from launcher.selftest import selftest
+    from launcher.launch.on_slurm import launch
+    from launcher.launch.selftest import selftest
     from workers.config import ConfigError
-    from workers.rundir import RunFolderError
-    from workers.slurm_command import SlurmError
+    from workers.run.folder import RunFolderError
+    from workers.slurm.command import SlurmError
 
     for note in composed.notes:
         print(f"note: {note}", flush=True)

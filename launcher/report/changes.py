@@ -34,7 +34,7 @@ def defaults(kind: str) -> dict[str, object]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from launcher.schema import register
+    from launcher.config.schema import register
 
     register()
     try:

@@ -12,8 +12,8 @@ from pathlib import Path
 from launcher.arguments import Parser, refuse
 from launcher.report.record import read
 from launcher.report.table import columns, find_runs, rows, table
-from launcher.terminal import terminal
-from workers.rundir import RunFolder, RunFolderError
+from launcher.views.terminal import terminal
+from workers.run.folder import RunFolder, RunFolderError
 
 WIDE = 10_000
 DESCRIPTION = "A page about a run (RUN/report.html), or the table of a sweep's runs; --html makes a page of these, --json and --csv are for programs."

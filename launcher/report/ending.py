@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.sweep import REPORT, Sweep
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 PATIENCE_S = 60.0
 

@@ -18,8 +18,8 @@ from launcher.report.comparison import compare
 from launcher.report.heading import facts, figures, num_replicas
 from launcher.report.plot import SMOOTH_FROM, smoothing
 from launcher.report.record import Record, read
-from workers.files import write_atomic
-from workers.rundir import RunFolder, RunFolderError
+from workers.run.files import write_atomic
+from workers.run.folder import RunFolder, RunFolderError
 
 if TYPE_CHECKING:
     from jinja2 import Environment

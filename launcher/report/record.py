@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from launcher import slurm
-from launcher.living import living
-from workers import incarnations
-from workers.incarnations import Incarnation
-from workers.rundir import RunFolder, RunFolderError
-from workers.slurm_command import SlurmError
+from launcher.jobs.liveness import living
+from launcher.slurm import queries
+from workers.run import incarnations
+from workers.run.folder import RunFolder, RunFolderError
+from workers.run.incarnations import Incarnation
+from workers.slurm.command import SlurmError
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _state(run: RunFolder, trouble: list[str]) -> str:
         return "?"
     if not left:
         return "gone"
-    waiting = [entry for entry in left if isinstance(entry, slurm.QueueEntry) and entry.state.waiting]
+    waiting = [entry for entry in left if isinstance(entry, queries.QueueEntry) and entry.state.waiting]
     return "pending" if len(waiting) == len(left) else "running"
 
 

@@ -14,8 +14,8 @@ from launcher.report.plot import Chart, Trace
 from launcher.report.record import Record, read
 from launcher.report.series import Point, rates, smooth, thin, values
 from launcher.sweep import REPORT
-from workers.files import write_atomic
-from workers.rundir import RunFolder
+from workers.run.files import write_atomic
+from workers.run.folder import RunFolder
 
 NUM_TONES = 10
 

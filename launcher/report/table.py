@@ -9,15 +9,15 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from launcher import slurm
-from launcher.accounting import account, gpus_per_element, newest_checkpoint
-from launcher.living import ROLES, job_ids, on_slurm
-from launcher.queue_view import duration
+from launcher.jobs.liveness import ROLES, job_ids, on_slurm
 from launcher.report.record import Record, number
 from launcher.report.series import values
-from launcher.slurm import HistoryEntry
-from workers.rundir import RunFolder
-from workers.slurm_command import SlurmError
+from launcher.slurm import queries
+from launcher.slurm.accounting import account, gpus_per_element, newest_checkpoint
+from launcher.slurm.queries import HistoryEntry
+from launcher.views.queue_view import duration
+from workers.run.folder import RunFolder
+from workers.slurm.command import SlurmError
 
 RECENT = 10
 OWN_KEYS = ("run.dir", "run.name")
@@ -76,7 +76,7 @@ def rows(records: Sequence[Record], now: float) -> tuple[list[str], list[dict]]:
     runs = [RunFolder(record.path) for record in records]
     try:
         ids = [job_id for run in runs if on_slurm(run) for found in job_ids(run).values() for job_id in found]
-        history: list[HistoryEntry] | None = slurm.history(ids)
+        history: list[HistoryEntry] | None = queries.history(ids)
     except SlurmError:
         history = None
     return keys, [row(record, history, now) | {key: config.get(key) for key in keys} for record, config in zip(records, configs, strict=True)]

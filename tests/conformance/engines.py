@@ -18,7 +18,7 @@ import pytest
 from benchmarks.engine_child import EngineChild
 from tests.conformance.endpoint import Endpoint
 from tests.conformance.models import CONTEXT, write_pair
-from workers.rollout.servers.process import SGLANG_START
+from workers.rollout.engines.servers.process import SGLANG_START
 
 SGLANG = os.environ.get("HEADWAY_SGLANG_PYTHON", "")
 sglang_here = pytest.mark.skipif(not SGLANG, reason="SGLang has an environment of its own: make test-sglang")

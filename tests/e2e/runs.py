@@ -13,10 +13,10 @@ from typing import Any
 
 import psutil
 
-from launcher.living import kill, submitted_jobs
+from launcher.jobs.liveness import kill, submitted_jobs
 from workers.config import load
-from workers.files import read_lines
-from workers.rundir import RunFolder
+from workers.run.files import read_lines
+from workers.run.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S, END_S = 400.0, 200.0
@@ -96,8 +96,9 @@ class LiveRun:
             return psutil.Process(jobs[name.split()[0]])
         if name.endswith("task"):
             return psutil.Process(jobs[name.split()[0]]).children()[0]
-        module = {"engine": f"workers.rollout.servers.{load(self.run.config).engine.server.value}", "coordinator": "workers.coordinator.worker",
-                  "reward": "workers.reward.process"}[name]
+        module = {"engine": f"workers.rollout.engines.servers.{load(self.run.config).engine.server.value}",
+                  "coordinator": "workers.coordinator.process.main",
+                  "reward": "workers.reward.pool.worker_process"}[name]
         return next(process for process in self.look() if module in command_line(process))
 
     def assert_nothing_left(self) -> None:

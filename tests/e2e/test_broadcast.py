@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launcher.stop import stop
+from launcher.monitoring.stop import stop
 from tests.e2e.runs import START_S, LiveRun, live_run, wait_for
-from workers.files import read_lines
+from workers.run.files import read_lines
 
 OVERRIDES = ("run.num_steps=1000000", "data.num_heldout=4", "evaluation.every_steps=0", "weights=nccl", "allocation.num_devices=3",
              "allocation.inference_fraction=0.7")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.runs import headway
-from workers.weights.starting import make_tiny
+from workers.model.initialize import make_tiny
 
 
 @pytest.fixture(scope="module")

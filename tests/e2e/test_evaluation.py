@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from launcher.living import living
+from launcher.jobs.liveness import living
 from tests.e2e.runs import START_S, LiveRun, headway, live_run, wait_for
 from workers.evaluation.statistics import Judged, figures
-from workers.files import read_lines
-from workers.rundir import RunFolder
+from workers.run.files import read_lines
+from workers.run.folder import RunFolder
 
 SLOW = ("eval=greedy", "engine.server=synthetic", "engine.synthetic_tokens_per_s=6", "engine.num_slots=2", "data.num_heldout=30")
 """Two prompts at a time, the better part of a second each."""

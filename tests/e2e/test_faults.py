@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.living import submitted_jobs
-from launcher.stop import stop
+from launcher.jobs.liveness import submitted_jobs
+from launcher.monitoring.stop import stop
 from tests.e2e.runs import END_S, START_S, headway, live_run, wait_for
-from workers.files import read_lines
+from workers.run.files import read_lines
 
 ENDLESS = ("run.num_steps=1000000", "data.num_heldout=4", "evaluation.every_steps=0", "transport.reconnect_grace_s=1", "engine.max_restarts=0")
 NO_MODEL = ("engine.server=synthetic", "selftest.action=off")

@@ -11,15 +11,15 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.e2e.runs import END_S, START_S, LiveRun, command_line, live_run, wait_for
-from workers.files import read_lines
-from workers.weights.architecture import check_tensors, read_architecture
+from workers.model.architecture import check_tensors, read_architecture
+from workers.run.files import read_lines
 
 TWO_RANKS = ("allocation.num_devices=3", "allocation.inference_fraction=0.34", "evaluation.every_steps=0")
 ENDLESS = ("run.num_steps=1000000", "data.num_heldout=4", "transport.reconnect_grace_s=1")
 
 
 def rank(run: LiveRun, number: int) -> psutil.Process:
-    found = [process for process in run.look() if "workers.trainer.local_gang" in command_line(process)]
+    found = [process for process in run.look() if "workers.trainer.local_ranks" in command_line(process)]
     return next(process for process in found if command_line(process)[-4:-3] == [str(number)])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.e2e.runs import END_S, START_S, command_line, live_run, wait_for
 from tests.e2e.test_faults import ENDLESS, NO_MODEL
-from workers.files import read_lines
+from workers.run.files import read_lines
 
 
 def test_a_run_goes_on_with_the_elements_that_are_left_and_ends_with_the_last(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_run_goes_on_with_the_elements_that_are_left_and_ends_with_the_last(tm
         wait_for("word of the one that was lost", lambda: num_elements() == 1, END_S)
         run.after_steps(len(read_lines(run.run.metrics)) + 4)
         assert run.run.ended() is None
-        (left,) = [process for process in run.look() if "workers.reward.process" in command_line(process)]
+        (left,) = [process for process in run.look() if "workers.reward.pool.worker_process" in command_line(process)]
         element = left.parent()
         assert element is not None
         element.kill()

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.e2e.runs import START_S, LiveRun, live_run
-from workers.files import read_lines
-from workers.weights.architecture import check_tensors, read_architecture
+from workers.model.architecture import check_tensors, read_architecture
+from workers.run.files import read_lines
 
 
 @pytest.fixture(scope="module")

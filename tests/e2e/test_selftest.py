@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.living import living
+from launcher.jobs.liveness import living
 from tests.e2e.runs import START_S, headway, live_run
-from workers.files import read_lines
-from workers.rundir import RunFolder
+from workers.run.files import read_lines
+from workers.run.folder import RunFolder
 
 MADE_UP = ("engine.server=synthetic", "selftest.action=fail", "data.num_heldout=2", "evaluation.every_steps=0")
 """An engine whose log-probs are not those of the weights that it says it holds."""

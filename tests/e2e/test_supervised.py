@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.living import living
+from launcher.jobs.liveness import living
 from tests.e2e.runs import headway, live_run
-from workers.files import read_lines
-from workers.rundir import RunFolder
-from workers.weights.architecture import check_tensors, read_architecture
+from workers.model.architecture import check_tensors, read_architecture
+from workers.run.files import read_lines
+from workers.run.folder import RunFolder
 
 SFT = ("--plain", "experiment=sft_tiny")
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers.trainer.batch import TrainGroup
+from workers.trainer.batch.group import TrainGroup
 
 Rows = list[list[float]]
 

@@ -17,7 +17,7 @@ from tests.oracles import advantages as estimators
 from tests.oracles.padded import Padded, Rows, rows_of
 from workers.algorithms.advantages import EPSILON
 from workers.config import AlgorithmConfig, Config
-from workers.trainer.batch import TrainGroup
+from workers.trainer.batch.group import TrainGroup
 
 Advantages = Callable[[list[TrainGroup], Rows, AlgorithmConfig], Rows]
 Loss = Callable[[Padded, Config], Tensor]

@@ -16,9 +16,9 @@ from tests.oracles.papers import PAPERS
 from tests.unit.hf_reference import ReferenceLearner, load_reference, saved_tensors
 from tests.unit.megatron_case import config, make_groups
 from workers.config import Advantage, AlgorithmConfig, Config, ImportanceLevel, KlEstimator, OffPolicy, Surrogate
-from workers.trainer.batch import TrainGroup
-from workers.trainer.megatron import process_group
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.megatron.parallel import process_group
 
 FOLDER = Path(__file__).resolve().parents[2] / "conf" / "algorithm"
 FILES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

@@ -20,7 +20,7 @@ from tests.sandbox.as_user import ROOT, UsersSandbox
 from tests.sandbox.host import ENVIRONMENT_SECRET, Host, host
 from workers.config import SandboxConfig
 from workers.sandbox.api import Limits, Outcome, Sandbox
-from workers.sandbox.counting import MAX_THREADS
+from workers.sandbox.confinement.counting import MAX_THREADS
 
 UNPRIVILEGED = 54321
 SHORT = Limits(wall_s=1.0, cpu_s=1.0, memory_mb=256, output_bytes=1 << 16, file_mb=1, num_files=8)
@@ -45,7 +45,7 @@ class Case:
 
 def interpreter_for_anybody() -> str | None:
     """An interpreter that an unprivileged user can run, with the sandbox's modules."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import workers.sandbox.server; assert sys.version_info >= (3, 11)"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import workers.sandbox.forkserver.server; assert sys.version_info >= (3, 11)"
     for python in dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3"]):
         try:
             subprocess.run([python, "-I", "-c", code], user=UNPRIVILEGED, group=UNPRIVILEGED, extra_groups=[], cwd="/", check=True,

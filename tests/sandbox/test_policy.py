@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.sandbox import landlock, policy, seccomp
-from workers.sandbox.counting import MAX_THREADS, Allowance
-from workers.sandbox.policy import CHANGING, REFUSED, UNKNOWN
-from workers.sandbox.seccomp import ALLOW, KILL, NOTIFY, Block
-from workers.sandbox.syscalls import AARCH64, ARCHITECTURES, X86_64
+from workers.sandbox.confinement import landlock, policy, seccomp
+from workers.sandbox.confinement.counting import MAX_THREADS, Allowance
+from workers.sandbox.confinement.policy import CHANGING, REFUSED, UNKNOWN
+from workers.sandbox.confinement.seccomp import ALLOW, KILL, NOTIFY, Block
+from workers.sandbox.confinement.syscalls import AARCH64, ARCHITECTURES, X86_64
 
 PID = 4242
 HEADERS = {"x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), "aarch64": Path("/usr/include/asm-generic/unistd.h")}

@@ -18,9 +18,10 @@ import psutil
 import pytest
 
 from workers.config import SandboxConfig
-from workers.sandbox import api, probe
+from workers.sandbox import api
 from workers.sandbox.api import Limits, Sandbox, SandboxError
-from workers.sandbox.server_process import ServerProcess
+from workers.sandbox.confinement import probe
+from workers.sandbox.forkserver.client import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(wall_s=120.0, cpu_s=60.0, memory_mb=512, output_bytes=1 << 20, file_mb=4, num_files=64)

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.config import Config, ConfigError, SandboxBackend, SandboxConfig, SandboxPolicy
-from workers.sandbox import outcome, probe
+from workers.sandbox import outcome
 from workers.sandbox.api import Sandbox, SandboxError
-from workers.sandbox.dialogue import Dialogue, OutOfTurn
+from workers.sandbox.confinement import probe
+from workers.sandbox.confinement.probe import Machine
+from workers.sandbox.forkserver.protocol import Dialogue, OutOfTurn
 from workers.sandbox.outcome import Limits
-from workers.sandbox.probe import Machine
 
 SANDBOX = Path(__file__).resolve().parents[2] / "workers" / "sandbox"
 FULL = Machine("x86_64", "6.8.0", landlock=6, seccomp=True, notifications=True, bubblewrap="/usr/bin/bwrap")
@@ -130,18 +131,21 @@ def test_how_an_end_is_judged(status: int, cpu_s: float, stderr: bytes, expected
 
 def test_the_server_imports_the_standard_library_alone() -> None:
     """It must start in interpreters that have nothing else, and stay small."""
-    todo, seen = ["server"], set()
+    todo, seen = ["forkserver.server"], set()
     while todo:
         module = todo.pop()
         seen.add(module)
-        for node in ast.walk(ast.parse((SANDBOX / f"{module}.py").read_text())):
+        for node in ast.walk(ast.parse((SANDBOX / f"{module.replace('.', '/')}.py").read_text())):
             if not isinstance(node, ast.Import | ast.ImportFrom):
                 continue
             for name in [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]:
-                if name == "workers.sandbox":
-                    todo += [alias.name for alias in node.names if alias.name not in seen]
-                elif name.startswith("workers.sandbox."):
-                    todo += [name.rpartition(".")[2]] if name.rpartition(".")[2] not in seen else []
+                if name.startswith("workers.sandbox"):
+                    inside = name.removeprefix("workers.sandbox").lstrip(".")
+                    folder = f"{inside}." if inside else ""
+                    modules = [inside] if inside and not (SANDBOX / inside.replace(".", "/")).is_dir() else [
+                        f"{folder}{alias.name}" for alias in node.names]
+                    todo += [one for one in modules if one not in seen]
                 else:
                     assert name.partition(".")[0] in sys.stdlib_module_names, f"{module} imports {name}"
-    assert {"server", "program", "confine", "landlock", "seccomp", "policy", "counting", "kernel", "syscalls", "folders"} == seen
+    confinement = {f"confinement.{name}" for name in ("confine", "landlock", "seccomp", "policy", "counting", "libc", "syscalls")}
+    assert confinement | {"forkserver.server", "forkserver.program", "folders"} == seen

@@ -23,10 +23,10 @@ from tests.wire.test_engine_lives import raised, restarted
 from tests.wire.test_sampler import CONTEXT, Following, Rig, cuts_of, lease, running, until, write_endless_model
 from workers.config import EngineConfig, Server
 from workers.messages.types import Version
-from workers.rollout.engine import Weights
-from workers.rollout.engine_client import EngineError, SamplingParams
-from workers.rollout.sampler import Sample
-from workers.rollout.servers.process import ServerProcess
+from workers.rollout.engines.client import EngineError, SamplingParams
+from workers.rollout.engines.engine import Weights
+from workers.rollout.engines.sampler import Sample
+from workers.rollout.engines.servers.process import ServerProcess
 from workers.weights.manifest import MANIFEST
 
 pytestmark = [sglang_here, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -191,7 +191,7 @@ from pathlib import Path
 import msgspec
 from workers.config import EngineConfig
 from workers.messages.types import Version
-from workers.rollout.servers.process import ServerProcess
+from workers.rollout.engines.servers.process import ServerProcess
 
 async def work():
     server = ServerProcess(msgspec.json.decode(sys.argv[1], type=EngineConfig), Path(sys.argv[2]), Path(sys.argv[3]))

@@ -14,7 +14,7 @@ from tests.conformance.engines import CPU, sglang_here
 from tests.sglang.test_server_process import ON_CPU
 from tests.wire import test_weight_group
 from tests.wire.test_weight_group import Rig, running, server_pid
-from workers.rollout.engine import Engine
+from workers.rollout.engines.engine import Engine
 
 pytestmark = [sglang_here, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import psutil
 
 from tests.slurm.cluster import LocalCluster
-from workers import checkpoints, incarnations
 from workers.config import Bound, Config, load
-from workers.coordinator.ledger import index_of
+from workers.coordinator.groups.ledger import index_of
 from workers.coordinator.snapshot import LedgerState, decode
-from workers.files import read_lines
-from workers.incarnations import Incarnation
-from workers.rundir import RunFolder
+from workers.run import checkpoints, incarnations
+from workers.run.files import read_lines
+from workers.run.folder import RunFolder
+from workers.run.incarnations import Incarnation
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120.0

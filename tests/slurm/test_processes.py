@@ -13,7 +13,7 @@ import pytest
 
 from tests.slurm.cluster import LocalCluster
 from tests.slurm.runs import SlurmRun
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 pytestmark = pytest.mark.quick
 

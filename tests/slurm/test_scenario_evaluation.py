@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import judged
+from launcher.views import evaluation_view
 from tests.slurm.cluster import LocalCluster
 from tests.slurm.runs import FAST_BACKOFF, SlurmRun, headway, kill, occupy, slurm_run
-from workers.files import read_lines
+from workers.run.files import read_lines
 
 NUM_PROMPTS = 30
 SLOW = ("eval=greedy", "allocation.num_devices=3", f"data.num_heldout={NUM_PROMPTS}", "engine.server=synthetic", "engine.synthetic_tokens_per_s=1.5",
@@ -60,7 +60,7 @@ def test_an_evaluation_that_was_drained_says_what_is_missing_and_goes_on(cluster
         assert f"drained: {before} of {NUM_PROMPTS} prompts are judged, and kept" in said and before < NUM_PROMPTS, said
         assert run.ended()["state"] == "drained"
         run.assert_nothing_left()
-        assert judged.goes_on(judged.progress(run.run), run.run.path) in headway(cluster, "status", run.run.path)
+        assert evaluation_view.goes_on(evaluation_view.progress(run.run), run.run.path) in headway(cluster, "status", run.run.path)
         said = headway(cluster, "resume", "--detach", run.run.path)
         assert f"{before} of {NUM_PROMPTS} prompts are judged" in said
         assert_complete(run)

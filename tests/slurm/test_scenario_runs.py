@@ -10,7 +10,7 @@ import pytest
 
 from tests.slurm.cluster import LocalCluster
 from tests.slurm.runs import ENDLESS, headway, slurm_run
-from workers.files import read_lines
+from workers.run.files import read_lines
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import slurm
+from launcher.slurm import queries
 from tests.e2e.runs import ROOT
 from tests.slurm.cluster import LocalCluster
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 LATER = ("+cluster.inference.sbatch.begin=now+1hour", "+cluster.train.sbatch.begin=now+1hour")  # queued, and does not start
 
@@ -148,7 +148,7 @@ def test_a_launcher_that_is_killed_between_submissions_loses_nothing(
     assert not record["complete"] and len(record["arrays"]) == call and record["arrays"][-1]["job_id"] is None
     assert all(array["job_id"] for array in record["arrays"][:-1])
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
-    found = slurm.jobs_named(record["arrays"][-1]["name"])
+    found = queries.jobs_named(record["arrays"][-1]["name"])
     assert len(found) == 1 and set(queued(cluster)) == {array["name"] for array in record["arrays"]}
     cluster.run(sys.executable, "-m", "launcher", "stop", run.path, timeout_s=120, cwd=ROOT)
     assert queued(cluster) == []

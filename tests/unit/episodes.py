@@ -12,11 +12,11 @@ import numpy as np
 from workers.config import RewardConfig, WorkflowConfig
 from workers.messages.codec import encode, from_workers
 from workers.messages.types import Group, GroupParked, Lease, Partial, Purpose, Version
-from workers.reward.pool import RewardPool, VerifierError
-from workers.rollout.engine_client import Generation, SamplingParams
-from workers.rollout.partials import park
-from workers.rollout.sampler import Sample
+from workers.reward.pool.pool import RewardPool, VerifierError
+from workers.rollout.engines.client import Generation, SamplingParams
+from workers.rollout.engines.sampler import Sample
 from workers.rollout.workflows.episode import Halted, Run
+from workers.rollout.workflows.partials import park
 from workers.rollout.workflows.runner import Parts, Workflow
 from workers.rollout.workflows.text import PlainText, TextFormat
 

@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file
 
 from workers.config import Config, OffPolicy, TrainerConfig
-from workers.trainer.batch import TrainGroup
+from workers.trainer.batch.group import TrainGroup
 
 TokenValues = list[list[np.ndarray]]
 

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from workers.reward import tree
+from workers.run import process_tree
 
 FOREVER_S = 3600
 _kept_servers: list[subprocess.Popen] = []
@@ -90,7 +90,7 @@ def forks_and_returns(prompt: str, completion: str, reference: str) -> float:
 def keeps_a_server(prompt: str, completion: str, reference: str) -> float:
     """Start two processes, and keep one of them; leave their ids in `reference`."""
     kept, orphan = (subprocess.Popen(["sleep", str(FOREVER_S)]) for _ in range(2))
-    tree.keep(kept.pid)
+    process_tree.keep(kept.pid)
     _kept_servers.append(kept)
     Path(reference).write_text(f"{kept.pid} {orphan.pid}")
     return 1.0

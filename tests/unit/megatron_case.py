@@ -10,9 +10,9 @@ import torch
 import transformers
 
 from workers.config import Config, TrainerConfig
-from workers.trainer.batch import TrainGroup
-from workers.trainer.megatron import process_group
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.megatron.parallel import process_group
 
 VOCAB = 97
 

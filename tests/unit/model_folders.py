@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.numpy import save_file
 
-from workers.weights.architecture import Architecture, read_architecture
+from workers.model.architecture import Architecture, read_architecture
 
 FAMILIES = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig, "qwen2": transformers.Qwen2Config,
             "qwen3": transformers.Qwen3Config, "qwen3_moe": transformers.Qwen3MoeConfig}

@@ -11,7 +11,7 @@ import torch
 from workers.config import Dtype
 from workers.messages.types import Announcement, Version
 from workers.weights.manifest import make_manifest
-from workers.weights.shards import write_hf_folder
+from workers.weights.safetensors_writer import write_hf_folder
 
 
 class Publisher:

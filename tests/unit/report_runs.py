@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from workers import incarnations
 from workers.config import Config, RunKind
-from workers.rundir import RunFolder
+from workers.run import incarnations
+from workers.run.folder import RunFolder
 
 VOID = {"meta"}
 """Elements that have no content here."""

@@ -17,11 +17,11 @@ import numpy as np
 
 from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import Coordinator
-from workers.coordinator.evaluation import Result
-from workers.coordinator.ledger import index_of
+from workers.coordinator.groups.heldout_evaluation import Result
+from workers.coordinator.groups.ledger import index_of
 from workers.coordinator.snapshot import decode
-from workers.coordinator.training import StepRecord
-from workers.data.prompts import Prompt
+from workers.coordinator.training.steps import StepRecord
+from workers.data.prompt import Prompt
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import from_workers, pack
 from workers.messages.types import (
@@ -56,7 +56,7 @@ from workers.messages.types import (
     Welcome,
     WorkerFailed,
 )
-from workers.trainer.asking import Asking
+from workers.trainer.coordinator_link.prefetch import Prefetch
 
 TRAINER = b"trainer"
 SAMPLES = 2
@@ -322,7 +322,7 @@ class Trainer:
     told_to_drain: bool = False
     shares: dict[tuple[int, int], Batch] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)
-    asking: Asking = field(default_factory=Asking)
+    asking: Prefetch = field(default_factory=Prefetch)
     on_its_way: tuple[Announcement, Whole | None] | None = None
 
     @property

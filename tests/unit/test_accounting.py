@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from launcher.accounting import Checkpoint, account, describe, last_sign, newest_checkpoint, training_hours
-from launcher.facts import Facts, figures
-from launcher.slurm import HistoryEntry, QueueEntry
-from launcher.states import State
-from workers import incarnations
-from workers.incarnations import Claim, End, Incarnation
-from workers.rundir import RunFolder
+from launcher.monitoring.observation import Observation, figures
+from launcher.slurm.accounting import Checkpoint, account, describe, last_sign, newest_checkpoint, training_hours
+from launcher.slurm.queries import HistoryEntry, QueueEntry
+from launcher.slurm.states import State
+from workers.run import incarnations
+from workers.run.folder import RunFolder
+from workers.run.incarnations import Claim, End, Incarnation
 
 HOUR = 3600.0
 
@@ -86,8 +86,8 @@ def test_when_training_was_seen(tmp_path: Path) -> None:
     assert last_sign(run, None) == 9 and last_sign(run, Checkpoint(1, 2, 11.0)) == 11
     killed, running = [life(1, HOUR)], [QueueEntry("1", 1, "9", State.RUNNING, "", ("trn0",), 5.0, 600.0)]
     nothing: dict[str, list[HistoryEntry]] = {"train": [], "inference": []}
-    assert Facts(9 * HOUR, {"train": running}, nothing, "", killed, None, 2 * HOUR).training_hours == pytest.approx(8.0)
-    assert Facts(9 * HOUR, {"train": []}, nothing, "", killed, None, 2 * HOUR).training_hours == pytest.approx(1.0)
+    assert Observation(9 * HOUR, {"train": running}, nothing, "", killed, None, 2 * HOUR).training_hours == pytest.approx(8.0)
+    assert Observation(9 * HOUR, {"train": []}, nothing, "", killed, None, 2 * HOUR).training_hours == pytest.approx(1.0)
 
 
 def test_gpus_that_accounting_does_not_know() -> None:
@@ -96,7 +96,7 @@ def test_gpus_that_accounting_does_not_know() -> None:
     assert (hours.train, hours.inference, hours.unit) == (8.0, 3.0, "GPU-hours")
     assert account([], {"train": [past("1_1", 0, 2.0, 2)], "inference": []}, None, 0.0, {"1": 4}).used == 4.0, "accounting knows better"
     assert account([], history, None, 0.0, {"1": 0, "2": 0}).unit == "element-hours"
-    facts = Facts(9 * HOUR, {"train": [], "inference": []}, history, "", [], None, gpus={"1": 4, "2": 1})
+    facts = Observation(9 * HOUR, {"train": [], "inference": []}, history, "", [], None, gpus={"1": 4, "2": 1})
     assert figures(facts, 0.0)["hours"]["used"] == 11.0
 
 
@@ -123,12 +123,12 @@ def test_figures_of_the_roles() -> None:
              "inference": [QueueEntry("2", 11, "10", State.PENDING, "Priority", (), 2000.0, 60.0),
                            QueueEntry("2", 9, "11", State.PENDING, "JobArrayTaskLimit", (), None, 60.0)]}
     history = {"train": [past("1_0", 0, 1.0, state=State.FAILED), past("1_2", 0, 1.0, state=State.FAILED), past("1_1", 0, 1.0)], "inference": []}
-    result = figures(Facts(1000.0, queue, history, "", [life(1, 3)], Checkpoint(1, 4, 990.0)), 0.0)
+    result = figures(Observation(1000.0, queue, history, "", [life(1, 3)], Checkpoint(1, 4, 990.0)), 0.0)
     train, inference = result["roles"]["train"], result["roles"]["inference"]
     assert train["running"] == [{"element": "1_2", "state": "RUNNING", "nodes": ["trn0"], "time_left_s": 600.0}]
     assert (train["done"], train["failed"], train["pending"]) == (1, 1, 0), "1_2 failed once and runs again"
     assert inference["next"] == "2_9" and inference["starts"] == 2000.0 and inference["reasons"] == {"Priority": 1, "JobArrayTaskLimit": 1}
     assert result["checkpoint"] == {"step": 4, "age_s": 10.0} and result["hours"]["used"] == 12.0
-    unknown = figures(Facts(1000.0, queue, history, "no slurmdbd", [], None), 0.0)
+    unknown = figures(Observation(1000.0, queue, history, "no slurmdbd", [], None), 0.0)
     assert unknown["hours"] is None and unknown["roles"]["train"]["done"] is None and unknown["no_accounting"] == "no slurmdbd"
     json.dumps(result)

@@ -9,10 +9,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from rich.console import Console
 
-from launcher import advice, launch
 from launcher.__main__ import CONF
-from launcher.schema import FullConfig, register, to_object
-from workers.rundir import RunFolder
+from launcher.config.schema import FullConfig, register, to_object
+from launcher.launch import on_slurm
+from launcher.views import plan_advice
+from workers.run.folder import RunFolder
 
 GSM8K = ("cluster=slurm", "cluster.inference.partition=gpu", "cluster.train.partition=gpu", "cluster.inference.time=60", "cluster.train.time=60",
          "allocation.num_devices=8", "model.path=/models/Qwen3-0.6B", "data=gsm8k")
@@ -27,48 +28,48 @@ def composed(*overrides: str) -> FullConfig:
 
 def test_defaults_that_do_not_suit_a_data_set_and_a_cluster_are_told_loudly() -> None:
     config = composed(*GSM8K)
-    assert advice.generation(config) == (
+    assert plan_advice.generation(config) == (
         f"generation: embedded engine in {config.engine.dtype.value}, up to 16 new tokens a turn (workflow.max_new_tokens) in a context of 256 "
         "(engine.context_length), prompts as they are, without a chat template")
-    tokens, template, engine = advice.warnings(config, with_template=True)
+    tokens, template, engine = plan_advice.warnings(config, with_template=True)
     assert "WARNING: workflow.max_new_tokens=16: data.adapter=gsm8k has solutions" in tokens and "Give 512 or more" in tokens
     assert "data.chat_template=true; a base model does not" in template and "Use engine=sglang" in engine
 
 
 def test_what_suits_is_not_warned_of() -> None:
     config = composed(*GSM8K, *RIGHT)
-    assert advice.warnings(config, with_template=True) == []
-    assert "sglang engine in " in (told := advice.generation(config)) and "1024 new tokens" in told and "in the model's chat template" in told
-    assert len(advice.warnings(composed(*GSM8K, *RIGHT, "data.chat_template=false"), with_template=True)) == 1
-    assert advice.warnings(composed(*GSM8K, *RIGHT, "data.chat_template=false"), with_template=False) == []
-    assert advice.warnings(composed(*GSM8K, *RIGHT[1:], "engine.context_length=2048", "cluster.inference.gpus=none"), with_template=False) == []
+    assert plan_advice.warnings(config, with_template=True) == []
+    assert "sglang engine in " in (told := plan_advice.generation(config)) and "1024 new tokens" in told and "in the model's chat template" in told
+    assert len(plan_advice.warnings(composed(*GSM8K, *RIGHT, "data.chat_template=false"), with_template=True)) == 1
+    assert plan_advice.warnings(composed(*GSM8K, *RIGHT, "data.chat_template=false"), with_template=False) == []
+    assert plan_advice.warnings(composed(*GSM8K, *RIGHT[1:], "engine.context_length=2048", "cluster.inference.gpus=none"), with_template=False) == []
 
 
 @pytest.mark.parametrize("experiment", ["tiny", "demo", "gsm_symbolic", "multi_turn", "code_tiny"])
 def test_the_experiments_that_come_along_need_no_warning(experiment: str) -> None:
-    assert advice.warnings(composed(f"experiment={experiment}"), with_template=True) == []
+    assert plan_advice.warnings(composed(f"experiment={experiment}"), with_template=True) == []
 
 
 def test_a_supervised_run_is_told_what_it_learns() -> None:
-    assert advice.generation(composed("experiment=sft_tiny")).startswith("examples: up to ")
+    assert plan_advice.generation(composed("experiment=sft_tiny")).startswith("examples: up to ")
 
 
 def test_chat_templates_are_found(tmp_path: Path) -> None:
-    assert not advice.has_chat_template(tmp_path)
+    assert not plan_advice.has_chat_template(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    assert not advice.has_chat_template(tmp_path)
+    assert not plan_advice.has_chat_template(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
-    assert not advice.has_chat_template(tmp_path)
+    assert not plan_advice.has_chat_template(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    assert advice.has_chat_template(tmp_path)
+    assert plan_advice.has_chat_template(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    assert advice.has_chat_template(tmp_path)
+    assert plan_advice.has_chat_template(tmp_path)
 
 
 def test_the_plan_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_settle_nodes", lambda config: "")
+    monkeypatch.setattr(on_slurm, "_settle_nodes", lambda config: "")
     console = Console(record=True, width=400)
-    launch.settle(composed(*GSM8K), RunFolder(tmp_path / "run"), console)
+    on_slurm.settle(composed(*GSM8K), RunFolder(tmp_path / "run"), console)
     said = console.export_text()
     assert "      generation: embedded engine" in said and said.count("WARNING: ") == 2  # there is no model that could have a template

@@ -17,11 +17,11 @@ from tests.unit.episodes import Chatter, Judge, make_lease, make_workflow
 from workers.config import ConfigError, WorkflowConfig
 from workers.messages.groups import check_group, group_episodes, samples
 from workers.messages.types import Group
-from workers.rollout.agents.answers import Answer
-from workers.rollout.agents.chat import Chat
-from workers.rollout.agents.requests import ApiError, ChatRequest, read_chat, read_reward
-from workers.rollout.agents.said import Said, ToolCall, as_messages, reply, to_json
 from workers.rollout.workflows.agent import load_agent, question
+from workers.rollout.workflows.agents.chat_messages import ChatMessage, ToolCall, as_messages, reply, to_json
+from workers.rollout.workflows.agents.conversation import Chat
+from workers.rollout.workflows.agents.requests import ApiError, ChatRequest, read_chat, read_reward
+from workers.rollout.workflows.agents.responses import Answer
 from workers.rollout.workflows.episode import LLM, Episode, Reply, Reward
 from workers.rollout.workflows.text import ChatText, PlainText, TextFormat
 
@@ -46,8 +46,9 @@ def test_a_request_is_read() -> None:
         {"role": "assistant", "content": " Hm. ", "refusal": None, "tool_calls": [call], "annotations": []},
         {"role": "tool", "content": "4", "tool_call_id": "c"}, tools=[ADD], tool_choice="auto", max_tokens=9, max_completion_tokens=7, stop="\n",
         stream=True, stream_options={"include_usage": True}, n=1, temperature=0, seed=3, user="me", response_format={"type": "text"})
-    assert request.messages == (Said("system", "Be brief."), Said("user", "12 + 30 ="), Said("assistant", "Hm.", (ToolCall("add", '{"a": 1}'),)),
-                                Said("tool", "4"))
+    assert request.messages == (ChatMessage("system", "Be brief."), ChatMessage("user", "12 + 30 ="),
+                                ChatMessage("assistant", "Hm.", (ToolCall("add", '{"a": 1}'),)),
+                                ChatMessage("tool", "4"))
     assert (request.tools, request.calls_tools, request.max_new_tokens, request.stop) == ((ADD,), True, 7, ("\n",))
     assert (request.streams, request.streams_usage, request.logprobs, request.ignored) == (True, True, False, ("temperature", "seed"))
     assert not asking(tool_choice="none", tools=[ADD]).calls_tools
@@ -90,8 +91,9 @@ def test_whatever_comes_is_read_or_refused(text: bytes) -> None:
 # -- tools as text -------------------------------------------------------------------------------------------------------
 
 def test_tools_are_written_as_qwen_does() -> None:
-    said = [Said("system", "Be brief."), Said("user", "?"), Said("assistant", "So", (ToolCall("add", '{"a": 1}'), ToolCall("add", "{}"))),
-            Said("tool", "1"), Said("tool", "0"), Said("user", "!")]
+    said = [ChatMessage("system", "Be brief."), ChatMessage("user", "?"),
+            ChatMessage("assistant", "So", (ToolCall("add", '{"a": 1}'), ToolCall("add", "{}"))),
+            ChatMessage("tool", "1"), ChatMessage("tool", "0"), ChatMessage("user", "!")]
     system, user, assistant, results, last = as_messages(said, [ADD])
     assert system["content"].startswith("Be brief.\n\n# Tools\n\nYou may") and f"<tools>\n{to_json(ADD)}\n</tools>" in system["content"]
     assert '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>' in system["content"]
@@ -99,7 +101,7 @@ def test_tools_are_written_as_qwen_does() -> None:
     assert assistant == {"role": "assistant", "content": 'So\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
                                                          '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'}
     assert results == {"role": "user", "content": "<tool_response>\n1\n</tool_response>\n<tool_response>\n0\n</tool_response>"}
-    assert as_messages([Said("user", "?")], [ADD])[0]["role"] == "system" and as_messages([]) == []
+    assert as_messages([ChatMessage("user", "?")], [ADD])[0]["role"] == "system" and as_messages([]) == []
 
 
 @pytest.mark.parametrize(("text", "content", "calls"), [
@@ -111,14 +113,14 @@ def test_tools_are_written_as_qwen_does() -> None:
     ('<tool_call>{"name": ["add"]}</tool_call>', '<tool_call>{"name": ["add"]}</tool_call>', []),
     ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', [])])
 def test_calls_are_found_in_what_the_model_says(text: str, content: str, calls: list[str]) -> None:
-    assert reply(text, [ADD]) == Said("assistant", content, tuple(ToolCall("add", arguments) for arguments in calls))
-    assert reply(text, []) == Said("assistant", text.strip())
+    assert reply(text, [ADD]) == ChatMessage("assistant", content, tuple(ToolCall("add", arguments) for arguments in calls))
+    assert reply(text, []) == ChatMessage("assistant", text.strip())
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", r'"\ud800"', "[" * 9999])
 def test_what_has_no_json_is_no_call(value: str) -> None:
     text = f'<tool_call>{{"name": "add", "arguments": {{"a": {value}}}}}</tool_call>'
-    assert reply(text, [ADD]) == Said("assistant", text)
+    assert reply(text, [ADD]) == ChatMessage("assistant", text)
 
 
 values = st.recursive(st.none() | st.booleans() | st.integers(-10**9, 10**9) | st.text(max_size=8).filter(lambda text: "<" not in text),
@@ -128,7 +130,7 @@ values = st.recursive(st.none() | st.booleans() | st.integers(-10**9, 10**9) | s
 @given(st.text(max_size=20).filter(lambda text: "<" not in text),
        st.lists(st.dictionaries(st.text(max_size=5).filter(lambda text: "<" not in text), values, max_size=3), max_size=3))
 def test_calls_that_are_written_are_found_again(content: str, arguments: list[dict[str, Any]]) -> None:
-    said = Said("assistant", content.strip(), tuple(ToolCall("add", to_json(entry)) for entry in arguments))
+    said = ChatMessage("assistant", content.strip(), tuple(ToolCall("add", to_json(entry)) for entry in arguments))
     assert reply(as_messages([said])[0]["content"], [ADD]) == said
 
 
@@ -299,8 +301,8 @@ def test_what_nobody_listened_to_answers_the_same_request_again() -> None:
 
 
 def test_an_episode_has_only_so_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.rollout.agents.chat.MAX_AT_ONCE", 2)
-    monkeypatch.setattr("workers.rollout.agents.chat.MAX_TURNS", 3)
+    monkeypatch.setattr("workers.rollout.workflows.agents.conversation.MAX_AT_ONCE", 2)
+    monkeypatch.setattr("workers.rollout.workflows.agents.conversation.MAX_TURNS", 3)
 
     async def steps(talk: Talk) -> None:
         results = await asyncio.gather(*(talk.ask(user(text)) for text in "abc"), return_exceptions=True)

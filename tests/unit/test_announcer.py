@@ -17,18 +17,18 @@ pytest.importorskip("megatron.core")
 from safetensors.torch import load_file
 
 from tests.unit.megatron_case import config, make_groups, train, write_model
-from workers import checkpoints, incarnations
-from workers.checkpoints import Fenced
 from workers.config import Transport
 from workers.messages.types import Announcement, Version
-from workers.rundir import RunFolder
-from workers.trainer.announcer import Announcer
-from workers.trainer.asking import Asking
-from workers.trainer.link import CoordinatorLink
+from workers.run import checkpoints, incarnations
+from workers.run.checkpoints import Fenced
+from workers.run.folder import RunFolder
+from workers.trainer.coordinator_link.client import CoordinatorLink
+from workers.trainer.coordinator_link.prefetch import Prefetch
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.publishing import RankPublisher
 from workers.trainer.ranks import Ranks
-from workers.trainer.run_saver import RunSaver
+from workers.trainer.saving.run_saver import RunSaver
+from workers.trainer.weights.announcer import Announcer
+from workers.trainer.weights.rank_publisher import RankPublisher
 from workers.transport.keys import make_keys
 from workers.weights.manifest import WeightsError, verify
 from workers.weights.publisher import Publisher
@@ -233,7 +233,7 @@ def test_on_disk_versions_are_files_only(run: RunFolder, model: Path, where: str
 
 
 def test_batches_are_asked_for_no_sooner_than_they_can_be_formed() -> None:
-    asking = Asking()
+    asking = Prefetch()
     assert asking.want(5, 5) == [] and asking.announced(5) == [5]
     assert asking.want(5, 5) == [], "once"
     assert asking.want(6, 5) == [6], "it has the batch of step 5, and computes"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from workers.weights.architecture import (
+from workers.model.architecture import (
     MAX_HEADER_BYTES,
     Architecture,
     MixtureOfExperts,
@@ -23,7 +23,7 @@ from workers.weights.architecture import (
     read_architecture,
     safetensors_header,
 )
-from workers.weights.rope import inverse_frequencies
+from workers.model.rope import inverse_frequencies
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.test_coordinator import TRAINER, Play, only
-from workers.coordinator.reporting import status
-from workers.coordinator.update_group import JOIN_S
+from workers.coordinator.monitoring.status import status
+from workers.coordinator.weights.broadcast_group import JOIN_S
 from workers.messages.broadcasts import (
     Broadcast,
     BroadcastReady,

@@ -16,8 +16,10 @@ from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workers import incarnations
-from workers.checkpoints import (
+from workers.messages.types import Version
+from workers.metrics.recorder import Recorder
+from workers.run import incarnations
+from workers.run.checkpoints import (
     COORDINATOR,
     MANIFEST,
     TRAINER,
@@ -33,10 +35,8 @@ from workers.checkpoints import (
     newest,
     put_aside_if_broken,
 )
-from workers.files import read_lines
-from workers.messages.types import Version
-from workers.metrics.recorder import Recorder
-from workers.rundir import RunFolder
+from workers.run.files import read_lines
+from workers.run.folder import RunFolder
 
 
 @pytest.fixture

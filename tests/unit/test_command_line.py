@@ -20,9 +20,9 @@ from launcher.__main__ import CONF, command_of, dispatch
 from launcher.cli import composing, effect, keys, reference, runs, starting
 from launcher.cli.composing import Composer
 from launcher.cli.page import COMMANDS, page
-from launcher.stop import told
+from launcher.monitoring.stop import told
 from workers.config import Config
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 

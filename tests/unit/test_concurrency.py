@@ -17,12 +17,12 @@ from benchmarks.bounds import Figures, simulate
 from benchmarks.bounds_models import LENGTHS, Fleet
 from benchmarks.bounds_simulation import Setting, Simulation
 from launcher.__main__ import CONF
-from launcher.schema import FullConfig, register, to_object
+from launcher.config.schema import FullConfig, register, to_object
 from tests.unit.groups import make_group
 from workers.config import Bound, Config, ConfigError, load
 from workers.config.generation import AUTO
-from workers.coordinator.concurrency import PACE, SATURATED, Concurrency, ConcurrencyState, Level, line_through, longest
-from workers.coordinator.staleness import StalenessPolicy
+from workers.coordinator.groups.concurrency import PACE, SATURATED, Concurrency, ConcurrencyState, Level, line_through, longest
+from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.messages.arrays import Int32
 from workers.messages.codec import Decoder, pack
 

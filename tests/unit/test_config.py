@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from launcher import __main__ as command
 from launcher.__main__ import CONF
-from launcher.cluster import seconds
-from launcher.schema import FullConfig, as_yaml, read_full, register, to_object
+from launcher.config.cluster import seconds
+from launcher.config.schema import FullConfig, as_yaml, read_full, register, to_object
 from workers.config import Config, ConfigError, load
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 register()
 

@@ -16,10 +16,10 @@ pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
 from tests.unit.megatron_case import make_groups
-from workers.trainer.context import RankPart, part_of
-from workers.trainer.layout import PackedBatch, pack_chunks, split_groups
-from workers.trainer.megatron.attention_plan import PackedLayoutParams, plan_attention
-from workers.trainer.megatron.packed_attention import PackedAttention, attend_by_lengths
+from workers.trainer.batch.context_parallel import RankPart, part_of
+from workers.trainer.batch.layout import PackedBatch, pack_chunks, split_groups
+from workers.trainer.megatron.model.attention_plan import PackedLayoutParams, plan_attention
+from workers.trainer.megatron.model.packed_attention import PackedAttention, attend_by_lengths
 
 HEADS, KV_HEADS, SIZE = 4, 2, 8
 FREQUENCIES = 1.0 / 100.0 ** (torch.arange(0, SIZE, 2) / SIZE)

@@ -10,15 +10,15 @@ import pytest
 from tests.unit.groups import make_group, make_partial
 from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import DRAIN_S, Coordinator
-from workers.coordinator.evaluation import Result
-from workers.coordinator.ledger import LOST_AFTER_S
-from workers.coordinator.reporting import status, summary
-from workers.coordinator.results import MAX_HOPELESS
-from workers.coordinator.returning import RETURN_S
+from workers.coordinator.groups.heldout_evaluation import Result
+from workers.coordinator.groups.ledger import LOST_AFTER_S
+from workers.coordinator.groups.results import MAX_HOPELESS
+from workers.coordinator.monitoring.status import status, summary
+from workers.coordinator.monitoring.waiting_reasons import waiting
+from workers.coordinator.reconciliation import RETURN_S
 from workers.coordinator.snapshot import Snapshot, decode
-from workers.coordinator.training import StepRecord
-from workers.coordinator.waiting import waiting
-from workers.data.prompts import Prompt
+from workers.coordinator.training.steps import StepRecord
+from workers.data.prompt import Prompt
 from workers.messages.codec import MessageError
 from workers.messages.types import (
     Acknowledged,

@@ -17,12 +17,12 @@ if not torch.cuda.is_available():
 from tests.unit.hf_reference import load_reference, reference_logprobs
 from tests.unit.megatron_case import config, make_groups, train, write_model
 from workers.config import Dtype, Recompute
-from workers.trainer.context import part_of
-from workers.trainer.layout import pack_chunks, split_groups
-from workers.trainer.megatron.attention_plan import plan_attention
+from workers.trainer.batch.context_parallel import part_of
+from workers.trainer.batch.layout import pack_chunks, split_groups
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.megatron.packed_attention import PackedAttention
-from workers.weights import shards
+from workers.trainer.megatron.model.attention_plan import plan_attention
+from workers.trainer.megatron.model.packed_attention import PackedAttention
+from workers.weights import safetensors_writer
 from workers.weights.layout import lay_out
 from workers.weights.store import allocate
 
@@ -106,11 +106,11 @@ def test_state_is_saved_and_loaded(folders: dict[str, Path], tmp_path: Path, dty
 def test_weights_are_copied_from_the_device_into_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
     """Straight into pinned memory, and by way of CUDA's own buffers; what changes on the device afterwards does not matter."""
     if not pinned:
-        monkeypatch.setattr(shards, "_pin", lambda content: False)
+        monkeypatch.setattr(safetensors_writer, "_pin", lambda content: False)
     generator = torch.Generator("cuda").manual_seed(0)
     tensors = {f"t{number}": torch.randn(1000, 1 + number, device="cuda", generator=generator) for number in range(8)}
     files = lay_out({name: tuple(tensor.shape) for name, tensor in tensors.items()}, Dtype.bfloat16)
-    filling = shards.MappedShards(tmp_path, files, torch.bfloat16, lambda folder, name, size: allocate(folder / name, size))
+    filling = safetensors_writer.MappedShards(tmp_path, files, torch.bfloat16, lambda folder, name, size: allocate(folder / name, size))
     expected = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         filling.put(name, tensor)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from workers.config import ConfigError
 from workers.data.adapters import ADAPTERS, last_boxed, load_adapter
 from workers.data.code_tests import MAX_BYTES, pickled_text
-from workers.reward.code_reference import check_reference
+from workers.reward.code.tests import check_reference
 
 
 def encoded(value: Any) -> str:

@@ -8,8 +8,8 @@ import pytest
 from workers.config import Config, ConfigError, DataConfig, ModelConfig, RewardConfig
 from workers.data.chat import ChatTemplate
 from workers.data.prompts import open_prompts
+from workers.model.initialize import make_tiny
 from workers.rollout.workflows.text import text_of
-from workers.weights.starting import make_tiny
 
 TEMPLATE = """{%- if tools %}{{ tools | tojson }}{% endif %}
 {% for message in messages %}

@@ -12,10 +12,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from launcher.__main__ import CONF
-from launcher.schema import register, to_object
+from launcher.config.schema import register, to_object
 from workers.config import ConfigError
-from workers.data.prompts import PromptSource, open_prompts
-from workers.reward.code_reference import check_reference
+from workers.data.prompt import PromptSource
+from workers.data.prompts import open_prompts
+from workers.reward.code.tests import check_reference
 
 register()
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from workers.config import ConfigError, DataConfig, DataKind, RewardConfig
 from workers.data.folders import files_of_split
-from workers.data.prompts import Prompt, PromptSource, open_prompts
+from workers.data.prompt import Prompt, PromptSource
+from workers.data.prompts import open_prompts
 from workers.data.rows import read_rows
 
 ROWS = [{"prompt": f"{number} + 1 =", "answer": number + 1} for number in range(150)]

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from workers.config import ConfigError, DataConfig, DataKind, RewardConfig
 from workers.config.choices import DataFilter
 from workers.config.data import PartConfig
-from workers.data.mixture import BLOCK, Order, quotas, settled_parts
-from workers.data.prompts import PromptSource, open_prompts
+from workers.data.mixture import BLOCK, Order, quotas
+from workers.data.prompt import PromptSource
+from workers.data.prompts import open_prompts, settled_parts
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0.1, 10.0), min_size=1)
 

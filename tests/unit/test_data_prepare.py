@@ -27,7 +27,7 @@ from workers.config import (
 from workers.config.choices import DataFilter
 from workers.config.data import PartConfig
 from workers.prepare import NUM_CHECKED, prepare
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 
 @pytest.fixture

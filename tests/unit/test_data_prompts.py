@@ -18,10 +18,11 @@ from workers.config import ConfigError, DataConfig, DataKind, RewardConfig
 from workers.config.choices import DataFilter
 from workers.config.data import StageConfig
 from workers.data.limits import SPARE, Limits, Replaced
-from workers.data.prompts import Prompt, PromptSource, open_prompts
-from workers.reward import verifiers
-from workers.reward.verifiers import numeric
-from workers.weights.starting import make_tiny
+from workers.data.prompt import Prompt, PromptSource
+from workers.data.prompts import open_prompts
+from workers.model.initialize import make_tiny
+from workers.reward.verifiers import registry
+from workers.reward.verifiers.registry import numeric
 
 GYM = RewardConfig(verifier="reasoning_gym")
 
@@ -103,7 +104,7 @@ def test_gym_is_deterministic_across_processes() -> None:
 
 def test_gym_scores_its_own_answers() -> None:
     source = gym(task="gcd", options={"max_numbers": 2})
-    score = verifiers.load("reasoning_gym")
+    score = registry.load("reasoning_gym")
     for prompt in [source.train(0), *source.heldout()]:
         answer = json.loads(prompt.reference)["entry"]["answer"]
         assert score(prompt.text, f"<answer>{answer}</answer>", prompt.reference) == 1.0
@@ -157,7 +158,7 @@ def test_gym_options_change_at_the_declared_prompts() -> None:
     assert [numbers(prompt) for prompt in source.preview(9)] == [2, 2, 2, 3, 3, 3, 4, 4, 4]
     again = gym(task="gcd", options={"min_numbers": 4, "max_numbers": 4}, stages=STAGES)
     assert [again.train(index) for index in (700, 3, 2)] == [source.train(index) for index in (700, 3, 2)]
-    score = verifiers.load("reasoning_gym")
+    score = registry.load("reasoning_gym")
     for prompt in (source.train(0), source.train(5)):
         assert score(prompt.text, json.loads(prompt.reference)["entry"]["answer"], prompt.reference) == 1.0
 

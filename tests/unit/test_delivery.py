@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.test_coordinator import ROLLOUT, TRAINER, Play, only
-from workers.coordinator.reporting import status
+from workers.coordinator.monitoring.status import status
 from workers.messages.types import (
     Announcement,
     FallbackWanted,

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from launcher import demo, dtypes
+from launcher import demo
 from launcher.__main__ import CONF
+from launcher.preflight import dtypes
 from workers.config import ConfigError
 
 

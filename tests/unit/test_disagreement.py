@@ -10,9 +10,9 @@ import pytest
 
 from workers.algorithms.agreement import Agreement
 from workers.config import Config, Dtype, Interrupt, Server
-from workers.trainer.batch import TrainGroup
-from workers.trainer.disagreement import Circumstances, ComparedTokens, compared_tokens, likely_causes, temperatures
-from workers.weights.architecture import Architecture
+from workers.model.architecture import Architecture
+from workers.trainer.batch.group import TrainGroup
+from workers.trainer.selftest.diagnosis import Circumstances, ComparedTokens, compared_tokens, likely_causes, temperatures
 
 ARCHITECTURE = Architecture("llama", 50, 8, 8, 1, 1, 1, 8, 512, 1e-5, True, 10000.0, {"factor": 8.0}, (1,))
 RESPONSES, LENGTH, VOCABULARY, PROMPT = 40, 20, 50, 7

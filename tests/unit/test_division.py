@@ -11,7 +11,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.coordinator.division import divide_batch
+from workers.coordinator.training.batch_split import divide_batch
 
 LENGTHS = st.lists(st.integers(1, 100_000), max_size=40)
 Divided = list[list[list[int]]]
@@ -90,7 +90,7 @@ def test_the_seed_decides_who_meets_whom(first: int, second: int) -> None:
 def test_it_is_the_same_in_every_process_and_light() -> None:
     draw = random.Random(0)
     lengths = [draw.randint(1, 5000) for _ in range(24)]
-    code = ("import sys; from workers.coordinator.division import divide_batch; "
+    code = ("import sys; from workers.coordinator.training.batch_split import divide_batch; "
             f"print(divide_batch({lengths}, 3, 2, [4, 5])); print('torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=True,
                           env={"PYTHONHASHSEED": "7"}, timeout=60)

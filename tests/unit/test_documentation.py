@@ -23,12 +23,14 @@ import msgspec
 import pytest
 from hydra import compose, initialize_config_dir
 
-from launcher import dtypes, launch, rooms
 from launcher.__main__ import CONF, STARTS, main
 from launcher.cli import composing
-from launcher.schema import FullConfig, as_yaml, register, to_object
+from launcher.config.schema import FullConfig, as_yaml, register, to_object
+from launcher.launch import on_slurm
+from launcher.memory import capacity
+from launcher.preflight import dtypes
 from tests.unit.documented import PAGES, ROOT, Command, World, commands, spans
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 register()
 
@@ -57,8 +59,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         run.evaluations.write_text('{"step": 120, "accuracy": 0.5}\n')
     patch = pytest.MonkeyPatch()
     patch.setenv("PATH", str(folder))
-    patch.setattr(rooms, "memory_here", lambda: 64 * 2.0**30)
-    patch.setattr(launch, "prepare", lambda *given, **named: None)  # it looks at models, data and functions themselves
+    patch.setattr(capacity, "memory_here", lambda: 64 * 2.0**30)
+    patch.setattr(on_slurm, "prepare", lambda *given, **named: None)  # it looks at models, data and functions themselves
     patch.setattr(dtypes, "settle", functools.partial(dtypes.settle, ask=lambda: {"cpu": {"name": "CPU", "runs": ["float32"], "best": "float32"}}))
     patch.chdir(folder)
     with composing.opened(CONF, folder / "conf") as composer:  # Hydra looks through all groups: once is enough

@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from launcher.cluster import GpuRequest
-from launcher.dtypes import Found, ask, settle
-from launcher.schema import FullConfig
-from workers import dtypes
+from launcher.config.cluster import GpuRequest
+from launcher.config.schema import FullConfig
+from launcher.preflight.dtypes import Found, ask, settle
 from workers.config import ClusterKind, ConfigError, Dtype, RunKind, Server
+from workers.model import dtypes
 
 PLAIN: Found = {"cpu": {"name": "CPU with AVX2", "runs": ["float32"], "best": "float32"}}
 BOTH: Found = {"cpu": {"name": "CPU with AVX512", "runs": ["float32", "bfloat16"], "best": "bfloat16"}}
@@ -84,7 +84,7 @@ def test_the_trainer_takes_no_float16() -> None:
 def test_this_machine_says_what_it_runs(narrow: bool) -> None:
     """What is packed gives what is not packed; a CPU without AVX-512, as the two variables make of any, gets float32."""
     environment = {**os.environ, **({"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"} if narrow else {})}
-    ended = subprocess.run([sys.executable, "-m", "workers.dtypes"], env=environment, capture_output=True, text=True, timeout=120, check=True)
+    ended = subprocess.run([sys.executable, "-m", "workers.model.dtypes"], env=environment, capture_output=True, text=True, timeout=120, check=True)
     cpu = json.loads(ended.stdout)["cpu"]
     assert cpu["best"] in cpu["runs"] and "float32" in cpu["runs"] and cpu["gflops"] > 0
     assert not narrow or cpu["runs"] == ["float32"]

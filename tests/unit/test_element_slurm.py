@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from workers import checkpoints, incarnations, slurm, slurm_command
 from workers.config import ClusterKind, Config, ConfigError
-from workers.element import follow_up as follow_up_element
-from workers.endings import Ending
 from workers.messages.types import Version
-from workers.rundir import RunFolder
-from workers.signals import Signals
-from workers.slurm import EARLY_S, SlurmElement
-from workers.slurm_command import PATIENCE_S, RETRY_S, SlurmError
+from workers.run import checkpoints, incarnations
+from workers.run.folder import RunFolder
+from workers.slurm import command as slurm_command
+from workers.slurm import job as slurm
+from workers.slurm.command import PATIENCE_S, RETRY_S, SlurmError
+from workers.slurm.element import follow_up as follow_up_element
+from workers.slurm.job import EARLY_S, SlurmElement
+from workers.slurm.signals import Signals
+from workers.slurm.termination import Termination
 from workers.trainer import element as trainer_element
 from workers.trainer.element import MAX_BACKOFF_S, TrainElement
 
@@ -247,27 +249,27 @@ def test_a_command_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 # -- how an inference element ends ---------------------------------------------------------------------------------------
 
-def follow_up(run: RunFolder, ending: Ending, element: SlurmElement) -> None:
+def follow_up(run: RunFolder, ending: Termination, element: SlurmElement) -> None:
     follow_up_element(run, make_config(), element, "inference", ending)
 
 
-def told(number: signal.Signals) -> Ending:
-    return Ending("drained", f"told by {number.name}", number)
+def told(number: signal.Signals) -> Termination:
+    return Termination("drained", f"told by {number.name}", number)
 
 
 def test_an_idle_element_waits_in_the_queue_with_all_others(run: RunFolder, command: Command) -> None:
     calls = command("scontrol")
-    follow_up(run, Ending("idle", "no coordinator"), make_element())
+    follow_up(run, Termination("idle", "no coordinator"), make_element())
     assert calls.read_text().splitlines() == ["hold 1200", "hold 1250", "requeuehold 1236"]
 
 
 @pytest.mark.parametrize(("ending", "end_time", "asked"), [
     (told(signal.SIGUSR2), 1e12, ["requeue 1236"]),  # preempted
     (told(signal.SIGUSR2), 0.0, []),  # time limit: the array's next element follows
-    (Ending("finished", ""), 1e12, []),
-    (Ending("drained", "stop --drain"), 1e12, []),
+    (Termination("finished", ""), 1e12, []),
+    (Termination("drained", "stop --drain"), 1e12, []),
 ])
-def test_only_a_preempted_element_is_put_back(run: RunFolder, command: Command, ending: Ending, end_time: float, asked: list[str]) -> None:
+def test_only_a_preempted_element_is_put_back(run: RunFolder, command: Command, ending: Termination, end_time: float, asked: list[str]) -> None:
     calls = command("scontrol")
     follow_up(run, ending, make_element(end_time))
     assert (calls.read_text().splitlines() if calls.exists() else []) == asked

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.unit.model_folders import write_hf_model
-from workers import dtypes
-from workers.rollout.servers.embedded.model import Model
-from workers.rollout.servers.embedded.requests import Copy, Segment
-from workers.rollout.servers.embedded.text import Text
-from workers.weights.architecture import read_architecture
+from workers.model import dtypes
+from workers.model.architecture import read_architecture
+from workers.rollout.engines.servers.embedded.model import Model
+from workers.rollout.engines.servers.embedded.requests import Copy, Segment
+from workers.rollout.engines.servers.embedded.text import Text
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from workers.rollout.servers.embedded.requests import Sampling
-from workers.rollout.servers.embedded.sampling import SamplingBatch, sample, uniform
+from workers.rollout.engines.servers.embedded.requests import Sampling
+from workers.rollout.engines.servers.embedded.sampling import SamplingBatch, sample, uniform
 
 DRAWS = 20000
 

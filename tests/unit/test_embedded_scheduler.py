@@ -5,9 +5,9 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from workers.rollout.servers.embedded.requests import Finish, Request, Step
-from workers.rollout.servers.embedded.rows import common_prefix
-from workers.rollout.servers.embedded.scheduler import Scheduler
+from workers.rollout.engines.servers.embedded.kv_cache import common_prefix
+from workers.rollout.engines.servers.embedded.requests import Finish, Request, Step
+from workers.rollout.engines.servers.embedded.scheduler import Scheduler
 
 CONTEXT = 80
 STOP = 3

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from workers.config import AllocationConfig, Config, ConfigError, Dtype, EngineConfig, EngineParallelConfig, Server
 from workers.messages.types import Version
-from workers.rollout import replica
-from workers.rollout.servers.devices import of_job, of_replica, of_server
-from workers.rollout.servers.process import SGLANG_START
-from workers.rollout.servers.sglang.options import flags
-from workers.rundir import RunFolder
+from workers.rollout.engines import replica
+from workers.rollout.engines.servers.devices import of_job, of_replica, of_server
+from workers.rollout.engines.servers.process import SGLANG_START
+from workers.rollout.engines.servers.sglang.options import flags
+from workers.run.folder import RunFolder
 
 
 def sglang(**changes: object) -> EngineConfig:
@@ -107,8 +107,9 @@ def test_replicas_of_one_machine_have_gpus_of_their_own(tmp_path: Path, monkeypa
     monkeypatch.delenv("HEADWAY_GPUS", raising=False)
     config = Config(allocation=AllocationConfig(num_devices=3, replica_size=1), engine=sglang())
     assert replica._devices(run, config) == ["2"]
-    code = ("import sys; from pathlib import Path; from workers.config import *; from workers.rollout import replica; from workers.rundir import "
-            "RunFolder; print(replica._devices(RunFolder(Path(sys.argv[1])), Config(allocation=AllocationConfig(num_devices=3), "
+    code = ("import sys; from pathlib import Path; from workers.config import *; from workers.rollout.engines import replica; "
+            "from workers.run.folder import RunFolder; "
+            "print(replica._devices(RunFolder(Path(sys.argv[1])), Config(allocation=AllocationConfig(num_devices=3), "
             "engine=EngineConfig(server=Server.sglang))))")
     answers = [subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert answers == ["['1']\n"] * 2, "what ended has given its place back"

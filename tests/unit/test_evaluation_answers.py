@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.reward.answers import MAX_CHARS, extract
-from workers.reward.verifiers import load
+from workers.reward.verifiers.answers import MAX_CHARS, extract
+from workers.reward.verifiers.registry import load
 
 NUMBERS = st.sampled_from(["18", "18.0", "1,8", "-3", "$18", "50%", "1/2", "0.5", "1e3", "1000", "", "x"])
 TEXTS = st.builds("{}{}{}".format, st.sampled_from(["", "so ", "The answer is ", "\\boxed{", "I think\n"]), NUMBERS,

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.resume import reopen
+from launcher.launch.resume import reopen
 from workers.evaluation.chunks import Chunk, Chunks, Holder, divide
-from workers.evaluation.living import at_work
-from workers.files import read_lines
-from workers.rundir import RunFolder
+from workers.evaluation.liveness import at_work
+from workers.run.files import read_lines
+from workers.run.folder import RunFolder
 
 NUM_PROMPTS = 23
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from launcher import view
+from launcher.views import run_view
 from tests.unit.episodes import Chatter, Judge, make_lease, make_workflow
 from tests.unit.groups import make_group
 from tests.unit.test_coordinator import ROLLOUT, Play, leases
 from workers.config import EvaluationConfig, RewardConfig, WorkflowConfig
-from workers.coordinator import reporting
+from workers.coordinator.monitoring import status
 from workers.messages.types import Group, GroupFinished, Lease, Purpose
 from workers.rollout.workflows.runner import Parts, Workflow
 from workers.rollout.workflows.text import PlainText
@@ -50,11 +50,11 @@ def test_the_record_of_an_evaluation_has_all_figures_over_its_prompts() -> None:
     for lease, (scores, answers) in zip(granted, outcomes, strict=True):
         play.tell(ROLLOUT, judged(lease, list(map(float, scores)), answers))
     [result] = play.core.training.records
-    record = reporting.evaluation_record(play.core, result, 1.0)  # type: ignore[arg-type]
+    record = status.evaluation_record(play.core, result, 1.0)  # type: ignore[arg-type]
     assert record["accuracy"] == pytest.approx(record["avg"]["mean"]) == pytest.approx(4 / 12)
     assert {k: told["mean"] for k, told in record["pass"].items()} == pytest.approx({"1": 4 / 12, "2": 0.5, "4": 2 / 3})
     assert record["maj"]["mean"] == pytest.approx(1 / 3) and record["num_samples"] == 4
-    assert "mean of 4 at temperature 1" in view.evaluation_line(record) and "pass@4 0.667, maj@4 0.333" in view.evaluation_line(record)
+    assert "mean of 4 at temperature 1" in run_view.evaluation_line(record) and "pass@4 0.667, maj@4 0.333" in run_view.evaluation_line(record)
 
 
 def test_an_interrupted_evaluation_keeps_the_samples_of_what_was_judged() -> None:
@@ -71,6 +71,6 @@ def test_a_worker_gets_no_more_prompts_than_it_has_room_for_their_samples() -> N
 
 
 def test_one_greedy_sample_is_told_as_before() -> None:
-    line = view.evaluation_line({"step": 3, "accuracy": 0.5, "num_prompts": 8, "num_failed": 0, "num_samples": 1, "temperature": 0.0})
+    line = run_view.evaluation_line({"step": 3, "accuracy": 0.5, "num_prompts": 8, "num_failed": 0, "num_samples": 1, "temperature": 0.0})
     assert line == "held-out accuracy after step 3: 0.500 (8 prompts, greedy)"
     assert replace(EvaluationConfig(), num_samples=6).ks == [1, 2, 4, 6]

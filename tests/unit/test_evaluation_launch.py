@@ -9,18 +9,18 @@ import msgspec
 import pytest
 from hydra import compose, initialize_config_dir
 
-from launcher import judged, queue_view
 from launcher.__main__ import CONF
-from launcher.evaluation import complete, find_model
-from launcher.facts import Facts
-from launcher.jobs import job_specs
-from launcher.keeper import FRUITLESS, SETTLE_S, Decision, End, Keeper, Situation, Submit
-from launcher.partition import split
-from launcher.schema import FullConfig, as_yaml, register, to_object
-from launcher.slurm import HistoryEntry
-from launcher.states import State
+from launcher.config.device_split import split
+from launcher.config.schema import FullConfig, as_yaml, register, to_object
+from launcher.jobs.job_specs import job_specs
+from launcher.launch.evaluation import complete, find_model
+from launcher.monitoring.observation import Observation
+from launcher.monitoring.supervisor_policy import FRUITLESS, SETTLE_S, Decision, End, Situation, Submit, SupervisorPolicy
+from launcher.slurm.queries import HistoryEntry
+from launcher.slurm.states import State
+from launcher.views import evaluation_view, queue_view
 from workers.config import AllocationConfig, ClusterKind, Config, ConfigError, DataKind, Placement, RunKind, SelfTestAction
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 register()
 
@@ -65,11 +65,11 @@ def test_only_an_evaluation_names_a_run() -> None:
 
 
 def empty(now: float, num_judged: int, hours: float = 0.0) -> Situation:
-    facts = Facts(now, {"inference": [], "train": []}, {"inference": [], "train": []}, "", [], None, roles=("inference",))
+    facts = Observation(now, {"inference": [], "train": []}, {"inference": [], "train": []}, "", [], None, roles=("inference",))
     return Situation(facts, False, False, (0, num_judged), hours, {"inference": 4})
 
 
-def decisions(keeper: Keeper, num_judged: list[int], hours: float = 0.0) -> list[Decision]:
+def decisions(keeper: SupervisorPolicy, num_judged: list[int], hours: float = 0.0) -> list[Decision]:
     """What is decided while the queue stays empty for so long that something is, again and again."""
     found: list[Decision] = []
     for number, judged_then in enumerate(num_judged):
@@ -79,8 +79,8 @@ def decisions(keeper: Keeper, num_judged: list[int], hours: float = 0.0) -> list
 
 
 def test_an_evaluation_that_gets_on_is_submitted_again_and_one_that_does_not_ends() -> None:
-    def fresh(max_hours: float = 24.0) -> Keeper:
-        return Keeper(max_hours, {"inference": 1}, {})
+    def fresh(max_hours: float = 24.0) -> SupervisorPolicy:
+        return SupervisorPolicy(max_hours, {"inference": 1}, {})
 
     assert decisions(fresh(), list(range(6))) == [Submit("inference")] * 6
     assert [type(one) for one in decisions(fresh(), [5] * (FRUITLESS + 1))] == [Submit] * FRUITLESS + [End]
@@ -93,7 +93,7 @@ def test_its_hours_are_those_in_which_any_element_ran() -> None:
         return HistoryEntry("1_0", State.COMPLETED, elapsed_s, 1, ("n0",), start, start + elapsed_s, 0)
 
     history = [past(0.0, 3600.0), past(1800.0, 3600.0), past(1900.0, 100.0), past(9000.0, 1800.0)]
-    facts = Facts(20000.0, {"inference": [], "train": []}, {"inference": history, "train": []}, "", [], None, roles=("inference",))
+    facts = Observation(20000.0, {"inference": [], "train": []}, {"inference": history, "train": []}, "", [], None, roles=("inference",))
     assert facts.training_hours == pytest.approx(1.5 + 0.5)
 
 
@@ -112,14 +112,14 @@ def status(time: float, chunks: dict[str, int], running: int = 0, ended: bool = 
 def test_what_elements_say_adds_up_and_what_is_missing_is_told(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.evaluation.mkdir()
-    assert judged.progress(run) is None
+    assert evaluation_view.progress(run) is None
     (run.evaluation / "a.status").write_bytes(status(1000.0, {"0": 2, "1": 1}, ended=True))
     (run.evaluation / "b.status").write_bytes(status(1001.0, {"1": 3}, running=4))  # took over chunk 1, and what was judged of it
     (run.evaluation / "c.status").write_bytes(status(10.0, {}, running=4))  # killed long ago
-    found = judged.progress(run)
+    found = evaluation_view.progress(run)
     assert found is not None and (found["num_judged"], found["tokens_generated"], len(found["workers"])) == (5, 21, 1)
-    assert ("missing", "5 prompts: 4 under way, 1 to come") in judged.facts(found)
-    assert judged.ending_lines(run) == [f"5 of 10 prompts are judged, and kept; the rest: headway resume {tmp_path}"]
+    assert ("missing", "5 prompts: 4 under way, 1 to come") in evaluation_view.facts(found)
+    assert evaluation_view.ending_lines(run) == [f"5 of 10 prompts are judged, and kept; the rest: headway resume {tmp_path}"]
 
 
 def completed(*overrides: str) -> FullConfig:

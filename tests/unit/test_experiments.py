@@ -13,11 +13,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from launcher.__main__ import CONF
-from launcher.schema import FullConfig, register, to_object
+from launcher.config.schema import FullConfig, register, to_object
 from workers.data import demo_tasks
 from workers.data.prompts import open_prompts
-from workers.reward.code_reference import Asserts, parse
-from workers.reward.matching import number
+from workers.reward.code.tests import Asserts, parse
+from workers.reward.verifiers.matching import number
 
 register()
 

@@ -13,14 +13,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launcher import launch, rooms, slurm
-from launcher.activations import GIB, Layout, kept_bytes, layout
-from launcher.cluster import GpuRequest
-from launcher.fit import changed, check, nearest, needs
-from launcher.memory import RankMemory, count_weights, in_words, rank_memory, replica_memory, server_memory
-from launcher.rooms import Room, Rooms, bytes_of, gib_of_type, look, types_in
-from launcher.schema import FullConfig
-from launcher.slurm import NodeKind
+from launcher.config.cluster import GpuRequest
+from launcher.config.schema import FullConfig
+from launcher.launch import on_slurm
+from launcher.memory import capacity
+from launcher.memory.activations import GIB, Layout, kept_bytes, layout
+from launcher.memory.capacity import Capacities, Capacity, bytes_of, gib_of_type, look, types_in
+from launcher.memory.estimate import RankMemory, count_weights, in_words, rank_memory, replica_memory, server_memory
+from launcher.memory.fit import changed, check, nearest, needs
+from launcher.slurm import queries
+from launcher.slurm.queries import NodeKind
 from workers.config import (
     Advantage,
     AllocationConfig,
@@ -33,10 +35,10 @@ from workers.config import (
     Recompute,
     Server,
 )
-from workers.rundir import RunFolder
-from workers.slurm_command import SlurmError
-from workers.weights.architecture import Architecture, MixtureOfExperts
-from workers.weights.splitting import check_engine
+from workers.model.architecture import Architecture, MixtureOfExperts
+from workers.model.parallel_limits import check_engine
+from workers.run.folder import RunFolder
+from workers.slurm.command import SlurmError
 
 COMMON: dict[str, Any] = {"max_positions": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_scaling": None, "eos_token_ids": ()}
 QWEN_7B = Architecture("qwen2", 152064, 3584, 18944, 28, 28, 4, 128, tied=False, **COMMON)
@@ -65,8 +67,8 @@ def rank(full: FullConfig, architecture: Architecture, gpu: bool = True) -> Rank
     return rank_memory(full, architecture, count_weights(architecture), layout(full, full.plan().num_train_devices, gpu))
 
 
-def here(**sizes: float) -> Rooms:
-    return Rooms(True, **{name: Room(size, "it", "the test") for name, size in sizes.items()})
+def here(**sizes: float) -> Capacities:
+    return Capacities(True, **{name: Capacity(size, "it", "the test") for name, size in sizes.items()})
 
 
 # -- the estimate ----------------------------------------------------------------------------------------------------------
@@ -276,11 +278,11 @@ def test_on_this_machine_all_processes_share_its_memory() -> None:
     full.cluster.kind = ClusterKind.local
     full.engine.num_slots = 1
     full.weights.dir = "auto"
-    room = Rooms(on_gpus=False, machine=Room(400 * GIB, "this machine", "the test"))
+    room = Capacities(on_gpus=False, machine=Capacity(400 * GIB, "this machine", "the test"))
     line = check(full, QWEN_7B, room)[-1]
     assert "all processes on this machine take about" in line and "published and held weights 70.9 GiB" in line
     with pytest.raises(ConfigError, match="this machine has 8 GiB"):
-        check(full, QWEN_7B, Rooms(on_gpus=False, machine=Room(8 * GIB, "this machine", "the test")))
+        check(full, QWEN_7B, Capacities(on_gpus=False, machine=Capacity(8 * GIB, "this machine", "the test")))
 
 
 def test_changes_leave_the_config_as_it_is() -> None:
@@ -314,8 +316,8 @@ def test_slurm_is_asked_for_a_type_that_the_config_does_not_give(monkeypatch: py
     full = config()
     full.cluster.train.partition = "gpu"
     kinds = [NodeKind(4, 8, 64, 1, gres="gpu:h200:8"), NodeKind(2, 0, 64, 1, gres="(null)")]
-    monkeypatch.setattr(slurm, "node_kinds", lambda name, patience_s: kinds)
-    assert look(full).gpu == Room(140 * GIB, "a GPU of type h200", "cluster.train.gpu_memory_gb says otherwise")
+    monkeypatch.setattr(queries, "node_kinds", lambda name, patience_s: kinds)
+    assert look(full).gpu == Capacity(140 * GIB, "a GPU of type h200", "cluster.train.gpu_memory_gb says otherwise")
     full.cluster.train.gpu_type = "a100"
     assert look(full).gpu is None
 
@@ -323,7 +325,7 @@ def test_slurm_is_asked_for_a_type_that_the_config_does_not_give(monkeypatch: py
         raise SlurmError("away")
 
     full.cluster.train.gpu_type = ""
-    monkeypatch.setattr(slurm, "node_kinds", away)
+    monkeypatch.setattr(queries, "node_kinds", away)
     assert look(full).gpu is None
 
 
@@ -332,7 +334,7 @@ def test_the_memory_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     full.cluster.kind = ClusterKind.local
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(rooms, "CGROUP_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(capacity, "CGROUP_LIMIT", tmp_path / "memory.max")
     found = look(full)
     assert not found.on_gpus and found.gpu is None and found.machine is not None and found.machine.size > GIB
     (tmp_path / "memory.max").write_text("1073741824\n")
@@ -343,7 +345,7 @@ def test_the_memory_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match="num_devices=128: leaves training 32 devices, and this machine has 2 GPUs"):
         look(full)
     full.allocation = AllocationConfig(8)
-    assert look(full).gpu == Room(40 * GIB, "the smallest GPU here", "nvidia-smi")
+    assert look(full).gpu == Capacity(40 * GIB, "the smallest GPU here", "nvidia-smi")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not look(full).on_gpus
 
@@ -365,12 +367,12 @@ def test_the_plan_tells_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixtur
     full.run.dir = str(tmp_path / "run")
     full.model.path = str(model_folder(tmp_path / "small", 64))
     with pytest.raises(ConfigError, match="no \\*.safetensors"):  # a dry run looks at all that a run is prepared from
-        launch.launch(full)
+        on_slurm.launch(full)
     said = capsys.readouterr().out
     assert "a training rank takes about" in said and "all processes on this machine take about" in said
     full.model.path = str(model_folder(tmp_path / "large", 1 << 17))
     with pytest.raises(ConfigError, match="all processes on this machine take about"):
-        launch.launch(full)
+        on_slurm.launch(full)
     assert not (tmp_path / "run").exists()
 
 
@@ -378,9 +380,9 @@ def test_a_model_that_is_not_there_yet_is_told_of_later(tmp_path: Path) -> None:
     full, run = FullConfig(), RunFolder(tmp_path)
     full.model.source = ModelSource.tiny
     console = Console(record=True, width=400)
-    assert not launch.tell_memory(full, run, console) and not console.export_text()
+    assert not on_slurm.tell_memory(full, run, console) and not console.export_text()
     model_folder(run.model, 64)
-    assert launch.tell_memory(full, run, console) and "a training rank takes" in console.export_text()
+    assert on_slurm.tell_memory(full, run, console) and "a training rank takes" in console.export_text()
 
 
 def test_a_model_that_is_not_supported_is_refused_at_once(tmp_path: Path) -> None:
@@ -388,7 +390,7 @@ def test_a_model_that_is_not_supported_is_refused_at_once(tmp_path: Path) -> Non
     full.model.path = str(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
     with pytest.raises(ConfigError, match="'GPT2LMHeadModel' is not supported"):
-        launch.tell_memory(full, RunFolder(tmp_path / "run"), Console())
+        on_slurm.tell_memory(full, RunFolder(tmp_path / "run"), Console())
 
 
 def test_layouts_are_plain_values() -> None:

@@ -15,15 +15,15 @@ import psutil
 import pytest
 from rich.console import Console
 
-from launcher import attached
-from launcher.living import living, no_room
-from launcher.schema import FullConfig
-from launcher.stop import stop
-from workers import incarnations
+from launcher.config.schema import FullConfig
+from launcher.jobs.liveness import living, no_room
+from launcher.launch import local
+from launcher.monitoring.stop import stop
 from workers.config import Config
-from workers.coordinator.worker import CoordinatorWorker
-from workers.files import is_full, write_atomic
-from workers.rundir import RunFolder, RunFolderError
+from workers.coordinator.process.main import CoordinatorWorker
+from workers.run import incarnations
+from workers.run.files import is_full, write_atomic
+from workers.run.folder import RunFolder, RunFolderError
 
 NOWHERE = "nothing more can be written there, the disk or your quota is full"
 
@@ -118,9 +118,9 @@ def test_an_attached_launcher_leaves_nothing_alive(disk: Path, run: RunFolder, p
         fill(disk)
         run.end("a job has died", "launcher")
 
-    monkeypatch.setattr(attached, "submit", lambda *_: [])
-    monkeypatch.setattr(attached, "stay", stays)
+    monkeypatch.setattr(local, "submit", lambda *_: [])
+    monkeypatch.setattr(local, "stay", stays)
     console = Console(record=True, width=400)
-    assert attached.start_here(run, FullConfig(), (), console) == 1
+    assert local.start_here(run, FullConfig(), (), console) == 1
     assert NOWHERE in (said := console.export_text()) and "1 processes of the run were ended by force" in said
     assert process.wait(10) is not None and not living(run)

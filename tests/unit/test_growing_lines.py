@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.files import GrowingLines
+from workers.run.files import GrowingLines
 
 WRITTEN = st.lists(st.tuples(st.sampled_from(["append", "append", "cut", "read"]), st.integers(0, 8)), max_size=25)
 

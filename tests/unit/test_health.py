@@ -17,19 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launcher.resume import changed
-from launcher.schema import FullConfig
-from launcher.watch import Follower, _print_lines
+from launcher.config.schema import FullConfig
+from launcher.launch.resume import changed
+from launcher.monitoring.watch import Follower, _print_lines
 from tests.unit.test_coordinator import TRAINER, Play, only
 from tests.unit.test_view import shown, status, step
 from workers.config import Advantage, AlarmsConfig, Config, ConfigError, ImportanceLevel, RunKind
 from workers.config.alarms import ALARMS, RL_ALARMS, SUPERVISED_ALARMS
-from workers.coordinator.alarms import _ALL, alarms_of
-from workers.coordinator.health import Health
-from workers.coordinator.reporting import step_record
-from workers.coordinator.training import StepRecord
+from workers.coordinator.monitoring.alarm_state import Health
+from workers.coordinator.monitoring.alarms import _ALL, alarms_of
+from workers.coordinator.monitoring.status import step_record
+from workers.coordinator.training.steps import StepRecord
 from workers.messages.types import BatchRequest
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 Curve = Callable[[int], Any]
 NUM_STEPS = 80

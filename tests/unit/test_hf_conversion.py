@@ -20,14 +20,14 @@ from safetensors.torch import load_file
 
 from tests.unit.model_folders import FAMILIES, write_hf_model, write_random_model
 from workers.config import TrainerConfig
-from workers.trainer.megatron import cpu_backend, process_group
+from workers.model.architecture import Architecture, MixtureOfExperts, read_architecture
 from workers.trainer.megatron.hf_conversion import ExportError, iter_hf_tensors, load_hf
 from workers.trainer.megatron.hf_conversion.export import assembled
 from workers.trainer.megatron.hf_conversion.load import fill
 from workers.trainer.megatron.hf_conversion.names import Split, all_hf_tensors, hf_tensors
 from workers.trainer.megatron.hf_conversion.shards import shard_shape, share_of
-from workers.trainer.megatron.model import build_model
-from workers.weights.architecture import Architecture, MixtureOfExperts, read_architecture
+from workers.trainer.megatron.model.model import build_model
+from workers.trainer.megatron.parallel import cpu_backend, process_group
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from tests.unit.together import NUM_PROCESSES, together
-from workers import incarnations
-from workers.incarnations import IN_ORDER, Claim, End, Incarnation, consecutive_crashes
-from workers.rundir import RunFolder
+from workers.run import incarnations
+from workers.run.folder import RunFolder
+from workers.run.incarnations import IN_ORDER, Claim, End, Incarnation, consecutive_crashes
 
 NUM_CLAIMS = 8
 

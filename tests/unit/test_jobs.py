@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.jobs import JobSpec, even_sizes, fit, job_specs, num_chunks, waves
-from launcher.partition import split
-from launcher.schema import FullConfig
+from launcher.config.device_split import split
+from launcher.config.schema import FullConfig
+from launcher.jobs.job_specs import JobSpec, even_sizes, fit, job_specs, num_chunks, waves
 from workers.config import AllocationConfig, ClusterKind, ConfigError
 from workers.entry import Element
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 RUN = RunFolder(Path("/run"))
 

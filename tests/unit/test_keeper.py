@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import keeping
-from launcher.cluster import RoleConfig
-from launcher.facts import Facts
-from launcher.keeper import (
+from launcher.config.cluster import RoleConfig
+from launcher.config.schema import FullConfig
+from launcher.monitoring import supervisor
+from launcher.monitoring.observation import Observation
+from launcher.monitoring.supervisor import Supervisor, usable_nodes
+from launcher.monitoring.supervisor_policy import (
     CUT_SHORT_S,
     FAST_S,
     FRUITLESS,
@@ -25,22 +27,20 @@ from launcher.keeper import (
     Decision,
     End,
     Exclude,
-    Keeper,
     Release,
     Situation,
     Submit,
+    SupervisorPolicy,
     Tell,
     blames_node,
     held_by_us,
     pending_arrays,
 )
-from launcher.keeping import Keeping, usable_nodes
-from launcher.schema import FullConfig
-from launcher.slurm import HistoryEntry, QueueEntry
-from launcher.states import State
+from launcher.slurm.queries import HistoryEntry, QueueEntry
+from launcher.slurm.states import State
 from workers.config import AllocationConfig, ClusterKind
-from workers.rundir import RunFolder
-from workers.slurm_command import SlurmError
+from workers.run.folder import RunFolder
+from workers.slurm.command import SlurmError
 
 
 def entry(task: int, state: State = State.RUNNING, array: str = "1", reason: str = "") -> QueueEntry:
@@ -52,15 +52,15 @@ def past(element: str, state: State, node: str = "n0", elapsed_s: float = 600.0,
 
 
 def situation(now: float, train: Any = (), inference: Any = (), history: dict[str, list[HistoryEntry]] | None = None, **changes: Any) -> Situation:
-    facts = Facts(now, {"train": list(train), "inference": list(inference)}, history or {"train": [], "inference": []}, "", [], None)
+    facts = Observation(now, {"train": list(train), "inference": list(inference)}, history or {"train": [], "inference": []}, "", [], None)
     return replace(Situation(facts, False, False, (1, 0), 0.0, {"train": 4, "inference": 4}), **changes)
 
 
-def keeper(**changes: Any) -> Keeper:
-    return Keeper(**{"max_hours": 24.0, "nodes_needed": {"train": 1, "inference": 1}, "excluded": {}, **changes})
+def keeper(**changes: Any) -> SupervisorPolicy:
+    return SupervisorPolicy(**{"max_hours": 24.0, "nodes_needed": {"train": 1, "inference": 1}, "excluded": {}, **changes})
 
 
-def over_time(one: Keeper, first: float, last: float, *train: QueueEntry, **changes: Any) -> list[Decision]:
+def over_time(one: SupervisorPolicy, first: float, last: float, *train: QueueEntry, **changes: Any) -> list[Decision]:
     """What is decided while the same situation lasts."""
     inference = changes.pop("inference", [entry(0, array="2")])
     return [decision for now in range(int(first), int(last) + 1, 5) for decision in one.decide(situation(now, train, inference, **changes))]
@@ -154,21 +154,21 @@ def test_nothing_is_submitted_while_slurm_may_queue_an_array_yet() -> None:
 
 
 @pytest.fixture
-def hands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Keeping, list[str]]:
+def hands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Supervisor, list[str]]:
     """A keeper of a run on the default partition, and what it says."""
     full, said = FullConfig(), []
     full.cluster.kind = ClusterKind.slurm
     full.cluster.train, full.cluster.inference = RoleConfig(time="60", exclude="n3"), RoleConfig(time="60", partition="big,other")
     full.allocation = AllocationConfig(4)
-    monkeypatch.setattr(keeping, "read_full", lambda run: full)
+    monkeypatch.setattr(supervisor, "read_full", lambda run: full)
     lines = "n0|small*\nn1|small*\nn2|small*\nn3|small*\nn3|big\nn4|big\nn5|other\nn6|third\n"
-    monkeypatch.setattr(keeping, "ask", lambda *_: subprocess.CompletedProcess((), 0, lines))
+    monkeypatch.setattr(supervisor, "ask", lambda *_: subprocess.CompletedProcess((), 0, lines))
     run = RunFolder.create(tmp_path / "run")
     run.submitted.write_text('{"cluster": "slurm", "complete": true, "arrays": []}')
-    return Keeping(run, said.append), said
+    return Supervisor(run, said.append), said
 
 
-def test_the_nodes_that_a_role_may_run_on(hands: tuple[Keeping, list[str]]) -> None:
+def test_the_nodes_that_a_role_may_run_on(hands: tuple[Supervisor, list[str]]) -> None:
     assert usable_nodes(RoleConfig()) == {"n0", "n1", "n2", "n3"} and usable_nodes(RoleConfig(partition="big,other")) == {"n3", "n4", "n5"}
     assert usable_nodes(RoleConfig(exclude="n[1-2],n9")) == {"n0", "n3"} and usable_nodes(RoleConfig(nodelist="n[0-1],n9")) == {"n0", "n1"}
     assert usable_nodes(RoleConfig(nodelist="n[0-1]", exclude="n1")) == {"n0"} and len(usable_nodes(RoleConfig(exclude="./hosts"))) == 4
@@ -176,13 +176,13 @@ def test_the_nodes_that_a_role_may_run_on(hands: tuple[Keeping, list[str]]) -> N
     assert hands[0]._num_nodes == {"train": 3, "inference": 3}
 
 
-def test_a_decision_that_slurm_refuses_does_not_stop_the_others(hands: tuple[Keeping, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_that_slurm_refuses_does_not_stop_the_others(hands: tuple[Supervisor, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     one, said = hands
 
     def refused(*_: object) -> None:
         raise SlurmError("scontrol: no permission")
 
-    monkeypatch.setattr(keeping.slurm, "release", refused)
+    monkeypatch.setattr(supervisor.queries, "release", refused)
     monkeypatch.setattr(one._keeper, "decide", lambda _: [Release("inference"), Tell("and so on")])
     for _ in range(2):
         one.act(situation(0.0).facts)

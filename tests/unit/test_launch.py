@@ -14,18 +14,20 @@ import psutil
 import pytest
 from rich.console import Console
 
-from launcher import launch, slurm, watch
-from launcher.attached import attached
 from launcher.cli import starting
-from launcher.cluster import RoleConfig
-from launcher.living import kill, living
-from launcher.schema import FullConfig, as_yaml, read_full
-from launcher.script import ROOT
-from launcher.slurm import NodeKind
+from launcher.config.cluster import RoleConfig
+from launcher.config.schema import FullConfig, as_yaml, read_full
+from launcher.jobs.liveness import kill, living
+from launcher.jobs.sbatch_script import ROOT
+from launcher.launch import on_slurm
+from launcher.launch.local import attached
+from launcher.monitoring import watch
+from launcher.slurm import queries
+from launcher.slurm.queries import NodeKind
 from launcher.sweep import Sweep
 from workers.config import AllocationConfig, ClusterKind, Config, ConfigError
-from workers.rundir import RunFolder
-from workers.slurm_command import SlurmError
+from workers.run.folder import RunFolder
+from workers.slurm.command import SlurmError
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ def test_a_sweep_with_one_run_folder_is_refused(tmp_path: Path) -> None:
     full = slurm_config()
     full.run.dir = str(tmp_path / "mine")
     with pytest.raises(ConfigError, match=r"run.dir='.*/mine': cannot be given with -m.*Leave it out; hydra.sweep.dir"):
-        launch.launch(full, Sweep(tmp_path, 0, ()))
+        on_slurm.launch(full, Sweep(tmp_path, 0, ()))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,7 +119,7 @@ def test_a_dry_run_without_a_cluster_says_what_it_could_not_ask(tmp_path: Path, 
     monkeypatch.setenv("PATH", str(tmp_path))
     full = slurm_config()
     full.launch.dry_run = True
-    assert launch.launch(full) == 0
+    assert on_slurm.launch(full) == 0
     said = capfd.readouterr().out
     assert "not checked: the model, its memory" in said and "model.path='/no/such/model' is not on this machine" in said
     assert "not checked by SLURM, which gives no answer here: scontrol: not found" in said and said.count("not found on PATH") == 1
@@ -132,20 +134,20 @@ def test_a_dry_run_asks_a_controller_that_is_away_once(tmp_path: Path, monkeypat
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     full = slurm_config()
     full.launch.dry_run = True
-    assert launch.launch(full) == 0 and "Unable to contact slurm controller" in capsys.readouterr().out
+    assert on_slurm.launch(full) == 0 and "Unable to contact slurm controller" in capsys.readouterr().out
     assert (tmp_path / "calls").read_text() == "x\n"
     with pytest.raises(SlurmError):
-        slurm.node_kinds("gpu", patience_s=0)
+        queries.node_kinds("gpu", patience_s=0)
     assert (tmp_path / "calls").read_text() == "x\n" * 2, "after the dry run it is asked again"
 
 
 def test_what_the_launcher_fills_in_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(slurm, "node_kinds", lambda name, patience_s=None: [NodeKind(4, 8, 64, 500_000)])
+    monkeypatch.setattr(queries, "node_kinds", lambda name, patience_s=None: [NodeKind(4, 8, 64, 500_000)])
     monkeypatch.setenv("PYTHONPATH", "/mine")
     full = slurm_config()
     full.cluster.train.partition = "gpu"
     folder = RunFolder(tmp_path)
-    launch.settle(full, folder, Console())
+    on_slurm.settle(full, folder, Console())
     folder.config_yaml.write_bytes(as_yaml(full))
     folder.config.write_bytes(msgspec.json.encode(full.for_workers()))
     full.model.path = "/m"
@@ -167,13 +169,13 @@ def test_a_sweep_probes_for_its_first_run_only(tmp_path: Path, monkeypatch: pyte
     sweep = Sweep(tmp_path / "sweep", 3, ())
     if started:
         sweep.add(RunFolder(tmp_path / "before"))
-    monkeypatch.setattr(launch, "settle", lambda config, run, console: None)
-    monkeypatch.setattr(launch.preflight, "check", lambda specs, *_: specs)
-    monkeypatch.setattr(launch, "probing", probing)
-    monkeypatch.setattr(launch, "prepare", lambda run, config: None)
-    monkeypatch.setattr(launch, "start_on_slurm", lambda *_: 0)
+    monkeypatch.setattr(on_slurm, "settle", lambda config, run, console: None)
+    monkeypatch.setattr(on_slurm.check, "check", lambda specs, *_: specs)
+    monkeypatch.setattr(on_slurm, "probing", probing)
+    monkeypatch.setattr(on_slurm, "prepare", lambda run, config: None)
+    monkeypatch.setattr(on_slurm, "start_on_slurm", lambda *_: 0)
     monkeypatch.setenv("PYTHONPATH", "")
-    assert launch.launch(slurm_config(), sweep) == 0 and len(probed) == (not started)
+    assert on_slurm.launch(slurm_config(), sweep) == 0 and len(probed) == (not started)
 
 
 SBATCH = Path(__file__).resolve().parents[2] / "slurm" / "launch.sbatch"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.unit.groups import make_group
 from tests.unit.test_coordinator import ROLLOUT, TRAINER, Play
+from workers.coordinator.groups.routing import Room, Rooms, room_of
 from workers.coordinator.registry import Worker
-from workers.coordinator.routing import Room, Rooms, room_of
 from workers.messages.types import (
     BatchRequest,
     CheckpointRequest,

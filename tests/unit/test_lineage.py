@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.groups import make_group, make_partial
-from workers.coordinator.lineage import Lineage
+from workers.coordinator.groups.lineage import Lineage
 from workers.messages.arrays import Int32
 from workers.messages.types import Version
 

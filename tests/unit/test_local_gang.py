@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from workers.rundir import RunFolder
-from workers.slurm import Place
-from workers.trainer.local_gang import LocalGang, place
+from workers.run.folder import RunFolder
+from workers.slurm.job import Place
+from workers.trainer.local_ranks import LocalGang, place
 
 
 def test_the_first_rank_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_the_first_rank_that_fails_is_told_with_its_last_words(tmp_path: Path) -
 
 def test_ranks_die_with_rank_0(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
-    code = ("import sys, pathlib\nfrom workers.rundir import RunFolder\nfrom workers.trainer.local_gang import LocalGang\n"
+    code = ("import sys, pathlib\nfrom workers.run.folder import RunFolder\nfrom workers.trainer.local_ranks import LocalGang\n"
             "gang = LocalGang(RunFolder(pathlib.Path(sys.argv[1])), 2, 1, print)\nprint(gang._others[0].pid, flush=True)\nsys.stdin.read()")
     run.config.write_text("{}")  # all defaults: it waits for rank 0 to say where to meet
     with subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as zero:

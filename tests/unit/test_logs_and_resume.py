@@ -13,15 +13,17 @@ import psutil
 import pytest
 from rich.console import Console
 
-from launcher import keeping, resume, slurm
-from launcher.keeper import UNANSWERED_S
-from launcher.keeping import lock
-from launcher.logs import NoLog, main, newest_log, tail
-from launcher.resume import changed, refusal, reopen
-from launcher.schema import FullConfig
-from workers import incarnations
+from launcher.config.schema import FullConfig
+from launcher.launch import resume
+from launcher.launch.resume import changed, refusal, reopen
+from launcher.monitoring import supervisor
+from launcher.monitoring.logs import NoLog, main, newest_log, tail
+from launcher.monitoring.supervisor import lock
+from launcher.monitoring.supervisor_policy import UNANSWERED_S
+from launcher.slurm import queries
 from workers.config import ClusterKind, ConfigError, SelfTestAction
-from workers.rundir import RunFolder
+from workers.run import incarnations
+from workers.run.folder import RunFolder
 
 
 @pytest.fixture
@@ -130,7 +132,7 @@ def test_training_time_that_is_used_up(run: RunFolder, monkeypatch: pytest.Monke
 def test_an_array_that_may_still_appear(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     array = {"role": "train", "name": "x-7", "job_id": None, "submitted": 1000.0}
     run.submitted.write_text(json.dumps({"cluster": "slurm", "complete": True, "arrays": [array], "jobs": []}))
-    monkeypatch.setattr(slurm, "jobs_named", lambda name: [])
+    monkeypatch.setattr(queries, "jobs_named", lambda name: [])
     assert "no clear answer for x-7, and SLURM may queue it yet. Try again in 200 s" in refusal(run, config(), 1100.0)
     assert refusal(run, config(), 1000.0 + UNANSWERED_S) == ""
 
@@ -174,7 +176,7 @@ def test_a_file_system_without_locks(run: RunFolder, monkeypatch: pytest.MonkeyP
     def flock(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(keeping.fcntl, "flock", flock)
+    monkeypatch.setattr(supervisor.fcntl, "flock", flock)
     said: list[str] = []
     for _ in range(2):
         with lock(run, said.append) as mine:

@@ -23,11 +23,11 @@ pytest.importorskip("megatron.core")
 from tests.unit.megatron_case import config, make_groups, write_model
 from tests.unit.megatron_case import train as train_on
 from workers.config import Advantage, Dtype, Schedule
-from workers.trainer.megatron import checkpoint
-from workers.trainer.megatron.checkpoint import CheckpointError
+from workers.trainer.megatron.checkpoint import checkpoint
+from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
+from workers.trainer.megatron.checkpoint.optimizer_shards import boxes
+from workers.trainer.megatron.checkpoint.state_copy import Shard
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.megatron.optimizer_shards import boxes
-from workers.trainer.megatron.state_copy import Shard
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")
 

@@ -15,12 +15,12 @@ pytest.importorskip("megatron.core")
 from tests.unit.hf_reference import ReferenceCritic, ReferenceTraining
 from tests.unit.megatron_case import Asked, config, make_groups, train, write_model
 from workers.config import Advantage, Config, Dtype
-from workers.trainer.batch import TrainGroup
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron import critic as critic_module
-from workers.trainer.megatron.checkpoint import CheckpointError
+from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
 from workers.trainer.megatron.critic import Critic, estimates
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.megatron.stop import StepAbandoned, StopGate
+from workers.trainer.megatron.parallel.stop import StepAbandoned, StopGate
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")
 

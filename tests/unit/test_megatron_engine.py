@@ -18,13 +18,13 @@ pytest.importorskip("megatron.core")
 from tests.unit.hf_reference import adamw, load_reference, reference_logprobs, reference_loss, saved_tensors  # noqa: E402
 from tests.unit.megatron_case import VOCAB, config, make_groups, rewards_of, train, write_model  # noqa: E402
 from workers.config import Dtype, OffPolicy, RunConfig, Schedule, TrainerConfig  # noqa: E402
-from workers.trainer.batch import TrainGroup  # noqa: E402
-from workers.trainer.megatron import cpu_backend  # noqa: E402
+from workers.trainer.batch.group import TrainGroup  # noqa: E402
 from workers.trainer.megatron.engine import MegatronEngine  # noqa: E402
-from workers.trainer.megatron.gang import Gang  # noqa: E402
 from workers.trainer.megatron.objective import PolicyTargets, microbatch_loss, per_token  # noqa: E402
-from workers.trainer.megatron.optimizer import build_scheduler  # noqa: E402
-from workers.trainer.megatron.stop import StopGate  # noqa: E402
+from workers.trainer.megatron.optimizer.optimizer import build_scheduler  # noqa: E402
+from workers.trainer.megatron.parallel import cpu_backend  # noqa: E402
+from workers.trainer.megatron.parallel.gang import Gang  # noqa: E402
+from workers.trainer.megatron.parallel.stop import StopGate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")
 

@@ -16,7 +16,7 @@ pytest.importorskip("megatron.core")
 from tests.unit.algorithm_files import FILES, algorithm_of
 from tests.unit.hf_reference import load_reference
 from tests.unit.megatron_case import VOCAB, config, write_model
-from workers.trainer.batch import TrainGroup
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")

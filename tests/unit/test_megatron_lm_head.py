@@ -13,8 +13,8 @@ from torch import Tensor
 
 pytest.importorskip("megatron.core")
 
-from workers.trainer.megatron import process_group
-from workers.trainer.megatron.lm_head import VocabularyShard, token_logprobs
+from workers.trainer.megatron.model.lm_head import VocabularyShard, token_logprobs
+from workers.trainer.megatron.parallel import process_group
 
 
 class Case(NamedTuple):

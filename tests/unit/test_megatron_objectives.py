@@ -17,11 +17,11 @@ from tests.unit.algorithm_files import FILES, algorithm_of
 from tests.unit.hf_reference import ReferenceLearner, load_reference, reference_logprobs, reference_loss
 from tests.unit.megatron_case import config, make_groups, rewards_of, train, write_model
 from workers.config import Advantage, Config, KlEstimator, KlPlace, Proximal
-from workers.trainer.batch import TrainGroup
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.objective import PolicyTargets, per_token
+from workers.trainer.megatron.parallel.stop import StopGate
 from workers.trainer.megatron.passes import PackedPasses
-from workers.trainer.megatron.stop import StopGate
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")
 

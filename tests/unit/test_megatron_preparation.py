@@ -12,9 +12,9 @@ pytest.importorskip("megatron.core")
 from tests.unit.megatron_case import make_groups
 from workers.algorithms.advantages import EPSILON
 from workers.config import Advantage, AlgorithmConfig
-from workers.trainer.batch import TrainGroup
-from workers.trainer.megatron import process_group
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.objective import TokenValues
+from workers.trainer.megatron.parallel import process_group
 from workers.trainer.megatron.preparation import Actions, make_advantages, penalty_mean, second_moment_mask
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")

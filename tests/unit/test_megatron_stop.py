@@ -13,7 +13,7 @@ pytest.importorskip("megatron.core")
 from tests.unit.megatron_case import Asked, config, make_groups, train, write_model
 from workers.config import Dtype, Schedule
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.megatron.stop import StepAbandoned
+from workers.trainer.megatron.parallel.stop import StepAbandoned
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")
 

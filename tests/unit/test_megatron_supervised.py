@@ -16,18 +16,18 @@ from tests.unit.megatron_case import config, make_groups, write_model
 from workers.config import Config, DataConfig, RunKind
 from workers.coordinator.core import Coordinator
 from workers.coordinator.snapshot import Snapshot, decode
-from workers.coordinator.training import HeldoutLoss, StepRecord
+from workers.coordinator.training.steps import HeldoutLoss, StepRecord
 from workers.data.examples import open_examples
 from workers.data.prompts import open_prompts
 from workers.messages.types import Announcement, Batch, BatchRequest, CheckpointRequest, Message, Refused, Register, Role, StepFinished, Version
-from workers.trainer.batch import TrainGroup
+from workers.model.initialize import make_tiny
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.heldout import HeldoutExamples, to_group
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.objective import PolicyTargets
-from workers.trainer.megatron.stop import StopGate
-from workers.trainer.selftest import SelfTest
-from workers.trainer.train_batch import train_batch
-from workers.weights.starting import make_tiny
+from workers.trainer.megatron.parallel.stop import StopGate
+from workers.trainer.selftest.selftest import SelfTest
+from workers.trainer.train_step import train_batch
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")
 

@@ -14,15 +14,16 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
-from launcher import activations, memory
-from launcher.activations import kept_bytes, layer_bytes, layout
-from launcher.memory import count_weights, rank_memory
+from launcher.memory import activations
+from launcher.memory import estimate as memory
+from launcher.memory.activations import kept_bytes, layer_bytes, layout
+from launcher.memory.estimate import count_weights, rank_memory
 from tests.unit.model_folders import write_random_model
 from workers.config import Advantage, AlgorithmConfig, Config, Dtype, Recompute, TrainerConfig, Transport
-from workers.trainer import layout as packed_layout
-from workers.trainer.batch import TrainGroup
-from workers.trainer.megatron import lm_head
+from workers.trainer.batch import layout as packed_layout
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.megatron.model import lm_head
 from workers.trainer.megatron.trained_model import TrainedModel
 from workers.weights import publisher
 

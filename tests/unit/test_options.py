@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cluster import ClusterConfig, ContainerConfig, ContainerKind, GpuRequest, RoleConfig
-from launcher.jobs import JobSpec, job_specs
-from launcher.options import KNOWN, check_options, names_in_help
-from launcher.schema import FullConfig
-from launcher.script import ROOT, mounted, python_command, python_path, sbatch_options, setup_lines, srun_arguments
-from launcher.submit import scripts
+from launcher.config.cluster import ClusterConfig, ContainerConfig, ContainerKind, GpuRequest, RoleConfig
+from launcher.config.sbatch_options import KNOWN, check_options, names_in_help
+from launcher.config.schema import FullConfig
+from launcher.jobs.job_specs import JobSpec, job_specs
+from launcher.jobs.sbatch_script import ROOT, mounted, python_command, python_path, sbatch_options, setup_lines, srun_arguments
+from launcher.jobs.submit import scripts
 from workers.config import AllocationConfig, ClusterKind, ConfigError
 from workers.entry import Element
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 SPEC = JobSpec("train", "x-train", Element("train", "/run"), 1, 3, 2, 4, 4, 3600, 2)
 # The beginning of what sbatch 22.05.8 says, and some of its odder lines.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.trainer.packing import pack
+from workers.trainer.batch.packing import pack
 
 
 def slow_pack(lengths: list[int], capacity: int, minimum: int) -> list[list[int]]:

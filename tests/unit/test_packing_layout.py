@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.trainer.batch import TrainGroup
-from workers.trainer.layout import PackedBatch, build_batch, pack_chunks, split_group, split_groups
+from workers.trainer.batch.group import TrainGroup
+from workers.trainer.batch.layout import PackedBatch, build_batch, pack_chunks, split_group, split_groups
 
 
 def make_group(prompt: list[int], responses: list[list[int]]) -> TrainGroup:
@@ -92,7 +92,7 @@ def test_sharing_costs_prompt_plus_responses() -> None:
 
 
 def test_long_responses_get_their_own_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.trainer.layout.MAX_BRANCH_TOKENS", 4)
+    monkeypatch.setattr("workers.trainer.batch.layout.MAX_BRANCH_TOKENS", 4)
     group = make_group([1, 2], [[10, 11], [20, 21, 22, 23, 24, 25], [30, 31]])
     assert [(chunk.samples, chunk.cost) for chunk in split_group(group, 0, 100, True)] == [((1,), 7), ((0, 2), 4)]
 

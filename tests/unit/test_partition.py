@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.partition import plan, split
+from launcher.config.device_split import plan, split
 from workers.config import AllocationConfig, ConfigError, ParallelConfig
 
 

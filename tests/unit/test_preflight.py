@@ -14,18 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from launcher import on_node, preflight, probe, probed, slurm
-from launcher.cluster import GpuRequest, RoleConfig
-from launcher.jobs import JobSpec, job_specs
-from launcher.options import KNOWN
-from launcher.preflight import budget, check, problems, refuse, waits_for_nodes
-from launcher.probe import broken_setup, command, judge, unanswered
-from launcher.schema import FullConfig
-from launcher.site import Quality, Site, gpus_per_node, partitions_in, qualities_in, submit_limit_in
-from launcher.slurm import NodeKind
+from launcher.config.cluster import GpuRequest, RoleConfig
+from launcher.config.sbatch_options import KNOWN
+from launcher.config.schema import FullConfig
+from launcher.jobs.job_specs import JobSpec, job_specs
+from launcher.preflight import check as preflight
+from launcher.preflight import node_probe, node_probe_script, probe_cache
+from launcher.preflight.check import budget, check, problems, refuse, waits_for_nodes
+from launcher.preflight.node_probe import broken_setup, command, judge, unanswered
+from launcher.slurm import queries
+from launcher.slurm.queries import NodeKind
+from launcher.slurm.site import Quality, Site, gpus_per_node, partitions_in, qualities_in, submit_limit_in
 from workers.config import AllocationConfig, ClusterKind, ConfigError, Server
-from workers.rundir import RunFolder
-from workers.slurm_command import SlurmError
+from workers.run.folder import RunFolder
+from workers.slurm.command import SlurmError
 
 PARTITIONS = """\
 PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=01:00:00 DisableRootJobs=NO \
@@ -120,7 +122,7 @@ def test_drained_nodes_are_waited_for(monkeypatch: pytest.MonkeyPatch, kinds: li
         raise SlurmError("sbatch --test-only: exit status 1: allocation failure: Requested node configuration is not available")
 
     monkeypatch.setattr(preflight, "look", lambda cluster, roles: site)
-    monkeypatch.setattr(slurm, "test_only", refused)
+    monkeypatch.setattr(queries, "test_only", refused)
     said: list[str] = []
     if words:
         assert check(specs_of(full)[1:], full, RunFolder(Path("/run")), said.append)
@@ -182,7 +184,8 @@ def test_the_probe_looks_at_the_run_folder(tmp_path: Path, damage: Callable[[Pat
     (run / "probe").write_text("token")
     damage(run)
     before = time.time()
-    done = subprocess.run([sys.executable, "-c", Path(on_node.__file__).read_text(), str(run), "token"], capture_output=True, text=True, check=True,
+    script = Path(node_probe_script.__file__).read_text()
+    done = subprocess.run([sys.executable, "-c", script, str(run), "token"], capture_output=True, text=True, check=True,
                           env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}, cwd=tmp_path)
     answer = json.loads(done.stdout.split(" ", 1)[1])
     assert before <= answer["time"] <= time.time()
@@ -214,11 +217,11 @@ class Answered:
 
 def test_a_folder_that_a_probe_has_found_shared_stays_so_while_nodes_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(probe, "PRIVATE_TO_A_NODE", (str(tmp_path),))
-    monkeypatch.setattr(slurm, "show_config", lambda: {"ClusterName": "c"})
+    monkeypatch.setattr(node_probe, "PRIVATE_TO_A_NODE", (str(tmp_path),))
+    monkeypatch.setattr(queries, "show_config", lambda: {"ClusterName": "c"})
 
     def sum_up(folder: str, inference: str | list[str], train: str | list[str]) -> list[str]:
-        return probe._sum_up([Answered("inference"), Answered("train")], [inference, train], RunFolder(tmp_path / folder))  # type: ignore[list-item]
+        return node_probe._sum_up([Answered("inference"), Answered("train")], [inference, train], RunFolder(tmp_path / folder))  # type: ignore[list-item]
 
     with pytest.raises(ConfigError, match="no node was free to look"):
         sum_up("runs/1", [], "busy")
@@ -231,9 +234,9 @@ def test_a_folder_that_a_probe_has_found_shared_stays_so_while_nodes_are_busy(tm
             sum_up(other, "busy", "busy")
     (file,) = (tmp_path / "cache" / "headway").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert not probed.is_shared("c", "train", tmp_path / "runs", time.time() + 30 * 86400), "nodes change"
+    assert not probe_cache.is_shared("c", "train", tmp_path / "runs", time.time() + 30 * 86400), "nodes change"
     file.write_text("[")
-    assert not probed.is_shared("c", "train", tmp_path / "runs", time.time())
+    assert not probe_cache.is_shared("c", "train", tmp_path / "runs", time.time())
 
 
 def test_the_probe_of_inference_looks_at_sglang_too() -> None:
@@ -256,7 +259,8 @@ def test_the_probe_tells_an_sglang_that_cannot_be_used(tmp_path: Path, version: 
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(packages))} exec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
-    done = subprocess.run([sys.executable, "-c", Path(on_node.__file__).read_text(), str(run), "token", str(python)], capture_output=True, text=True,
+    script = Path(node_probe_script.__file__).read_text()
+    done = subprocess.run([sys.executable, "-c", script, str(run), "token", str(python)], capture_output=True, text=True,
                           check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}, cwd=tmp_path)
     problems = json.loads(done.stdout.split(" ", 1)[1])["problems"]
     assert problems == [] if not words else words in problems[0]

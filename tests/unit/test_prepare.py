@@ -10,12 +10,13 @@ import pytest
 pytest.importorskip("transformers")
 
 from tests.unit.model_folders import write_random_model
-from workers import prepare, rundir
+from workers import prepare
 from workers.config import ClusterKind, Config, ConfigError, Dtype, Transport
+from workers.model.architecture import Architecture
 from workers.prepare import check_weights_folder
-from workers.rundir import RunFolder
-from workers.weights.architecture import Architecture
-from workers.weights.places import places
+from workers.run import folder
+from workers.run.folder import RunFolder
+from workers.weights.locations import places
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def architecture(tmp_path_factory: pytest.TempPathFactory) -> Architecture:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     (tmp_path / "memory").mkdir()
-    monkeypatch.setattr(rundir, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(folder, "MEMORY", tmp_path / "memory")
     return RunFolder.create(tmp_path / "run")
 
 

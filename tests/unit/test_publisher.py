@@ -15,15 +15,16 @@ from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 
-from workers import rundir  # noqa: E402
 from workers.config import Dtype  # noqa: E402
 from workers.messages.types import Version  # noqa: E402
-from workers.rundir import RunFolder  # noqa: E402
-from workers.weights.architecture import read_architecture  # noqa: E402
+from workers.model.architecture import read_architecture  # noqa: E402
+from workers.model.initialize import make_tiny  # noqa: E402
+from workers.run import folder as rundir  # noqa: E402
+from workers.run.digests import digest_of  # noqa: E402
+from workers.run.folder import RunFolder  # noqa: E402
 from workers.weights.layout import lay_out, small_files  # noqa: E402
-from workers.weights.manifest import MANIFEST, Manifest, WeightsError, digest_of, verify, write_manifest  # noqa: E402
+from workers.weights.manifest import MANIFEST, Manifest, WeightsError, verify, write_manifest  # noqa: E402
 from workers.weights.publisher import Publisher, SharedFolder  # noqa: E402
-from workers.weights.starting import make_tiny  # noqa: E402
 from workers.weights.store import NodeStore  # noqa: E402
 
 MIB, CHUNK = 1 << 20, 1 << 16

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from launcher import launch
 from launcher.__main__ import CONF
-from launcher.memory import count_weights
-from launcher.schema import FullConfig, register, to_object
+from launcher.config.schema import FullConfig, register, to_object
+from launcher.launch import on_slurm
+from launcher.memory.estimate import count_weights
 from tests.unit.documented import MODELS, World
 from workers.config import Advantage, ClusterKind, ConfigError, Dtype, Proximal, Schedule, Server
 from workers.data.chat import ChatTemplate
-from workers.weights.architecture import read_architecture
+from workers.model.architecture import read_architecture
 
 register()
 
@@ -31,7 +31,7 @@ Recipe = Callable[..., FullConfig]
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """All that a user gives: the recipe, a site, a model, data; and on top what a test gives."""
     monkeypatch.setenv("PATH", str(tmp_path))  # no SLURM to be asked
-    monkeypatch.setattr(launch, "prepare", lambda *given, **named: None)  # it looks at models and data themselves
+    monkeypatch.setattr(on_slurm, "prepare", lambda *given, **named: None)  # it looks at models and data themselves
     world = World(tmp_path)
 
     def composed(name: str, *more: str) -> FullConfig:
@@ -45,7 +45,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
 
 def planned(config: FullConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     config.launch.dry_run, config.run.dir = True, str(tmp_path / "run")
-    assert launch.launch(config) == 0
+    assert on_slurm.launch(config) == 0
     return capsys.readouterr().out
 
 

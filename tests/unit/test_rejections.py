@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.unit.groups import make_group, make_partial
 from tests.unit.test_coordinator import ROLLOUT, TRAINER, Play, leases, only
 from workers.config import ConfigError, WorkflowConfig
-from workers.coordinator.rejections import WINDOW_BATCHES, Rejections
-from workers.coordinator.reporting import status, step_record, summary
-from workers.coordinator.training import StepRecord
-from workers.coordinator.waiting import waiting
+from workers.coordinator.groups.rejections import WINDOW_BATCHES, Rejections
+from workers.coordinator.monitoring.status import status, step_record, summary
+from workers.coordinator.monitoring.waiting_reasons import waiting
+from workers.coordinator.training.steps import StepRecord
 from workers.messages.arrays import Int32
 from workers.messages.codec import encode, from_workers
 from workers.messages.types import (
@@ -36,9 +36,9 @@ from workers.messages.types import (
     Register,
     Role,
 )
-from workers.rollout.results import Results
-from workers.rollout.workflows.keeping import Keeping
-from workers.rundir import RunFolder
+from workers.rollout.leases.outbox import Results
+from workers.rollout.workflows.group_filter import GroupFilter
+from workers.run.folder import RunFolder
 
 REWARDS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8)
 
@@ -49,31 +49,31 @@ REWARDS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8)
 @settings(max_examples=200, deadline=None)
 def test_spread_keeps_groups_whose_rewards_are_not_all_equal(rewards: list[float]) -> None:
     group = make_group("g3", 7, [0] * len(rewards), rewards=rewards)
-    verdict = Keeping("spread").verdict(group)
+    verdict = GroupFilter("spread").verdict(group)
     if len(set(group.rewards.tolist())) > 1:
         assert verdict == GroupFinished(group)
     else:
         assert verdict == GroupRejected("g3", 7, len(rewards), 0, pytest.approx(rewards[0]))
-    assert Keeping("all").verdict(group) == GroupFinished(group)
+    assert GroupFilter("all").verdict(group) == GroupFinished(group)
 
 
 def test_the_samples_of_an_episode_are_no_spread() -> None:
     group = msgspec.structs.replace(make_group("g0", 0, [0, 0, 0], rewards=[1.0, 1.0, 0.0]), episodes=Int32.of([0, 0, 1]))
-    assert isinstance(Keeping("spread").verdict(group), GroupFinished)
+    assert isinstance(GroupFilter("spread").verdict(group), GroupFinished)
     alone = msgspec.structs.replace(group, rewards=group.rewards * 0, scores=group.scores)
-    rejected = Keeping("spread").verdict(alone)
+    rejected = GroupFilter("spread").verdict(alone)
     assert isinstance(rejected, GroupRejected) and rejected.score == 0.5, "each episode counts once"
 
 
 def test_held_out_prompts_are_never_rejected(functions: None) -> None:
     group = make_group("e0.0", 1, [0], purpose=Purpose.evaluation)
     for keep in ("all", "spread", "own_filters:never"):
-        assert Keeping(keep).verdict(group) == GroupFinished(group)
+        assert GroupFilter(keep).verdict(group) == GroupFinished(group)
 
 
 def test_what_a_rejected_group_took_is_told() -> None:
     group = msgspec.structs.replace(make_group("g0", 2, [0, 1, 1]), tokens_interrupted=2)
-    rejected = Keeping("spread").verdict(group)
+    rejected = GroupFilter("spread").verdict(group)
     assert rejected == GroupRejected("g0", 2, 3, 2, 1.0)
     assert from_workers(1 << 20).decode([bytes(frame) for frame in encode(rejected)]) == rejected
 
@@ -112,20 +112,20 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_function_of_ones_own_decides_by_scores_and_lengths(functions: None) -> None:
-    keeping = Keeping("own_filters:half")
+    keeping = GroupFilter("own_filters:half")
     assert isinstance(keeping.verdict(make_group("g0", 0, [0, 0], rewards=[1.0, 0.0])), GroupFinished)
     assert isinstance(keeping.verdict(make_group("g0", 0, [0, 0], rewards=[1.0, 1.0])), GroupRejected)
     episodes = msgspec.structs.replace(make_group("g0", 0, [0, 0, 0], rewards=[1.0, 1.0, 0.0]), episodes=Int32.of([0, 0, 1]))
     assert isinstance(keeping.verdict(episodes), GroupFinished), "an episode has one score, and the length of all its samples"
     longer = msgspec.structs.replace(make_group("g0", 0, [0] * 4, rewards=[1.0, 1.0, 1.0, 0.0]), episodes=Int32.of([0, 0, 0, 1]))
     assert isinstance(keeping.verdict(longer), GroupRejected)
-    assert isinstance(Keeping("own_filters:numpys").verdict(episodes), GroupFinished)
+    assert isinstance(GroupFilter("own_filters:numpys").verdict(episodes), GroupFinished)
 
 
 @pytest.mark.parametrize(("name", "words"), [
     ("broken", ["IndexError", "own_filters.py, line", "in broken"]), ("nothing", ["returned None", "True"]), ("verbose", ["ValueError: xxx"])])
 def test_a_function_that_fails_is_a_failure_that_says_where(functions: None, name: str, words: list[str]) -> None:
-    failed = Keeping(f"own_filters:{name}").verdict(make_group("g0", 3, [0, 0]))
+    failed = GroupFilter(f"own_filters:{name}").verdict(make_group("g0", 3, [0, 0]))
     assert isinstance(failed, GroupFailed) and failed.fatal and (failed.group_id, failed.attempt) == ("g0", 3) and len(failed.cause) < 3000
     for word in [f"workflow.keep='own_filters:{name}'", *words]:
         assert word in failed.cause
@@ -136,7 +136,7 @@ def test_a_function_that_fails_is_a_failure_that_says_where(functions: None, nam
     ("broken_filters:f", "a_module_that_is_not_there")])
 def test_a_function_that_is_not_there_is_named_before_anything_is_generated(functions: None, path: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Keeping(path)
+        GroupFilter(path)
 
 
 @pytest.mark.parametrize(("changes", "words"), [
@@ -329,7 +329,7 @@ def test_what_a_worker_leaves_behind_is_taken_by_the_next_coordinator(tmp_path: 
 
     async def leave() -> None:
         results = Results(Nobody())
-        results.add(granted[1], Keeping("spread").verdict(make_group("g1", granted[1].attempt, [0, 0])))
+        results.add(granted[1], GroupFilter("spread").verdict(make_group("g1", granted[1].attempt, [0, 0])))
         assert results.spill(run) == 1 and len(results) == 0
 
     play, granted = begun()

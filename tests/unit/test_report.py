@@ -94,7 +94,7 @@ def test_an_evaluation_alone_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([str(run.path)]) == 2 and str(run.evaluation_result) in capsys.readouterr().err and not run.report.exists()
 
 
-@pytest.mark.parametrize("module", ["launcher.watch", "launcher.attached", "launcher.report"])
+@pytest.mark.parametrize("module", ["launcher.monitoring.watch", "launcher.launch.local", "launcher.report"])
 def test_what_draws_is_loaded_only_to_draw(module: str) -> None:
     code = f"import sys, {module}; print(*[name for name in ('jinja2', 'matplotlib', 'numpy', 'torch') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)

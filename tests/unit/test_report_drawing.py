@@ -17,7 +17,7 @@ from launcher.report.plot import Label, Trace, line_chart, nice_ticks, scale_of,
 from launcher.report.record import number, read
 from launcher.report.series import increments, rates, smooth, thin, values, wilson, words
 from tests.unit.report_runs import make, write_lines
-from workers import incarnations
+from workers.run import incarnations
 
 NUMBERS = st.floats(-1e9, 1e9, allow_subnormal=False)
 POINTS = st.lists(st.tuples(st.integers(0, 10_000), NUMBERS), min_size=1, max_size=400, unique_by=lambda point: point[0]).map(

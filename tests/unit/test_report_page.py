@@ -16,9 +16,9 @@ import pytest
 from launcher.report import ending, main, page, sweep_page
 from launcher.report.record import read
 from tests.unit.report_runs import Page, make, write_lines
-from workers import incarnations
 from workers.config import RunKind
-from workers.rundir import RunFolder
+from workers.run import incarnations
+from workers.run.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 TAGS = {

@@ -11,15 +11,16 @@ import pytest
 from tests.unit.groups import make_group
 from tests.unit.report_runs import make
 from workers.config import Config
-from workers.coordinator import farewell, reporting
 from workers.coordinator.core import Coordinator
-from workers.coordinator.evaluation import NUM_SHOWN, Evaluation, Result
+from workers.coordinator.groups.heldout_evaluation import NUM_SHOWN, Evaluation, Result
+from workers.coordinator.monitoring import status
+from workers.coordinator.process import shutdown
 from workers.coordinator.snapshot import restore_evaluation, save_evaluation
-from workers.data.prompts import Prompt
+from workers.data.prompt import Prompt
 from workers.messages.groups import Group
 from workers.messages.types import Purpose
 from workers.metrics.recorder import Recorder
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 
 class FewPrompts:
@@ -75,7 +76,7 @@ def test_what_is_recorded_is_bounded() -> None:
     evaluation = coordinator.evaluation
     evaluation.start(3)
     answered(evaluation, dict.fromkeys(range(NUM_SHOWN + 2), "😀" * 50000))
-    record = reporting.samples_record(coordinator, finished(evaluation))
+    record = status.samples_record(coordinator, finished(evaluation))
     assert record["step"] == 3 and [sample["prompt_id"] for sample in record["samples"]] == [f"p{index}" for index in range(NUM_SHOWN)]
     second = record["samples"][1]
     assert second["prompt"].endswith("x1") and second["reference"].startswith("1y") and second["score"] == 1.0
@@ -97,20 +98,20 @@ def test_whoever_goes_on_cuts_the_samples_back(tmp_path: Path) -> None:
 
 async def test_the_coordinator_has_the_report_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make(tmp_path / "run", None, (0.25, 0.5), 3, "finished")
-    monkeypatch.setattr(farewell, "REPORT_S", 120.0)
-    await farewell.write_report(run)
+    monkeypatch.setattr(shutdown, "REPORT_S", 120.0)
+    await shutdown.write_report(run)
     assert "all steps done" in run.report.read_text()
 
 
 async def test_a_report_that_fails_is_only_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run = make(tmp_path / "run", None, (), 3, "failed")
-    monkeypatch.setattr(farewell, "REPORT_S", 0.0)
-    await farewell.write_report(run)
+    monkeypatch.setattr(shutdown, "REPORT_S", 0.0)
+    await shutdown.write_report(run)
     assert capsys.readouterr().out == f"no report: its process takes more than 0 s. Later: headway report {run.path}\n" and not run.report.exists()
-    monkeypatch.setattr(farewell, "REPORT_S", 120.0)
+    monkeypatch.setattr(shutdown, "REPORT_S", 120.0)
     run.config.write_text("{")
-    await farewell.write_report(run)
+    await shutdown.write_report(run)
     assert "no report: its process exited with status 2" in capsys.readouterr().out
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    await farewell.write_report(run)
+    await shutdown.write_report(run)
     assert "no report: its process cannot be started" in capsys.readouterr().out

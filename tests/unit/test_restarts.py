@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.small_run import World, make_config
 from workers.config import Bound
-from workers.coordinator.ledger import index_of
+from workers.coordinator.groups.ledger import index_of
 from workers.messages.types import Acknowledged, Heartbeat, HeartbeatReply, Leases
 
 LOSSES = (Acknowledged, Heartbeat, HeartbeatReply, Leases)

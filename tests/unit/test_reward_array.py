@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launcher.cluster import ROLES
-from launcher.facts import Facts
-from launcher.fit import _rewards
-from launcher.jobs import JobSpec, job_specs
-from launcher.keeper import HELD_S, SETTLE_S, Keeper, Release, Situation, Submit
-from launcher.options import check_options
-from launcher.schema import FullConfig
-from launcher.script import sbatch_options
-from launcher.submit import describe
-from launcher.view import panel
+from launcher.config.cluster import ROLES
+from launcher.config.sbatch_options import check_options
+from launcher.config.schema import FullConfig
+from launcher.jobs.job_specs import JobSpec, job_specs
+from launcher.jobs.sbatch_script import sbatch_options
+from launcher.jobs.submit import describe
+from launcher.memory.fit import _rewards
+from launcher.monitoring.observation import Observation
+from launcher.monitoring.supervisor_policy import HELD_S, SETTLE_S, Release, Situation, Submit, SupervisorPolicy
+from launcher.views.run_view import panel
 from tests.unit.test_coordinator import ROLLOUT, TRAINER, Play, only
 from tests.unit.test_keeper import entry
 from workers.config import AllocationConfig, ClusterKind, ConfigError, Placement, RunKind
-from workers.coordinator.reporting import fleet, status
-from workers.coordinator.waiting import waiting
+from workers.coordinator.monitoring.status import fleet, status
+from workers.coordinator.monitoring.waiting_reasons import waiting
 from workers.entry import Element
 from workers.messages.types import BatchRequest, Draining, Goodbye, Heartbeat, Register, RewardElements, Role, WorkerFailed, WorkerStatus
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 RUN = RunFolder(Path("/runs/x"))
 REWARDS = (b"reward 0", b"reward 1")
@@ -117,14 +117,14 @@ def test_processes_that_may_take_more_than_the_job_has_are_refused() -> None:
 
 # -- what keeps it going ---------------------------------------------------------------------------------------------------
 
-def decided(one: Keeper, until: int, **queue: list) -> list:
+def decided(one: SupervisorPolicy, until: int, **queue: list) -> list:
     queue = {"train": [entry(0)], "inference": [entry(0, array="2")], "reward": [], **queue}
-    facts = [Facts(float(now), queue, {role: [] for role in ROLES}, "", [], None) for now in range(0, until + 1, 5)]
+    facts = [Observation(float(now), queue, {role: [] for role in ROLES}, "", [], None) for now in range(0, until + 1, 5)]
     return [decision for now in facts for decision in one.decide(Situation(now, False, False, (1, 0), 0.0, {}))]
 
 
-def keeper() -> Keeper:
-    return Keeper(24.0, dict.fromkeys(ROLES, 1), {})
+def keeper() -> SupervisorPolicy:
+    return SupervisorPolicy(24.0, dict.fromkeys(ROLES, 1), {})
 
 
 def test_a_used_up_array_is_followed_by_another_while_training_runs() -> None:

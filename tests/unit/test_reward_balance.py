@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.reward.balance import REST_S, UNLISTED_S, Balance
+from workers.reward.remote.load_balancer import REST_S, UNLISTED_S, Balance
 
 NAMES = st.sampled_from(["a", "b", "c"])
 

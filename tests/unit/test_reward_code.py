@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.reward import code_inside, code_program
-from workers.reward.code_compare import same_output, same_value
-from workers.reward.code_main import import_libraries
-from workers.reward.code_reference import Asserts, Call, Stdio, check_reference, parse
+from workers.reward.code import extraction, inside
+from workers.reward.code.compare import same_output, same_value
+from workers.reward.code.main_program import import_libraries
+from workers.reward.code.tests import Asserts, Call, Stdio, check_reference, parse
 
 STDIO = {"kind": "stdio", "tests": [{"input": "1", "output": "2"}]}
 CALL = {"kind": "call", "function": "f", "tests": [{"args": [1], "expected": 2}]}
@@ -82,29 +82,29 @@ def test_a_malformed_reference_is_refused(reference: Any, rule: str) -> None:
     ("```python\ns = '```'\n```", "s = '```'\n"),
 ])
 def test_the_program_in_a_completion(completion: str, program: str) -> None:
-    assert code_program.extract(completion) == program
+    assert extraction.extract(completion) == program
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.sampled_from("`\n py:x"), max_size=60))
 def test_any_completion_has_a_program(completion: str) -> None:
-    assert code_program.extract(completion) in completion
+    assert extraction.extract(completion) in completion
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60), st.text(max_size=60).filter(lambda text: "`" not in text))
 def test_a_block_after_any_text_is_found(before: str, program: str) -> None:
-    assert code_program.extract(f"{before}\n```python\n{program}\n```\n") == program + "\n"
+    assert extraction.extract(f"{before}\n```python\n{program}\n```\n") == program + "\n"
 
 
 def test_what_continues_a_prompt() -> None:
     prompt = "import math\n\ndef f(x):\n    '''Doc.'''\n"
-    assert code_program.continued(prompt, "    return x\n", "f") == [prompt + "    return x\n"]
-    assert code_program.continued(prompt, "```python\n    return x\n```", "f") == [prompt + "    return x\n"]
-    assert code_program.continued(prompt, "```python\ndef f(x):\n    return x\n```", "f") == ["import math\n\n", "def f(x):\n    return x\n"]
+    assert extraction.continued(prompt, "    return x\n", "f") == [prompt + "    return x\n"]
+    assert extraction.continued(prompt, "```python\n    return x\n```", "f") == [prompt + "    return x\n"]
+    assert extraction.continued(prompt, "```python\ndef f(x):\n    return x\n```", "f") == ["import math\n\n", "def f(x):\n    return x\n"]
     longer = "    return g(x)\n\ndef fg(x):\n    return x\n"
-    assert code_program.continued(prompt, longer, "f") == [prompt + longer]
-    assert code_program.continued("", "def f(x): pass", "f") == ["def f(x): pass"]
+    assert extraction.continued(prompt, longer, "f") == [prompt + longer]
+    assert extraction.continued("", "def f(x): pass", "f") == ["def f(x): pass"]
 
 
 @pytest.mark.parametrize(("printed", "expected", "same"), [
@@ -145,21 +145,21 @@ def test_comparing_outputs_never_fails(printed: str, expected: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(data)
 def test_values_survive_encoding(value: object) -> None:
-    there = json.loads(json.dumps(code_inside.encode(value)))
-    back = code_inside.decode(there)
+    there = json.loads(json.dumps(inside.encode(value)))
+    back = inside.decode(there)
     assert back == value and type(back) is type(value)
 
 
 @pytest.mark.parametrize("value", [object(), print, [object()], {1: iter([])}, (1, {2: range(3)}), Ellipsis])
 def test_what_is_not_data_is_not_encoded(value: object) -> None:
     with pytest.raises(TypeError, match="is not data"):
-        code_inside.encode(value)
+        inside.encode(value)
 
 
 @settings(max_examples=200, deadline=None)
 @given(json_values, json_values)
 def test_an_encoded_value_equals_what_it_equalled_before(value: Any, other: Any) -> None:
-    encoded = json.loads(json.dumps(code_inside.encode(value)))
+    encoded = json.loads(json.dumps(inside.encode(value)))
     assert same_value(encoded, value)
     assert same_value(encoded, other) == (value == other)
 
@@ -194,7 +194,7 @@ def test_any_answer_compares(answer: Any, expected: Any) -> None:
     ("", [], False),
 ])
 def test_values(value: object, expected: Any, same: bool) -> None:
-    assert same_value(json.loads(json.dumps(code_inside.encode(value))), expected) == same
+    assert same_value(json.loads(json.dumps(inside.encode(value))), expected) == same
 
 
 @pytest.mark.parametrize("answer", [{"int": "x"}, {"int": 1}, {"tuple": 1}, {"dict": [[1]]}, {"dict": [["a", 1], ["a", 1]]}, {"dict": {"a": 1}}, {}])
@@ -207,12 +207,12 @@ def replies(requests: list[bytes], sources: list[str], function: str, libraries:
     """What `answer` says to `requests`, here in this process: for harmless programs only."""
     queue: list[bytes | None] = [b"", *requests, None]
     said: list[bytes] = []
-    code_inside.answer(sources, function, import_libraries if libraries else lambda namespace: None, lambda: queue.pop(0), said.append)
+    inside.answer(sources, function, import_libraries if libraries else lambda namespace: None, lambda: queue.pop(0), said.append)
     return [json.loads(reply) for reply in said]
 
 
 def call(*arguments: object, **keywords: object) -> bytes:
-    return json.dumps(["call", code_inside.encode((arguments, keywords))]).encode()
+    return json.dumps(["call", inside.encode((arguments, keywords))]).encode()
 
 
 def test_a_program_answers_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def judged(test: str, answers: list[Any], prompt: str = "") -> list[Any]:
     """What `judge` says, where the program answers `answers` in turn."""
     queue = [b"", *(json.dumps(answer).encode() for answer in answers)]
     said: list[bytes] = []
-    code_inside.judge(prompt, test, "f", lambda: queue.pop(0) if queue else None, said.append)
+    inside.judge(prompt, test, "f", lambda: queue.pop(0) if queue else None, said.append)
     return [json.loads(reply) for reply in said]
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.reward.formats import boxed, final_answer, format_tags, has_box, stated, tagged
+from workers.reward.verifiers.formats import boxed, final_answer, format_tags, has_box, stated, tagged
 
 PIECES = st.lists(st.sampled_from([r"\boxed{", r"\fbox{", "{", "}", "\\", r"\{", "<answer>", "</answer>", "answer is ", "####", "a", "1", " ", "\n"]))
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.reward.matching import exact, exact_nocase, last_number, multiple_choice, number, parse_number
+from workers.reward.verifiers.matching import exact, exact_nocase, last_number, multiple_choice, number, parse_number
 
 INTEGERS = st.integers(-10**30, 10**30)
 

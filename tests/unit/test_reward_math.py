@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from math_verify import parse, verify
 
-from workers.reward import bounded, notation
-from workers.reward.matching import number
-from workers.reward.mathematics import check_reference, score
+from workers.reward.verifiers import bounded, notation
+from workers.reward.verifiers.matching import number
+from workers.reward.verifiers.mathematics import check_reference, score
 
 FORMS = ("%s", r"\boxed{%s}", "The answer is %s.", "The final answer is $%s$", "#### %s", "<answer>%s</answer>", "so x = %s")
 

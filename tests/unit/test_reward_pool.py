@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from workers.config import ConfigError, RewardConfig
-from workers.reward import child
-from workers.reward.messages import PYTHON_TOOL
-from workers.reward.pool import RewardPool, VerifierError
+from workers.reward.pool import process_handle
+from workers.reward.pool.messages import PYTHON_TOOL
+from workers.reward.pool.pool import RewardPool, VerifierError
 from workers.reward.shaping import scale
 
 HOSTILE = "tests.unit.hostile_verifiers:"
@@ -129,7 +129,7 @@ def test_a_hung_verifier_is_killed_and_replaced() -> None:
 def test_a_verifier_that_hangs_on_import_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_import.py").write_text("import time\ntime.sleep(3600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(child, "LOAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(process_handle, "LOAD_TIMEOUT_S", 0.3)
 
     async def test() -> None:
         async with opened() as pool:
@@ -268,7 +268,7 @@ def test_processes_work_side_by_side(tmp_path: Path) -> None:
 
 def test_processes_die_with_a_killed_worker() -> None:
     """SIGKILL of the worker leaves it no time to clean up; the kernel does it."""
-    program = ("import asyncio\nfrom workers.config import RewardConfig\nfrom workers.reward.pool import RewardPool\n"
+    program = ("import asyncio\nfrom workers.config import RewardConfig\nfrom workers.reward.pool.pool import RewardPool\n"
                "async def main():\n  async with RewardPool(RewardConfig()) as pool:\n"
                "    await pool.score('', '1', '1', 'numeric')\n    print(pool.pids[0], flush=True)\n    await asyncio.sleep(3600)\n"
                "asyncio.run(main())\n")
@@ -280,7 +280,7 @@ def test_processes_die_with_a_killed_worker() -> None:
 
 
 def test_a_process_imports_no_heavy_library() -> None:
-    program = "import sys, workers.reward.process\nprint([name for name in ('torch', 'numpy', 'transformers') if name in sys.modules])"
+    program = "import sys, workers.reward.pool.worker_process\nprint([name for name in ('torch', 'numpy', 'transformers') if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
 
 

@@ -1,5 +1,6 @@
 """Verifiers: what counts as a number, as an answer, as a name."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.config import ConfigError
-from workers.reward import bounded, gym, verifiers
-from workers.reward.gym import encode_reference
-from workers.reward.verifiers import numeric
+from workers.reward.verifiers import bounded, gym, registry
+from workers.reward.verifiers.gym import encode_reference
+from workers.reward.verifiers.registry import numeric
+from workers.run.moved import MOVED
 
 
 @pytest.mark.parametrize(("completion", "reference", "score"), [
@@ -57,7 +59,7 @@ def test_numeric_refuses_a_reference_that_is_no_number() -> None:
 
 
 def test_reasoning_gym() -> None:
-    score = verifiers.load("reasoning_gym")
+    score = registry.load("reasoning_gym")
     reference = encode_reference("chain_sum", {"max_terms": 2}, {"question": "1 + 1 =", "answer": "2", "metadata": {}})
     assert score("", " 2\n", reference) == 1.0
     assert score("", "<answer>3</answer> no, <answer> 2 </answer>", reference) == 1.0
@@ -99,19 +101,19 @@ def test_a_task_that_cannot_read_an_answer() -> None:
 
 
 def test_names() -> None:
-    verifiers.check_name("some.package:function")
+    registry.check_name("some.package:function")
     with pytest.raises(ConfigError, match="did you mean 'numeric'"):
-        verifiers.check_name("numerics")
+        registry.check_name("numerics")
     for name in ("", "a.b", "a:b:c", "../x:y", "a b:c"):
         with pytest.raises(ConfigError, match="boxed, .*exact, .*math_verify, .*numeric, .*reasoning_gym"):
-            verifiers.check_name(name)
+            registry.check_name(name)
     with pytest.raises(ConfigError, match="has no function 'missing'"):
-        verifiers.load("workers.reward.verifiers:missing")
+        registry.load("workers.reward.verifiers.registry:missing")
 
 
-@pytest.mark.parametrize("name", sorted(name for name in verifiers.BUILT_IN if not name.startswith("code")))
+@pytest.mark.parametrize("name", sorted(name for name in registry.BUILT_IN if not name.startswith("code")))
 def test_every_built_in_name_is_a_function(name: str) -> None:
-    assert callable(verifiers.load(name))
+    assert callable(registry.load(name))
 
 
 @pytest.mark.parametrize(("name", "message"), [
@@ -126,23 +128,23 @@ def test_every_built_in_name_is_a_function(name: str) -> None:
 ])
 def test_sums_that_are_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        verifiers.check_name(name, "key")
+        registry.check_name(name, "key")
     with pytest.raises(ConfigError):
-        verifiers.load(name)
+        registry.load(name)
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["boxed", "exact", "exact_nocase", "my.own:function"]), st.floats(1e-6, 0.24)))
 def test_the_name_of_a_sum_says_all_of_it(parts: dict[str, float]) -> None:
-    name = verifiers.composed("number", parts)
-    verifiers.check_name(name)
-    assert verifiers.composed(name, {"format_tags": 0.5}) == name or not parts
+    name = registry.composed("number", parts)
+    registry.check_name(name)
+    assert registry.composed(name, {"format_tags": 0.5}) == name or not parts
     assert name == "number" or set(name.replace("*", "+").split("+")) >= {"number", *parts}
 
 
 def test_a_weighted_sum() -> None:
-    assert verifiers.composed("number", {}) == "number"
-    score = verifiers.load(verifiers.composed("number", {"boxed": 0.125, "exact": 0.25}))
+    assert registry.composed("number", {}) == "number"
+    score = registry.load(registry.composed("number", {"boxed": 0.125, "exact": 0.25}))
     assert score("", r"\boxed{5}", "5") == 1.0
     assert score("", "5", "5") == 0.875
     assert score("", "so 5", "5") == 0.625
@@ -154,6 +156,19 @@ def test_a_weighted_sum() -> None:
 @given(st.lists(st.floats(1e-6, 0.3), min_size=3, max_size=3))
 def test_full_marks_and_none_are_exact(weights: list[float]) -> None:
     parts = dict(zip(("boxed", "exact", "exact_nocase"), weights, strict=True))
-    score = verifiers.load(verifiers.composed("number", parts))
+    score = registry.load(registry.composed("number", parts))
     assert score("", r"\boxed{5}", "5") == 1.0
     assert 0.0 <= score("", "", "5") <= 1e-9
+
+
+@pytest.mark.parametrize(("old", "function"), [
+    ("workers.reward.verifiers:numeric", registry.numeric), ("workers.reward.matching:number", registry.load("number")),
+    ("workers.reward.mathematics:score", registry.load("math_verify")), ("workers.reward.code:score", registry.load("code"))])
+def test_paths_of_modules_that_have_moved_still_work_and_say_so(old: str, function: registry.Verifier) -> None:
+    with pytest.warns(FutureWarning, match=f"{old} is now workers.reward"):
+        assert registry.load(old) is function
+
+
+def test_every_moved_module_is_where_the_table_says() -> None:
+    for old, now in MOVED.items():
+        assert importlib.import_module(now) and old != now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.coordinator.rolling import Grant, LoadPermits
+from workers.coordinator.weights.load_permits import Grant, LoadPermits
 from workers.messages.types import Version
 
 V1, V2 = Version(1, 1), Version(1, 2)

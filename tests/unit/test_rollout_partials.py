@@ -17,12 +17,12 @@ from workers.messages.codec import encode, from_workers
 from workers.messages.groups import check_partial
 from workers.messages.parts import Turns
 from workers.messages.types import GroupFailed, GroupFinished, GroupParked, Lease, Message, Partial, Purpose, Version
-from workers.rollout import results as results_module
-from workers.rollout.partials import PartialError, park, restore
-from workers.rollout.results import Results
-from workers.rollout.sampler import Sample
-from workers.rollout.workflows.record import Dialogue, EpisodeRecord, GroupRecord
-from workers.rundir import RunFolder
+from workers.rollout.engines.sampler import Sample
+from workers.rollout.leases import outbox as results_module
+from workers.rollout.leases.outbox import Results
+from workers.rollout.workflows.partials import PartialError, park, restore
+from workers.rollout.workflows.transcript import Dialogue, EpisodeRecord, GroupRecord
+from workers.run.folder import RunFolder
 
 OLD, NEW = Version(1, 4), Version(2, 3)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.messages.types import Version
-from workers.rollout.restarts import LONGEST_S, Restarts
-from workers.rollout.routing import Lengths, Request, Routing
+from workers.rollout.engines.restarts import LONGEST_S, Restarts
+from workers.rollout.engines.routing import Lengths, Request, Routing
 
 OLD, NEW = Version(1, 4), Version(1, 5)
 SIZE = 4

@@ -18,20 +18,20 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.unit.megatron_case import config, make_groups, train, write_model
-from workers import checkpoints, incarnations
-from workers.checkpoints import Fenced
 from workers.config import Config, Dtype
 from workers.messages.types import Version
-from workers.rundir import RunFolder
-from workers.trainer import exporter
+from workers.model.architecture import read_architecture
+from workers.run import checkpoints, incarnations
+from workers.run.checkpoints import Fenced
+from workers.run.folder import RunFolder
 from workers.trainer.background import Background
-from workers.trainer.exporter import Exporter, verify
-from workers.trainer.link import CoordinatorLink
-from workers.trainer.megatron.checkpoint import CheckpointError
+from workers.trainer.coordinator_link.client import CoordinatorLink
+from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.ranks import Ranks
-from workers.trainer.run_saver import RunSaver
-from workers.weights.architecture import read_architecture
+from workers.trainer.saving import exporter
+from workers.trainer.saving.exporter import Exporter, verify
+from workers.trainer.saving.run_saver import RunSaver
 from workers.weights.manifest import WeightsError
 from workers.weights.manifest import verify as verify_manifest
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_written_is_said_and_tried_again(run: RunFolder, model: P
         def no_space(*args: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        full.setattr("workers.trainer.megatron.checkpoint.write_part", no_space)
+        full.setattr("workers.trainer.megatron.checkpoint.checkpoint.write_part", no_space)
         trainer.step()
         trainer.saver.after_step(trainer.version)
         trainer.saver.wait()
@@ -308,7 +308,7 @@ def test_an_export_that_fails_is_said_and_its_weights_are_gone_through(run: RunF
 
     trainer.exporter = Exporter(run, trainer.config, Ranks(), trainer.engine.architecture, weights)
     with monkeypatch.context() as disk:
-        disk.setattr("workers.weights.shards.os.pwrite", full)
+        disk.setattr("workers.weights.safetensors_writer.os.pwrite", full)
         trainer.step()
         trainer.exporter.after_step(trainer.version)
         assert "the model could not be exported, training goes on" in capsys.readouterr().out and exports(run) == []

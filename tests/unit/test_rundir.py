@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.together import NUM_PROCESSES, beside, together
-from workers.files import write_atomic, write_once
-from workers.rundir import RunFolder, RunFolderError
+from workers.run.files import write_atomic, write_once
+from workers.run.folder import RunFolder, RunFolderError
 
 DEADLINE_S = 120.0
 HOLDER = ("import fcntl, os, sys, time; file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600); "

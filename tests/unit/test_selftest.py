@@ -24,12 +24,12 @@ from workers.algorithms.agreement import Agreement
 from workers.config import Advantage, Config, Dtype, Interrupt, Proximal, RunKind, SelfTestAction, Server
 from workers.messages.arrays import Float32, Int32
 from workers.messages.types import Batch, Version
-from workers.trainer.batch import TrainGroup
+from workers.model.architecture import Architecture
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import Comparison, MegatronEngine
 from workers.trainer.megatron.objective import TokenMasks
-from workers.trainer.selftest import MIN_TOKENS, SelfTest, SelfTestFailed, fresh_tokens
-from workers.trainer.train_batch import to_train_group, train_batch
-from workers.weights.architecture import Architecture
+from workers.trainer.selftest.selftest import MIN_TOKENS, SelfTest, SelfTestFailed, fresh_tokens
+from workers.trainer.train_step import to_train_group, train_batch
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")
 

@@ -6,8 +6,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from launcher.__main__ import CONF
-from launcher.schema import FullConfig, register, to_object
-from launcher.selftest import shorten, verdict
+from launcher.config.schema import FullConfig, register, to_object
+from launcher.launch.selftest import shorten, verdict
 from workers.config import ConfigError, SelfTestAction
 
 register()

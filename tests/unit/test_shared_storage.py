@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from workers.messages.types import Announcement, Version
-from workers.rollout import shared_storage
-from workers.rollout.shared_storage import from_shared_storage
+from workers.rollout.weights import shared_storage
+from workers.rollout.weights.shared_storage import from_shared_storage
 from workers.weights.manifest import MANIFEST, WeightsError, make_manifest
 
 V1 = Version(1, 1)

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import slurm
-from launcher.cluster import ClusterConfig, GpuRequest
-from launcher.schema import FullConfig
-from launcher.site import look, settle_nodes
-from launcher.slurm_text import clock, expand_hosts, gpus, seconds
-from launcher.states import State
-from workers import slurm_command
+from launcher.config.cluster import ClusterConfig, GpuRequest
+from launcher.config.schema import FullConfig
+from launcher.slurm import queries
+from launcher.slurm.parsing import clock, expand_hosts, gpus, seconds
+from launcher.slurm.site import look, settle_nodes
+from launcher.slurm.states import State
 from workers.config import AllocationConfig, ClusterKind
-from workers.slurm_command import SlurmError
+from workers.slurm import command as slurm_command
+from workers.slurm.command import SlurmError
 
 Command = Callable[..., Path]
 
@@ -66,7 +66,7 @@ exit {status}
 
 def test_the_queue(command: Command) -> None:
     calls = command("squeue", SQUEUE)
-    held, pending, ending, running, single = slurm.squeue(["1", "17"])
+    held, pending, ending, running, single = queries.squeue(["1", "17"])
     assert "--jobs=1,17" in calls.read_text() and "--array" in calls.read_text()
     assert held.element == "1_3" and held.held and held.state is State.PENDING and held.start is None and held.time_left_s == 3600
     assert pending.element == "1_2" and pending.reason == "Resources" and pending.nodes == () and pending.start == clock("2026-11-21T15:54:05")
@@ -77,12 +77,12 @@ def test_the_queue(command: Command) -> None:
 
 def test_jobs_that_the_queue_has_forgotten_are_gone(command: Command) -> None:
     command("squeue", error="slurm_load_jobs error: Invalid job id specified", status=1)
-    assert slurm.squeue(["99999"]) == [] and slurm.squeue([]) == []
+    assert queries.squeue(["99999"]) == [] and queries.squeue([]) == []
 
 
 def test_history(command: Command) -> None:
     calls = command("sacct", SACCT)
-    requeued, cancelled, failed, running = slurm.history(["1"])
+    requeued, cancelled, failed, running = queries.history(["1"])
     assert "--duplicates" in calls.read_text()
     assert (requeued.element, requeued.state, requeued.elapsed_s, requeued.num_gpus) == ("1_0", State.REQUEUED, 1, 1)
     assert cancelled.state is State.CANCELLED and cancelled.num_gpus == 2 and cancelled.nodes == ("inf1",)
@@ -92,37 +92,37 @@ def test_history(command: Command) -> None:
 
 def test_many_jobs_are_asked_for_in_several_calls(command: Command) -> None:
     calls = command("squeue", "")
-    slurm.squeue([str(number) for number in range(250)])
+    queries.squeue([str(number) for number in range(250)])
     assert len(calls.read_text().splitlines()) == 3
 
 
 def test_jobs_are_found_by_name_in_the_queue_and_in_accounting(command: Command) -> None:
     command("squeue", "12\n12\n7\n")
     command("sacct", "7_0\n7_1\n3\n")
-    assert slurm.jobs_named("a-b") == ["3", "7", "12"]
+    assert queries.jobs_named("a-b") == ["3", "7", "12"]
     command("sacct", error="Slurm accounting storage is disabled", status=1)
-    assert slurm.jobs_named("a-b") == ["7", "12"], "the queue is enough"
+    assert queries.jobs_named("a-b") == ["7", "12"], "the queue is enough"
 
 
 def test_without_accounting_the_history_says_so(command: Command) -> None:
     command("sacct", error="Slurm accounting storage is disabled", status=1)
     with pytest.raises(SlurmError, match="sacct .*exit status 1: Slurm accounting storage is disabled"):
-        slurm.history(["1"])
+        queries.history(["1"])
 
 
 def test_a_controller_that_restarts_is_asked_again(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_command, "RETRY_S", 0.01)
     calls = command("squeue", SQUEUE, fails_first=2)
-    assert len(slurm.squeue(["1"])) == 5 and len(calls.read_text().splitlines()) == 3
+    assert len(queries.squeue(["1"])) == 5 and len(calls.read_text().splitlines()) == 3
     monkeypatch.setattr(slurm_command, "PATIENCE_S", 0.05)
     command("scancel", fails_first=10**6)
     with pytest.raises(SlurmError, match="scancel 1: exit status 1: Unable to contact slurm controller"):
-        slurm.cancel(["1"])
+        queries.cancel(["1"])
 
 
 @pytest.mark.parametrize(("name", "ask"), [
-    ("sacct", lambda: slurm.history(["1"])), ("scontrol", slurm.show_config),
-    ("scontrol", lambda: settle_nodes(slurm_config(), patience_s=0)), ("sinfo", lambda: slurm.node_kinds("gpu", patience_s=0))])
+    ("sacct", lambda: queries.history(["1"])), ("scontrol", queries.show_config),
+    ("scontrol", lambda: settle_nodes(slurm_config(), patience_s=0)), ("sinfo", lambda: queries.node_kinds("gpu", patience_s=0))])
 def test_what_people_wait_for_is_asked_once(command: Command, name: str, ask: Callable[[], object]) -> None:
     lost = "_open_persist_conn: failed to open persistent connection to host:db:6819"
     for words in ("sacct: error: slurm_persist_conn_open: failed to send", lost, "Connection refused", "Unable to contact slurm controller"):
@@ -162,7 +162,7 @@ def test_the_default_partition_is_asked_for_its_nodes(command: Command) -> None:
 def test_other_errors_are_told_at_once(command: Command) -> None:
     calls = command("scancel", error="scancel: error: Kill job error on job id 1: Access/permission denied", status=1)
     with pytest.raises(SlurmError, match="permission denied"):
-        slurm.cancel(["1"])
+        queries.cancel(["1"])
     assert len(calls.read_text().splitlines()) == 1
 
 
@@ -172,53 +172,53 @@ def test_a_command_that_is_not_there_or_does_not_answer(command: Command, monkey
     (tmp_path / "bin" / "sinfo").write_text("#!/bin/bash\nexec sleep 60\n")
     begin = time.monotonic()
     with pytest.raises(SlurmError, match=r"sinfo .*no answer within 0.2 s"):
-        slurm.node_kinds("gpu")
+        queries.node_kinds("gpu")
     assert time.monotonic() - begin < 30
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmError, match="squeue: not found on PATH. Log in"):
-        slurm.squeue(["1"])
+        queries.squeue(["1"])
 
 
 def test_where_there_is_no_cluster_the_answer_is_ours(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = command("scontrol", status=1, error="scontrol: error: fetch_config: DNS SRV lookup failed\n"
                                                 "scontrol: fatal: Could not establish a configuration source")
     with pytest.raises(SlurmError, match=r"^scontrol: SLURM is installed here, but this machine belongs to no cluster \(.*or set SLURM_CONF$"):
-        slurm.show_config(patience_s=None)
+        queries.show_config(patience_s=None)
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     with pytest.raises(SlurmError, match=r"^SLURM_CONF=.*/slurm.conf: no such file"):
-        slurm.show_config()
+        queries.show_config()
     assert len(calls.read_text().splitlines()) == 1
 
 
 def test_changes(command: Command) -> None:
     calls = command("scancel")
-    slurm.cancel(["1", "2"], pending_only=True)
+    queries.cancel(["1", "2"], pending_only=True)
     assert calls.read_text().strip() == "--state=PENDING 1 2"
     calls = command("scontrol", error="1_0: Job has already finished", status=1)
-    slurm.release(["1"])
-    slurm.update_exclude("1", ["inf0", "inf2"])
+    queries.release(["1"])
+    queries.update_exclude("1", ["inf0", "inf2"])
     assert calls.read_text().splitlines() == ["release 1", "update JobId=1 ExcNodeList=inf0,inf2"]
 
 
 def test_the_cluster(command: Command) -> None:
     command("scontrol", "Configuration data as of 2026-11-21T15:54:05\nMaxArraySize            = 1001\nKillWait                = 30 sec\n"
                         "SlurmctldParameters     = preempt_send_user_signal\nPrologFlags             = \n\nSlurmctld(primary) at here is UP\n")
-    config = slurm.show_config()
+    config = queries.show_config()
     assert config["MaxArraySize"] == "1001" and config["KillWait"] == "30 sec" and config["PrologFlags"] == ""
     command("scontrol", "PartitionName=gpu AllowGroups=ALL MaxTime=1-00:00:00 Nodes=inf[0-2] State=UP TRES=cpu=24,mem=24000M,gres/gpu=3\n")
-    partition = slurm.partition("gpu")
+    partition = queries.partition("gpu")
     assert partition is not None and partition["MaxTime"] == "1-00:00:00" and partition["TRES"] == "cpu=24,mem=24000M,gres/gpu=3"
     command("scontrol", "Partition nix not found\n", status=1)
-    assert slurm.partition("nix") is None
+    assert queries.partition("nix") is None
     calls = command("sinfo", "3|8|8000|idle|gpu:1\n2|96+|1000000+|drained*|gpu:h100:8(S:0-1),nvme:1\n1|4|100|mixed|(null)\n")
-    assert [(kind.num_nodes, kind.num_gpus, kind.num_cpus) for kind in slurm.node_kinds("gpu")] == [(3, 1, 8), (2, 8, 96), (1, 0, 4)]
-    assert [kind.away for kind in slurm.node_kinds("gpu")] == [False, True, False]
+    assert [(kind.num_nodes, kind.num_gpus, kind.num_cpus) for kind in queries.node_kinds("gpu")] == [(3, 1, 8), (2, 8, 96), (1, 0, 4)]
+    assert [kind.away for kind in queries.node_kinds("gpu")] == [False, True, False]
     assert "--exact" in calls.read_text(), "else unlike nodes are one line"
     command("sbatch", error="sbatch: Job 5 to start at 2026-11-21T15:54:03 using 1 processors on nodes inf0 in partition inference")
-    assert "to start at" in slurm.test_only("#!/bin/bash\n")
+    assert "to start at" in queries.test_only("#!/bin/bash\n")
     command("sbatch", error="allocation failure: Invalid account or account/partition combination specified", status=1)
     with pytest.raises(SlurmError, match="Invalid account"):
-        slurm.test_only("#!/bin/bash\n")
+        queries.test_only("#!/bin/bash\n")
 
 
 def test_what_users_set_for_their_own_eyes_changes_nothing(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_what_users_set_for_their_own_eyes_changes_nothing(command: Command, tmp
     for name in mine:
         monkeypatch.setenv(name, "mine")
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "bin" / "squeue"))
-    slurm.squeue(["1"])
+    queries.squeue(["1"])
     names = {line.split("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
     assert "SLURM_CONF" in names and not names & mine
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.groups import make_group, make_partial
-from workers.coordinator.accounting import Totals
-from workers.coordinator.evaluation import Evaluation
-from workers.coordinator.ledger import Finished, Ledger, Parked, Running
-from workers.coordinator.rejections import WINDOW_BATCHES, Rejections
+from workers.coordinator.groups.consumption import Totals
+from workers.coordinator.groups.heldout_evaluation import Evaluation
+from workers.coordinator.groups.ledger import Finished, Ledger, Parked, Running
+from workers.coordinator.groups.rejections import WINDOW_BATCHES, Rejections
 from workers.coordinator.snapshot import (
     Snapshot,
     SnapshotError,

@@ -8,13 +8,13 @@ import pytest
 
 from tests.unit.groups import make_group, make_partial
 from tests.unit.small_run import Prompts, make_config
-from workers import incarnations
 from workers.config import Bound
 from workers.coordinator.core import Coordinator
-from workers.coordinator.spilled import Spilled
+from workers.coordinator.process.recovered_partials import RecoveredPartials
 from workers.messages.codec import pack
 from workers.messages.types import Draining, GroupFinished, GroupParked, GroupRejected, Message, Version
-from workers.rundir import RunFolder
+from workers.run import incarnations
+from workers.run.folder import RunFolder
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def run(tmp_path: Path) -> RunFolder:
     return run
 
 
-def make_spilled(run: RunFolder) -> tuple[Coordinator, Spilled]:
+def make_spilled(run: RunFolder) -> tuple[Coordinator, RecoveredPartials]:
     core = Coordinator(make_config(4, 2, Bound.admission, 9), Prompts(), run.newest_epoch(), 0.0)
-    return core, Spilled(run, core, 1)
+    return core, RecoveredPartials(run, core, 1)
 
 
 def leave(run: RunFolder, name: str, message: Message) -> Path:

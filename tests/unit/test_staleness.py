@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.unit.groups import make_group, make_partial
 from workers.config import Bound
-from workers.coordinator.ledger import Ledger
-from workers.coordinator.staleness import FinishedGroup, StalenessPolicy
+from workers.coordinator.groups.ledger import Ledger
+from workers.coordinator.groups.staleness import FinishedGroup, StalenessPolicy
 from workers.messages.types import HeldLease, Purpose, Version
 
 NAMES = ["nothing", "admit", "admit", "admit", "finish", "finish", "reject", "fail", "park", "lose", "come_back", "appear", "form", "train"]

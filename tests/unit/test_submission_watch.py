@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from workers import submission
-from workers.rundir import RunFolder
-from workers.submission import CUT_SHORT, PATIENCE_S, SubmissionWatch
+from workers.run.folder import RunFolder
+from workers.slurm import submission
+from workers.slurm.submission import CUT_SHORT, PATIENCE_S, SubmissionWatch
 
 
 class Clock:

@@ -9,14 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher import records, slurm, submit
-from launcher.cluster import RoleConfig
-from launcher.jobs import JobSpec, job_specs
-from launcher.schema import FullConfig
+from launcher.config.cluster import RoleConfig
+from launcher.config.schema import FullConfig
+from launcher.jobs import job_records, submit
+from launcher.jobs.job_specs import JobSpec, job_specs
+from launcher.slurm import queries
 from launcher.sweep import Sweep
 from workers.config import AllocationConfig, ClusterKind, ConfigError
-from workers.rundir import RunFolder
-from workers.slurm_command import SlurmError
+from workers.run.folder import RunFolder
+from workers.slurm.command import SlurmError
 
 # An sbatch that does as it is told.
 SBATCH = """#!/usr/bin/env python3
@@ -67,9 +68,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE", str(folder))
     fake = Fake(folder)
-    monkeypatch.setattr(slurm, "show_config", lambda: {"MaxArraySize": "8"})
-    monkeypatch.setattr(slurm, "cancel", lambda ids, pending_only=False: fake.cancelled.extend(ids))
-    monkeypatch.setattr(slurm, "jobs_named", lambda name: fake.named)
+    monkeypatch.setattr(queries, "show_config", lambda: {"MaxArraySize": "8"})
+    monkeypatch.setattr(queries, "cancel", lambda ids, pending_only=False: fake.cancelled.extend(ids))
+    monkeypatch.setattr(queries, "jobs_named", lambda name: fake.named)
     return fake
 
 
@@ -144,24 +145,24 @@ def test_an_answer_that_is_not_clear_leaves_a_record(fake: Fake, run: RunFolder,
         submit.submit(specs_of(config(), run.path), config(), run)
     assert fake.cancelled == ["1"] and [array["job_id"] for array in run.submission()["arrays"]] == ["1", None]
     assert run.submission()["complete"] and run.ended(), "its elements find that the run has ended"
-    (lost,) = records.unanswered(run)
-    assert lost["name"] == run.submission()["arrays"][1]["name"] and records.settle(run) == {"inference": lost["submitted"]}
+    (lost,) = job_records.unanswered(run)
+    assert lost["name"] == run.submission()["arrays"][1]["name"] and job_records.settle(run) == {"inference": lost["submitted"]}
     fake.named = ["78"]
-    assert records.settle(run)["inference"] > lost["submitted"], "it has come just now"
-    assert records.settle(run) == {} and [array["job_id"] for array in run.submission()["arrays"]] == ["1", "78"]
+    assert job_records.settle(run)["inference"] > lost["submitted"], "it has come just now"
+    assert job_records.settle(run) == {} and [array["job_id"] for array in run.submission()["arrays"]] == ["1", "78"]
 
 
 def test_nothing_is_settled_while_somebody_submits(fake: Fake, run: RunFolder) -> None:
     text = '{"complete": false, "arrays": [{"role": "train", "name": "x", "job_id": null, "submitted": 1.0}]}'
     run.submitted.write_text(text)
     fake.named = ["78"]
-    assert records.settle(run) == {} and run.submitted.read_text() == text
+    assert job_records.settle(run) == {} and run.submitted.read_text() == text
 
 
 def test_a_run_stays_whole_while_more_is_submitted(fake: Fake, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     specs, seen = specs_of(config(), run.path), []
-    write = records.write_atomic
-    monkeypatch.setattr(records, "write_atomic", lambda path, content: (write(path, content), seen.append(run.submission()["complete"])))
+    write = job_records.write_atomic
+    monkeypatch.setattr(job_records, "write_atomic", lambda path, content: (write(path, content), seen.append(run.submission()["complete"])))
     submit.submit(specs, config(), run)
     assert seen[:-1] == [False] * 8 and seen[-1]
     seen.clear()
@@ -195,7 +196,7 @@ def test_what_cannot_be_taken_back_is_said(fake: Fake, run: RunFolder, monkeypat
         raise SlurmError("scancel: no answer")
 
     monkeypatch.setenv("FAIL", "2")
-    monkeypatch.setattr(slurm, "cancel", unreachable)
+    monkeypatch.setattr(queries, "cancel", unreachable)
     with pytest.raises(ConfigError) as caught:
         submit.submit(specs_of(config(), run.path), config(), run)
     assert "headway stop" in str(caught.value) and not run.submission()["complete"]

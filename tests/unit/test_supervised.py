@@ -11,23 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from launcher.jobs import job_specs
-from launcher.keeper import Submit
-from launcher.partition import plan
-from launcher.queue_view import rows
-from launcher.schema import FullConfig
-from launcher.view import evaluation_line, step_line, summary_lines
+from launcher.config.device_split import plan
+from launcher.config.schema import FullConfig
+from launcher.jobs.job_specs import job_specs
+from launcher.monitoring.supervisor_policy import Submit
+from launcher.views.queue_view import rows
+from launcher.views.run_view import evaluation_line, step_line, summary_lines
 from tests.unit.test_config import composed
 from tests.unit.test_keeper import entry, keeper, over_time
 from workers.config import AllocationConfig, Bound, ClusterKind, Config, ConfigError, DataConfig, DataKind, ParallelConfig, RunKind
-from workers.coordinator import supervised
-from workers.coordinator.ledger import Ledger, index_of
-from workers.coordinator.staleness import StalenessPolicy
-from workers.coordinator.supervised import Supervision
+from workers.coordinator.groups import supervised_groups
+from workers.coordinator.groups.ledger import Ledger, index_of
+from workers.coordinator.groups.staleness import StalenessPolicy
+from workers.coordinator.groups.supervised_groups import Supervision
 from workers.data.examples import Example, end_token, open_examples
 from workers.messages.groups import check_group
-from workers.rundir import RunFolder
-from workers.weights.starting import make_tiny
+from workers.model.initialize import make_tiny
+from workers.run.folder import RunFolder
 
 TINY = ("experiment=sft_tiny",)
 
@@ -207,6 +207,6 @@ def test_batches_are_the_examples_in_order_whatever_is_given_back(unusable: set[
 
 
 def test_a_data_set_without_usable_examples_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervised, "MAX_UNUSABLE", 5)
+    monkeypatch.setattr(supervised_groups, "MAX_UNUSABLE", 5)
     cause = Supervision(Numbered(set(range(100))), Ledger(3), 2, 16).fill(1, 0)
     assert cause.startswith("5 examples in a row cannot be trained on") and "t4" in cause

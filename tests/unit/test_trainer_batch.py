@@ -10,8 +10,8 @@ import pytest
 
 from tests.unit.groups import make_group as make_message
 from workers.messages.arrays import Bool, Int32
-from workers.trainer.batch import TrainGroup, check_per_response
-from workers.trainer.train_batch import to_train_group
+from workers.trainer.batch.group import TrainGroup, check_per_response
+from workers.trainer.train_step import to_train_group
 
 
 def make_group() -> TrainGroup:

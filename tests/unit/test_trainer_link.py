@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from workers.config import Config
-from workers.rundir import RunFolder
-from workers.signals import Signals
-from workers.trainer import link as trainer_link
-from workers.trainer.link import CoordinatorLink, RunEnded
+from workers.run.folder import RunFolder
+from workers.slurm.signals import Signals
+from workers.trainer.coordinator_link import client as trainer_link
+from workers.trainer.coordinator_link.client import CoordinatorLink, RunEnded
 
 
 class Parting:

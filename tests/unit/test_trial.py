@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from workers import own_code, trial
+from workers import trial
 from workers.config import Config, ConfigError, DataConfig, DataKind, EngineConfig, ModelConfig, RewardConfig, WorkflowConfig
 from workers.config.data import PartConfig
-from workers.data.prompts import Prompt
-from workers.own_code import TookTooLong, import_function, in_time, told
+from workers.data.prompt import Prompt
+from workers.model.initialize import make_tiny
+from workers.run import user_code
+from workers.run.user_code import TookTooLong, import_function, in_time, told
 from workers.trial import try_adapters, try_functions
-from workers.weights.starting import make_tiny
 
 OWN = '''
 import asyncio, sys, time
@@ -186,7 +187,7 @@ def test_adapters_are_imported_and_tried_on_the_first_rows(
 
 
 def test_what_swallows_the_first_interruption_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_code, "AGAIN_S", 0.05)
+    monkeypatch.setattr(user_code, "AGAIN_S", 0.05)
 
     def deaf() -> None:
         for _ in range(2):

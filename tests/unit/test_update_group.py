@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.coordinator.update_group import JOIN_S, PREPARE_S, SETTLE_S, Phase, UpdateGroup
+from workers.coordinator.weights.broadcast_group import JOIN_S, PREPARE_S, SETTLE_S, Phase, UpdateGroup
 from workers.messages.broadcasts import (
     Broadcast,
     BroadcastReady,

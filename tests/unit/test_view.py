@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launcher.view import STALE_S, duration, eta, evaluation_line, histogram, panel, rates, step_line, summary_lines
+from launcher.views.run_view import STALE_S, duration, eta, evaluation_line, histogram, panel, rates, step_line, summary_lines
 
 NOW = 1_700_000_000.0
 WORKERS = [
@@ -275,7 +275,7 @@ def test_lines_are_as_wide_as_the_terminal(kind: str) -> None:
     screen, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 60, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": kind}
-    process = subprocess.Popen([sys.executable, "-c", "from launcher.terminal import terminal; terminal().rule('x', characters='-')"],
+    process = subprocess.Popen([sys.executable, "-c", "from launcher.views.terminal import terminal; terminal().rule('x', characters='-')"],
                                env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)
     shown = b""

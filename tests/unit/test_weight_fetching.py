@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.weights.fetching import MAX_CORRUPT, FetchPlan, Request
+from workers.transport.weights.fetch_plan import MAX_CORRUPT, FetchPlan, Request
 from workers.weights.manifest import Chunk
 
 PATIENCE_S = 10.0

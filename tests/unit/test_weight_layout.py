@@ -20,11 +20,11 @@ transformers = pytest.importorskip("transformers")
 
 from tests.unit.model_folders import FAMILIES, write_random_model  # noqa: E402
 from workers.config import Dtype  # noqa: E402
-from workers.weights import layout, shards  # noqa: E402
-from workers.weights.architecture import check_tensors, read_architecture  # noqa: E402
+from workers.model.architecture import check_tensors, read_architecture  # noqa: E402
+from workers.weights import layout, safetensors_writer  # noqa: E402
 from workers.weights.layout import ALIGNMENT, lay_out, small_files  # noqa: E402
 from workers.weights.manifest import WeightsError  # noqa: E402
-from workers.weights.shards import MappedShards, write_hf_folder  # noqa: E402
+from workers.weights.safetensors_writer import MappedShards, write_hf_folder  # noqa: E402
 from workers.weights.store import allocate  # noqa: E402
 
 Tensors = dict[str, torch.Tensor]
@@ -149,7 +149,7 @@ def test_what_does_not_fit_the_layout_is_refused(model: Path, tmp_path: Path) ->
 def test_a_full_disk_is_said(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is written where that is known, else when it happens."""
     with monkeypatch.context() as little:
-        little.setattr(shards.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(9, 9, 1 << 20))  # type: ignore[attr-defined]
+        little.setattr(safetensors_writer.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(9, 9, 1 << 20))  # type: ignore[attr-defined]
         with pytest.raises(WeightsError, match=r"1 MiB are free, the weights take 0 MiB .*Free some space, or choose another run\.dir"):
             write_hf_folder(tmp_path, weights(model).items(), model, Dtype.float32)
     assert list(tmp_path.iterdir()) == []
@@ -157,6 +157,6 @@ def test_a_full_disk_is_said(model: Path, tmp_path: Path, monkeypatch: pytest.Mo
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(shards.os, "pwrite", full)
+    monkeypatch.setattr(safetensors_writer.os, "pwrite", full)
     with pytest.raises(WeightsError, match="No space left on device.*Free some space"):
         write_hf_folder(tmp_path, weights(model).items(), model, Dtype.float32)

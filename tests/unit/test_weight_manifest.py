@@ -12,17 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workers.messages.types import Version
-from workers.weights.manifest import (
-    MANIFEST,
-    FileEntry,
-    Manifest,
-    WeightsError,
-    describe_files,
-    digest_of,
-    make_manifest,
-    verify,
-    write_manifest,
-)
+from workers.run.digests import digest_of
+from workers.weights.manifest import MANIFEST, FileEntry, Manifest, WeightsError, describe_files, make_manifest, verify, write_manifest
 
 VERSION = Version(3, 14)
 DIGEST = "0" * 64

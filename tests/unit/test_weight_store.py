@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from workers.messages.types import Version
-from workers.rundir import RunFolder
-from workers.weights.incoming import CorruptChunk, Incoming
+from workers.run.digests import digest_of
+from workers.run.folder import RunFolder
 from workers.weights.locks import Lock
-from workers.weights.manifest import MANIFEST, Chunk, FileEntry, Manifest, WeightsError, describe_files, digest_of, verify
-from workers.weights.mapped import MappedFiles
+from workers.weights.manifest import MANIFEST, Chunk, FileEntry, Manifest, WeightsError, describe_files, verify
+from workers.weights.mmap import MappedFiles
+from workers.weights.partial_version import CorruptChunk, Incoming
 from workers.weights.store import Cancelled, NodeStore, clean_stale
 
 PROJECT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.messages.types import Announcement, Version
-from workers.rollout.weight_ways import DISK, LONGEST, ZMQ, Ways
+from workers.rollout.weights.ways import DISK, LONGEST, ZMQ, Ways
 
 BOTH = Announcement(Version(1, 1), "/weights", "digest", ["tcp://trainer"])
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.unit.test_coordinator import TRAINER, Play, leases, only
-from workers.coordinator import reporting
-from workers.coordinator.training import StepRecord
+from workers.coordinator.monitoring import status
+from workers.coordinator.training.steps import StepRecord
 from workers.messages.types import Batch, BatchRequest, Purpose
 
 
@@ -21,5 +21,5 @@ def test_a_run_without_evaluation_is_over_with_its_last_step() -> None:
         assert all(lease.purpose is Purpose.training for lease in granted)
     assert play.core.ended == "" and not play.core.evaluation.active
     assert [type(record) for record in play.core.training.records] == [StepRecord] * 2
-    summary = reporting.summary(play.core, [], 1.0)
+    summary = status.summary(play.core, [], 1.0)
     assert (summary["state"], summary["heldout_before"], summary["heldout_after"]) == ("finished", None, None)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tests.unit.episodes import END, PROMPT, Chatter, Judge, leaf, make_lease, make_workflow, run_or_park
 from workers.messages.groups import check_group, check_partial, group_episodes, samples
 from workers.messages.types import Group, GroupFailed, Lease, Message, Partial, Purpose, Version
-from workers.rollout.engine_client import BadRequest
-from workers.rollout.lease_runner import LeaseRunner
-from workers.rollout.results import Results
+from workers.rollout.engines.client import BadRequest
+from workers.rollout.leases.outbox import Results
+from workers.rollout.leases.runner import LeaseRunner
 from workers.rollout.workflows.episode import LLM, MAX_EMPTY_TURNS, Conversation, Episode, Reward, WorkflowError
-from workers.rollout.workflows.keeping import Keeping
+from workers.rollout.workflows.group_filter import GroupFilter
 from workers.rollout.workflows.text import ChatText
 
 NEW = Version(2, 5)
@@ -325,7 +325,7 @@ async def test_a_function_that_raises_fails_its_lease_and_not_the_worker() -> No
         raise KeyError("where is it")
 
     results = Results(NoLink())
-    runner = LeaseRunner(results, make_workflow(Chatter(), run=run, name="my.module:run"), Keeping("all"), Engines())  # type: ignore[arg-type]
+    runner = LeaseRunner(results, make_workflow(Chatter(), run=run, name="my.module:run"), GroupFilter("all"), Engines())  # type: ignore[arg-type]
     runner.start(make_lease())
     async with asyncio.timeout(60):
         while not len(results):

@@ -16,13 +16,13 @@ from megatron.core import parallel_state
 from safetensors.torch import load_file
 
 from workers.config import ConfigError, ParallelConfig, TrainerConfig
-from workers.trainer.megatron import collectives, cpu_backend, process_group
-from workers.trainer.megatron.gang import Gang
+from workers.model.architecture import Architecture, read_architecture
+from workers.model.parallel_limits import check_parallel
 from workers.trainer.megatron.hf_conversion import export, iter_held_tensors, iter_hf_tensors, own_source, sources
 from workers.trainer.megatron.hf_conversion.names import all_hf_tensors
-from workers.trainer.megatron.model import build_model
-from workers.weights.architecture import Architecture, read_architecture
-from workers.weights.splitting import check_parallel
+from workers.trainer.megatron.model.model import build_model
+from workers.trainer.megatron.parallel import collectives, cpu_backend, process_group
+from workers.trainer.megatron.parallel.gang import Gang
 
 LAYOUTS = {
     2: [ParallelConfig(tp=2), ParallelConfig(pp=2), ParallelConfig(cp=2), ParallelConfig(ep=2), ParallelConfig(tp=2, ep=2)],

@@ -17,11 +17,11 @@ from pathlib import Path
 from tests.wire.weight_nodes import read
 from workers.config import Config, Transport
 from workers.messages.types import Heartbeat, Role, Version, WorkerStatus
-from workers.rollout.weight_fetch import WeightFetch
-from workers.rollout.weight_updates import WeightHolder
-from workers.rundir import RunFolder
+from workers.rollout.weights.fetch import WeightFetch
+from workers.rollout.weights.updates import WeightHolder
+from workers.run.digests import digest_of
+from workers.run.folder import RunFolder
 from workers.transport.peer import Peer
-from workers.weights.manifest import digest_of
 
 
 def make_config(folder: str, changes: dict[str, object]) -> Config:

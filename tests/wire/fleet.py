@@ -25,7 +25,6 @@ from workers.config import (
     TransportConfig,
     WorkflowConfig,
 )
-from workers.endings import Ending
 from workers.messages.codec import MessageError
 from workers.messages.types import (
     Acknowledged,
@@ -48,7 +47,8 @@ from workers.messages.types import (
     Welcome,
 )
 from workers.rollout.worker import RolloutWorker
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
+from workers.slurm.termination import Termination
 from workers.transport.keys import make_keys, read_keys
 from workers.transport.rendezvous import Address, publish
 from workers.transport.server import ServerSockets
@@ -178,7 +178,7 @@ async def playing(run: RunFolder, epoch: int, announcement: Announcement | None 
 
 
 @asynccontextmanager
-async def working(run: RunFolder, config: Config) -> AsyncIterator[tuple[RolloutWorker, asyncio.Task[Ending]]]:
+async def working(run: RunFolder, config: Config) -> AsyncIterator[tuple[RolloutWorker, asyncio.Task[Termination]]]:
     """A worker at work; what it has not ended by itself is cancelled."""
     worker = RolloutWorker(run, config)
     task = asyncio.create_task(worker.work())
@@ -189,7 +189,7 @@ async def working(run: RunFolder, config: Config) -> AsyncIterator[tuple[Rollout
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def ended(task: asyncio.Task[Ending]) -> Ending:
+async def ended(task: asyncio.Task[Termination]) -> Termination:
     return await asyncio.wait_for(asyncio.shield(task), DEADLINE_S)
 
 

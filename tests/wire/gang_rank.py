@@ -7,13 +7,13 @@ import socket
 import sys
 from pathlib import Path
 
-from workers import incarnations
 from workers.config import load
-from workers.rundir import RunFolder
-from workers.signals import Signals
-from workers.slurm import SlurmElement
+from workers.run import incarnations
+from workers.run.folder import RunFolder
+from workers.slurm.job import SlurmElement
+from workers.slurm.signals import Signals
 from workers.trainer import ranks
-from workers.trainer.link import CoordinatorLink
+from workers.trainer.coordinator_link.client import CoordinatorLink
 from workers.trainer.worker import TrainerWorker
 
 

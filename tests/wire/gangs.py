@@ -15,8 +15,8 @@ from pathlib import Path
 
 import tests.unit.megatron_case  # noqa: F401 -- for the ranks
 import workers.trainer.worker  # noqa: F401
-from workers.trainer.megatron import collectives, process_group
-from workers.trainer.megatron.gang import Gang
+from workers.trainer.megatron.parallel import collectives, process_group
+from workers.trainer.megatron.parallel.gang import Gang
 
 SETTLED_S = 300.0
 FORKS = multiprocessing.get_context("forkserver")

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workers.trainer.megatron.lm_head import VocabularyShard, token_logprobs
+from workers.trainer.megatron.model.lm_head import VocabularyShard, token_logprobs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # positions, tokens, hidden, real ids, rows of all ranks, positions in a chunk, gradient buffer, dtype

@@ -16,10 +16,10 @@ from tests.unit.algorithm_files import FILES, algorithm_of
 from tests.unit.megatron_case import config, make_groups
 from tests.wire.gangs import in_turn
 from workers.config import Advantage, Aggregation, AlgorithmConfig, ImportanceLevel, KlEstimator, OffPolicy
-from workers.trainer.batch import TrainGroup
-from workers.trainer.megatron import process_group
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.megatron.gang import Gang
+from workers.trainer.megatron.parallel import process_group
+from workers.trainer.megatron.parallel.gang import Gang
 
 LAYOUTS: dict[str, dict[str, int]] = {"alone": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, "cp2": {"cp": 2}, "dp2": {}}
 NAMES = [*FILES, "others"]

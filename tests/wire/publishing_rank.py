@@ -24,18 +24,18 @@ from torch import Tensor
 from tests.unit.megatron_case import config as make_config
 from tests.unit.megatron_case import make_groups, train
 from tests.wire.gangs import in_turn
-from workers import incarnations
 from workers.config import ClusterKind, Config, Dtype, ParallelConfig, Transport
 from workers.messages.types import Announcement, Finish, Version
-from workers.rundir import RunFolder
-from workers.trainer.announcer import Announcer
-from workers.trainer.link import CoordinatorLink
-from workers.trainer.megatron import collectives
+from workers.run import incarnations
+from workers.run.folder import RunFolder
+from workers.trainer.coordinator_link.client import CoordinatorLink
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.publishing import PublishWeights, RankPublisher, ShareWeights
+from workers.trainer.megatron.parallel import collectives
 from workers.trainer.ranks import Order, Ranks, StillThere, TrainStep, WriteWeights
-from workers.transport.weight_fetcher import FetchProgress, fetch
-from workers.transport.weight_messages import WeightKeys
+from workers.trainer.weights.announcer import Announcer
+from workers.trainer.weights.rank_publisher import PublishWeights, RankPublisher, ShareWeights
+from workers.transport.weights.fetcher import FetchProgress, fetch
+from workers.transport.weights.messages import WeightKeys
 from workers.weights.manifest import WeightsError, verify
 from workers.weights.store import NodeStore
 

@@ -16,10 +16,11 @@ import numpy as np
 from tests.unit.megatron_case import config, make_groups, train
 from tests.wire.gangs import in_turn
 from workers.config import Advantage, Config, Dtype
-from workers.trainer.megatron import checkpoint, collectives, process_group
-from workers.trainer.megatron.checkpoint import CheckpointError
+from workers.trainer.megatron.checkpoint import checkpoint
+from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.megatron.gang import Gang
+from workers.trainer.megatron.parallel import collectives, process_group
+from workers.trainer.megatron.parallel.gang import Gang
 
 KINDS = {"qwen3-tied": Dtype.float32, "qwen2": Dtype.bfloat16, "qwen3moe": Dtype.float32}
 WITH_CRITIC, MIXTURE = "qwen2", "qwen3moe"

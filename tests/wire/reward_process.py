@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from workers.config import RewardConfig, TransportConfig
-from workers.processes import end_with_parent
-from workers.reward.pool import RewardPool
-from workers.reward.service import RewardService
-from workers.rundir import RunFolder
+from workers.reward.pool.pool import RewardPool
+from workers.reward.remote.service import RewardService
+from workers.run.folder import RunFolder
+from workers.run.processes import end_with_parent
 from workers.transport.rewards import RewardSocket
 
 

@@ -29,8 +29,8 @@ from tests.wire.test_drain import oracle
 from workers.config import Server
 from workers.messages.groups import check_group, check_partial, group_episodes, samples
 from workers.messages.types import Finish, Goodbye, Group, GroupFinished, GroupParked, Register, Version
-from workers.rollout.agents.chat import Chat
-from workers.rollout.agents.endpoint import Endpoint, _endpoints, admitted, shared_endpoint
+from workers.rollout.workflows.agents.conversation import Chat
+from workers.rollout.workflows.agents.endpoint import Endpoint, _endpoints, admitted, shared_endpoint
 from workers.rollout.workflows.episode import LLM, Episode, Reward, WorkflowError
 
 DEADLINE_S = 120.0
@@ -286,7 +286,7 @@ async def test_a_program_and_what_it_started_end_with_the_episode(tmp_path: Path
 
 
 async def test_a_program_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:
-    code = ("import asyncio, sys; from workers.rollout.agents.program import run_program; "
+    code = ("import asyncio, sys; from workers.rollout.workflows.agents.program import run_program; "
             "asyncio.run(run_program(sys.argv[1:], {}, 'http://127.0.0.1:9/v1', 'key'))")
     environment = {**os.environ, "AGENT_NOTE": str(tmp_path / "note"), "PYTHONPATH": os.pathsep.join(sys.path)}
     worker = subprocess.Popen([sys.executable, "-c", code, *PROGRAM, "hangs"], env=environment)

@@ -12,8 +12,9 @@ import pytest
 
 from benchmarks.rewards_agreement import OTHER
 from workers.config import RewardConfig, SandboxConfig
-from workers.reward import code, code_sandbox, python_tool
-from workers.reward.pool import RewardPool
+from workers.reward.code import python_tool, verifier
+from workers.reward.code import sandboxes as code_sandbox
+from workers.reward.pool.pool import RewardPool
 
 PATIENT = SandboxConfig(wall_s=120, cpu_s=120)
 SECRET = "expected-7351902846"
@@ -37,11 +38,11 @@ def sandboxes() -> Iterator[None]:
 
 
 def score(completion: str, reference: dict[str, Any], **changes: object) -> float:
-    return code.score("", completion, json.dumps({**reference, **changes}))
+    return verifier.score("", completion, json.dumps({**reference, **changes}))
 
 
 def partial(completion: str, reference: dict[str, Any], **changes: object) -> float:
-    return code.score_partial("", completion, json.dumps({**reference, **changes}))
+    return verifier.score_partial("", completion, json.dumps({**reference, **changes}))
 
 
 def program(body: str, reference: dict[str, Any]) -> str:
@@ -261,7 +262,7 @@ def test_one_sandbox_serves_a_reward_process() -> None:
     reference = json.dumps(CALL)
 
     async def test() -> None:
-        config = RewardConfig(verifier="workers.reward.code:score", timeout_s=200, max_retries=0)
+        config = RewardConfig(verifier="workers.reward.code.verifier:score", timeout_s=200, max_retries=0)
         async with RewardPool(config) as pool:
             assert await pool.score("", program("result = a + b", CALL), reference, config.verifier) == 1.0
             servers = psutil.Process(pool.pids[0]).children(recursive=True)

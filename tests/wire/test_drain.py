@@ -15,9 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.wire.fleet import DEADLINE_S, Weights, ended, engine_state, generated, make_config, make_lease, make_run, playing, working
-from workers import endings
 from workers.config import Server
-from workers.endings import Ending, WorkerEnded
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import from_workers
 from workers.messages.groups import check_group, check_partial, group_episodes, samples
@@ -40,7 +38,9 @@ from workers.messages.types import (
     WorkerFailed,
 )
 from workers.rollout.worker import RolloutWorker
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
+from workers.slurm import termination
+from workers.slurm.termination import Termination, WorkerEnded
 from workers.transport.peer import Peer
 
 TOLERANCE = 1e-4
@@ -102,7 +102,7 @@ async def test_a_drained_worker_gives_back_every_token_and_another_one_goes_on(r
             await play.lease(make_lease("g1"), make_lease("g2"))
             await generated(worker, 300)
             os.kill(os.getpid(), signal.SIGUSR2)
-            assert await ended(task) == Ending("drained", "told by SIGUSR2", signal.SIGUSR2)
+            assert await ended(task) == Termination("drained", "told by SIGUSR2", signal.SIGUSR2)
         await play.until(lambda: play.all(Goodbye))
         assert play.all(Goodbye) == [Goodbye("told by SIGUSR2")] and play.all(Draining) == [Draining("told by SIGUSR2")]
         assert play.all(Heartbeat)[-1].capacity == 0
@@ -121,7 +121,7 @@ async def test_a_drained_worker_gives_back_every_token_and_another_one_goes_on(r
             await play.lease(*(make_lease(group_id, 1, partial=partial) for group_id, partial in parked.items()))
             await play.until(lambda: len(play.all(GroupFinished)) == 2)
             await play.say(Finish(""))
-            assert await ended(task) == Ending("finished", "")
+            assert await ended(task) == Termination("finished", "")
     for message in play.all(GroupFinished):
         group, partial = message.group, parked[message.group.group_id]
         check_group(group)
@@ -162,7 +162,7 @@ async def test_an_episode_of_many_turns_goes_on_token_by_token_elsewhere(run: Ru
                                for group_id, partial in parked.items()))
             await play.until(lambda: len(play.all(GroupFinished)) == 2)
             await play.say(Finish(""))
-            assert await ended(task) == Ending("finished", "")
+            assert await ended(task) == Termination("finished", "")
     for message in play.all(GroupFinished):
         group, partial = message.group, parked[message.group.group_id]
         check_group(group)
@@ -187,7 +187,7 @@ async def test_the_coordinator_can_ask_for_everything_back(run: RunFolder, weigh
                          make_lease("g4", version=Version(1, 99)))
         await generated(worker, 50)
         await play.say(Drain("the run is saved"))
-        assert await ended(task) == Ending("drained", "the run is saved", None)
+        assert await ended(task) == Termination("drained", "the run is saved", None)
         await play.until(lambda: play.all(Goodbye))
         parked = {message.partial.group_id: message.partial for message in play.all(GroupParked)}
         assert sorted(parked) == ["g1", "g2", "g4"], "an evaluation is not given back"
@@ -210,7 +210,7 @@ async def test_what_nobody_takes_is_written_down(run: RunFolder, weights: Weight
         await play.say(Suspended("its time is over"))
         await until_out_of_touch(worker)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert await ended(task) == Ending("drained", "told by SIGTERM", signal.SIGTERM)
+        assert await ended(task) == Termination("drained", "told by SIGTERM", signal.SIGTERM)
         assert play.all(GroupParked) == []
     decoder = from_workers(1 << 20)
     assert sorted(path.name for path in run.partials.iterdir()) == ["g1.1.msgpack", "g2.0.msgpack"]
@@ -237,7 +237,7 @@ async def until_out_of_touch(worker: RolloutWorker | Peer) -> None:
 
 
 async def test_a_deaf_coordinator_costs_the_deadline_and_no_token(run: RunFolder, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endings, "AFTER_TERM_S", 2.0)
+    monkeypatch.setattr(termination, "AFTER_TERM_S", 2.0)
     async with playing(run, 1, weights.publish(Version(1, 5))) as play, working(run, make_config(weights.models[0])) as (worker, task):
         await play.until_ready()
         play.deaf = True
@@ -269,7 +269,7 @@ async def test_a_lease_that_nobody_wants_is_given_up_and_one_that_comes_twice_is
         assert [message.group.group_id for message in play.all(GroupFinished)] == ["g2"] and play.accepted == [("g2", 0)]
         assert play.all(GroupFailed) == play.all(GroupParked) == []
         await play.say(Finish("enough"))
-        assert await ended(task) == Ending("finished", "enough")
+        assert await ended(task) == Termination("finished", "enough")
 
 
 async def test_on_one_machine_a_signal_is_still_an_error(run: RunFolder, weights: Weights) -> None:
@@ -292,7 +292,7 @@ async def test_a_signal_while_there_is_no_coordinator_yet(run: RunFolder, weight
             while worker._told is None:
                 await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert await ended(task) == Ending("drained", "told by SIGUSR2", signal.SIGUSR2)
+        assert await ended(task) == Termination("drained", "told by SIGUSR2", signal.SIGUSR2)
 
 
 async def test_a_signal_while_the_engine_starts(run: RunFolder, weights: Weights) -> None:

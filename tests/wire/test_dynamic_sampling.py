@@ -21,7 +21,7 @@ from workers.messages.types import (
     Version,
     WorkerFailed,
 )
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 LENGTH = 5
 

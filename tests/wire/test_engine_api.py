@@ -256,9 +256,9 @@ def test_sigterm_ends_a_busy_engine_at_once(one: Endpoint) -> None:
 
 
 def test_a_failure_in_the_engine_ends_the_process(one: Endpoint) -> None:
-    code = ("import runpy, torch; from workers.rollout.servers.embedded.model import Model\n"
+    code = ("import runpy, torch; from workers.rollout.engines.servers.embedded.model import Model\n"
             "def decode(self, ids, positions): raise ArithmeticError('injected fault')\n"
-            "Model.decode = decode; runpy.run_module('workers.rollout.servers.embedded', run_name='__main__')")
+            "Model.decode = decode; runpy.run_module('workers.rollout.engines.servers.embedded', run_name='__main__')")
     process = subprocess.Popen([sys.executable, "-c", code, "--model-path", str(one.first), "--parent-pid", str(os.getpid())], cwd=ROOT,
                                env=os.environ | {"OMP_NUM_THREADS": "1", "HEADWAY_ENGINE_API_KEY": "key"}, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
@@ -281,7 +281,7 @@ def test_an_engine_that_cannot_start_says_why(one: Endpoint, tmp_path: Path) -> 
         with pytest.raises(RuntimeError, match=word):
             start_embedded(folder, **options)
     environment = {key: value for key, value in os.environ.items() if key != "HEADWAY_ENGINE_API_KEY"}
-    command = [sys.executable, "-m", "workers.rollout.servers.embedded", "--model-path", str(one.first), "--parent-pid"]
+    command = [sys.executable, "-m", "workers.rollout.engines.servers.embedded", "--model-path", str(one.first), "--parent-pid"]
     for pid, word in ((os.getpid(), "HEADWAY_ENGINE_API_KEY"), (os.getpid() + 1, "parent")):
         ended = subprocess.run([*command, str(pid)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert ended.returncode != 0 and word in ended.stderr

@@ -17,12 +17,12 @@ from tests.conformance.models import prompt_of, write_model
 from tests.wire import test_sampler
 from tests.wire.test_sampler import DEADLINE_S, LONG, LONG_PARAMS, TOLERANCE, Following, Rig, cuts_of, lease, running, until, write_endless_model
 from workers.config import Interrupt, Server
-from workers.endings import WorkerEnded
 from workers.messages.types import Announcement, Version
-from workers.processes import first_cause
-from workers.rollout.engine import Engine
-from workers.rollout.engine_client import BadRequest, EngineClient, EngineError, NoAnswer, SamplingParams
-from workers.rollout.sampler import Sample
+from workers.rollout.engines.client import BadRequest, EngineClient, EngineError, NoAnswer, SamplingParams
+from workers.rollout.engines.engine import Engine
+from workers.rollout.engines.sampler import Sample
+from workers.run.processes import first_cause
+from workers.slurm.termination import WorkerEnded
 from workers.weights.manifest import make_manifest
 
 SHORT = SamplingParams(20, 1.0)
@@ -171,7 +171,7 @@ async def test_an_engine_that_dies_while_it_stands_still_for_a_broadcast_is_star
 
 
 async def test_a_pause_is_no_hang(tmp_path: Path, models: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.rollout.engine.PROBE_S", 0.05)
+    monkeypatch.setattr("workers.rollout.engines.engine.PROBE_S", 0.05)
     async with running(tmp_path, models, **slow(health_timeout_s=30.0)) as rig:
         update, started, going_on = rig.client.update_weights, asyncio.Event(), asyncio.Event()
 

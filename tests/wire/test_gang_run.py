@@ -38,8 +38,7 @@ from workers.config import (
     WeightsConfig,
     WorkflowConfig,
 )
-from workers.coordinator.ledger import index_of
-from workers.files import read_lines
+from workers.coordinator.groups.ledger import index_of
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.types import (
     Announcement,
@@ -54,7 +53,8 @@ from workers.messages.types import (
     TransportFailed,
     Version,
 )
-from workers.rundir import RunFolder
+from workers.run.files import read_lines
+from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys
 from workers.transport.peer import Peer
 from workers.weights.manifest import verify

@@ -22,11 +22,11 @@ from tests.unit.megatron_case import train
 from tests.unit.published import Publisher
 from workers.config import Config, EngineConfig, TrainerConfig
 from workers.messages.types import Version
-from workers.rollout.engine_client import EngineClient, Generation, SamplingParams
-from workers.rollout.servers.process import ServerProcess
-from workers.trainer.batch import TrainGroup
-from workers.trainer.megatron import process_group
+from workers.rollout.engines.client import EngineClient, Generation, SamplingParams
+from workers.rollout.engines.servers.process import ServerProcess
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.megatron.parallel import process_group
 
 TOLERANCE = 1e-3
 TEMPERATURE = 0.9

@@ -13,7 +13,7 @@ pytest.importorskip("megatron.core")
 from tests.unit.megatron_case import write_model
 from tests.wire.gangs import run_ranks
 from tests.wire.publishing_rank import LAYOUTS
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys
 from workers.weights.store import NodeStore
 

@@ -15,7 +15,6 @@ import pytest
 from tests.wire.fleet import TRANSPORT, Play, Weights, ended, generated, make_config, make_lease, make_run, playing, working
 from tests.wire.test_drain import assert_nothing_runs, until_out_of_touch
 from tests.wire.test_engine_lives import pid_of
-from workers.endings import Ending
 from workers.messages.codec import from_workers
 from workers.messages.types import (
     Announcement,
@@ -35,7 +34,8 @@ from workers.messages.types import (
     Version,
     Welcome,
 )
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
+from workers.slurm.termination import Termination
 from workers.transport import peer as peer_module
 from workers.transport.client import CoordinatorLost, NoCoordinator
 from workers.transport.peer import Peer
@@ -232,7 +232,7 @@ async def test_results_go_to_the_next_coordinator_and_are_accepted_once(run: Run
             (again,) = [message for message in second.all(GroupFinished) if message.group.group_id == "g1"]
             assert again.group.tokens.tolist() == first.all(GroupFinished)[0].group.tokens.tolist()
             await second.say(Finish(""))
-            assert await ended(task) == Ending("finished", "")
+            assert await ended(task) == Termination("finished", "")
     assert list(run.partials.iterdir()) == []
 
 
@@ -285,10 +285,10 @@ async def test_a_worker_that_never_finds_a_coordinator_is_idle_on_slurm_and_fail
 async def test_a_run_that_is_over_or_stopped_ends_a_worker_that_waits(run: RunFolder, weights: Weights) -> None:
     async with working(run, make_config(weights.models[0])) as (_, task):
         run.request_stop("by the test")
-        assert await ended(task) == Ending("finished", "stopped: by the test")
+        assert await ended(task) == Termination("finished", "stopped: by the test")
     run.end("", "test")
     async with working(run, make_config(weights.models[0])) as (_, task):
-        assert await ended(task) == Ending("finished", "")
+        assert await ended(task) == Termination("finished", "")
 
 
 async def test_a_run_that_is_stopped_without_a_coordinator_keeps_what_was_generated(run: RunFolder, weights: Weights) -> None:
@@ -298,5 +298,5 @@ async def test_a_run_that_is_stopped_without_a_coordinator_keeps_what_was_genera
         await generated(worker, 50)
         await first.say(Suspended("its time is over"))
         run.request_stop("for now", drain=True)
-        assert await ended(task) == Ending("finished", "stopped: for now")
+        assert await ended(task) == Termination("finished", "stopped: for now")
     assert [path.name for path in run.partials.iterdir()] == ["g1.0.msgpack"]

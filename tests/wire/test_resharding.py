@@ -18,8 +18,8 @@ from tests.unit.megatron_case import VOCAB, write_model
 from tests.wire.gangs import run_ranks
 from tests.wire.resharding_rank import KINDS, LAYOUTS, WITH_CRITIC, found, layouts_of, setup, step
 from workers.config import Dtype
-from workers.trainer.megatron import process_group
 from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.megatron.parallel import process_group
 
 TWO, FOUR = ["tp2", "pp2", "ep2", "dp2", "cp2"], ["tp2pp2", "tp2dp2"]
 EACH = [(kind, layout) for kind in KINDS for layout in layouts_of(kind, [*TWO, *FOUR])]

@@ -16,18 +16,18 @@ import zmq
 import zmq.asyncio
 
 from tests.wire.fleet import TRANSPORT, make_config, make_run, playing
-from workers import endings
 from workers.config import ConfigError, RewardConfig
-from workers.endings import Ending
 from workers.messages.rewards import ScoreWanted
 from workers.messages.types import Drain, Draining, Finish, Goodbye, Heartbeat, Register, Role, WorkerFailed
-from workers.reward import balance
-from workers.reward.element import RewardElement
-from workers.reward.messages import PYTHON_TOOL
-from workers.reward.pool import RewardPool, VerifierError
-from workers.reward.remote import MAX_LOST, RemoteRewards
-from workers.reward.service import RewardService
-from workers.rundir import RunFolder
+from workers.reward.pool.messages import PYTHON_TOOL
+from workers.reward.pool.pool import RewardPool, VerifierError
+from workers.reward.remote import load_balancer
+from workers.reward.remote.client import MAX_LOST, RemoteRewards
+from workers.reward.remote.element import RewardElement
+from workers.reward.remote.service import RewardService
+from workers.run.folder import RunFolder
+from workers.slurm import termination
+from workers.slurm.termination import Termination
 from workers.transport.keys import read_keys
 from workers.transport.rewards import LinkLost, RewardLinks, RewardSocket
 
@@ -48,7 +48,7 @@ def note(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balance, "REST_S", 0.05)
+    monkeypatch.setattr(load_balancer, "REST_S", 0.05)
 
 
 class Serving:
@@ -274,7 +274,7 @@ async def test_without_the_keys_of_the_run_nothing_is_answered(run: RunFolder, t
 # -- an element with its coordinator -------------------------------------------------------------------------------------
 
 @asynccontextmanager
-async def element_at_work(run: RunFolder, local: bool = False, **changes: object) -> AsyncIterator[tuple[RewardElement, asyncio.Task[Ending]]]:
+async def element_at_work(run: RunFolder, local: bool = False, **changes: object) -> AsyncIterator[tuple[RewardElement, asyncio.Task[Termination]]]:
     config = make_config(run.path, local=local)
     config.reward = RewardConfig(**{"timeout_s": WAIT_S, "max_retries": 0, **changes})  # type: ignore[arg-type]
     config.cluster.signal_delay_s = int(2 * WAIT_S)
@@ -298,12 +298,12 @@ async def test_an_element_registers_where_it_serves_and_ends_with_the_run(run: R
         assert await rewards.score("", " 57", "57", "numeric") == 1.0
         await play.until(lambda: (status := play.all(Heartbeat)[-1].status).reward_busy_s > 0 and status.waiting_for == "requests")
         await play.say(Finish(""))
-        assert await asyncio.wait_for(task, WAIT_S) == Ending("finished", "")
+        assert await asyncio.wait_for(task, WAIT_S) == Termination("finished", "")
         await play.until(lambda: play.all(Goodbye))
 
 
 async def test_an_element_that_is_told_to_go_answers_first(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endings, "AFTER_USR2_S", WAIT_S)
+    monkeypatch.setattr(termination, "AFTER_USR2_S", WAIT_S)
     async with (playing(run, 1) as play, element_at_work(run) as (_, task), RemoteRewards(run, TRANSPORT) as rewards,
                 held_up(tmp_path) as (address, let_go)):
         await play.until(lambda: play.all(Heartbeat))
@@ -314,7 +314,7 @@ async def test_an_element_that_is_told_to_go_answers_first(run: RunFolder, tmp_p
         await play.until(lambda: play.all(Draining))
         let_go.pop().close()
         assert await bounded(begun) == 1.0
-        assert await asyncio.wait_for(asyncio.shield(task), WAIT_S) == Ending("drained", "the run pauses")
+        assert await asyncio.wait_for(asyncio.shield(task), WAIT_S) == Termination("drained", "the run pauses")
         await play.until(lambda: play.all(Goodbye))
         assert play.all(Goodbye) == [Goodbye("the run pauses")]
 

@@ -32,19 +32,19 @@ from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import encode, from_workers
 from workers.messages.groups import check_group, samples
 from workers.messages.types import Announcement, Group, GroupFinished, Lease, Partial, Purpose, Version
-from workers.processes import first_cause
-from workers.reward.pool import RewardPool, VerifierError
+from workers.model.architecture import Architecture, read_architecture
+from workers.reward.pool.pool import RewardPool, VerifierError
 from workers.reward.shaping import scale
-from workers.reward.verifiers import numeric_distance
-from workers.rollout import weight_updates
-from workers.rollout.engine import Engine, Weights
-from workers.rollout.engine_client import BadRequest, EngineClient, EngineError, Generation, SamplingParams
-from workers.rollout.engines import Engines
-from workers.rollout.sampler import PAUSE_AGAIN_S, Sample, Sampler
-from workers.rollout.servers.process import LOG_LINES, ServerProcess
-from workers.rollout.weight_updates import WeightHolder
+from workers.reward.verifiers.registry import numeric_distance
+from workers.rollout.engines.client import BadRequest, EngineClient, EngineError, Generation, SamplingParams
+from workers.rollout.engines.engine import Engine, Weights
+from workers.rollout.engines.pool import Engines
+from workers.rollout.engines.sampler import PAUSE_AGAIN_S, Sample, Sampler
+from workers.rollout.engines.servers.process import LOG_LINES, ServerProcess
+from workers.rollout.weights import updates
+from workers.rollout.weights.updates import WeightHolder
 from workers.rollout.workflows.runner import Parts, Workflow
-from workers.weights.architecture import Architecture, read_architecture
+from workers.run.processes import first_cause
 from workers.weights.manifest import WeightsError, make_manifest, verify
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -447,7 +447,7 @@ async def test_a_version_that_goes_while_the_engine_is_about_to_load_it_is_skipp
 
 
 async def test_a_version_that_is_gone_is_an_error_if_it_is_the_newest(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_updates, "NEWER_S", 0.2)
+    monkeypatch.setattr(updates, "NEWER_S", 0.2)
     first, gone = rig.publish(0), rig.publish(1)
     shutil.rmtree(gone.folder)
     async with Following(rig) as following:
@@ -503,7 +503,7 @@ async def test_damaged_weights_are_refused_and_the_old_ones_serve_on(rig: Rig, d
 
 
 async def test_weights_of_another_model_are_refused_before_any_engine_gets_them(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_updates, "NEWER_S", 0.2)
+    monkeypatch.setattr(updates, "NEWER_S", 0.2)
     first, other = rig.publish(0), write_model(tmp_path / "other", "qwen2", 0)
     rig.step += 1
     bad = Announcement(Version(1, rig.step), str(other), make_manifest(other, Version(1, rig.step)))

@@ -26,12 +26,12 @@ from tests.wire.gangs import run_ranks
 from workers.config import Config, EngineConfig, TrainerConfig
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.types import Batch, Group, Version
-from workers.rollout.engine_client import EngineClient, SamplingParams
-from workers.rollout.servers.process import ServerProcess
-from workers.trainer.megatron import process_group
+from workers.rollout.engines.client import EngineClient, SamplingParams
+from workers.rollout.engines.servers.process import ServerProcess
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.selftest import SelfTest, SelfTestFailed
-from workers.trainer.train_batch import train_batch
+from workers.trainer.megatron.parallel import process_group
+from workers.trainer.selftest.selftest import SelfTest, SelfTestFailed
+from workers.trainer.train_step import train_batch
 
 LAYOUTS = ["tp2", "pp2", "cp2", "dp2"]
 TEMPERATURE, LENGTH, NUM_GROUPS, NUM_SAMPLES = 0.8, 24, 4, 3

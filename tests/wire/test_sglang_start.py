@@ -20,8 +20,8 @@ import pytest
 
 from workers.config import EngineConfig, EngineParallelConfig, Server
 from workers.messages.types import Version
-from workers.rollout.engine_client import BadRequest, EngineClient, EngineError
-from workers.rollout.servers.process import ServerProcess
+from workers.rollout.engines.client import BadRequest, EngineClient, EngineError
+from workers.rollout.engines.servers.process import ServerProcess
 
 LAUNCH_SERVER = '''
 import http.server, json, logging, mmap, os, signal, socket, subprocess, sys, tempfile
@@ -211,7 +211,7 @@ from pathlib import Path
 import psutil
 from workers.config import EngineConfig, Server
 from workers.messages.types import Version
-from workers.rollout.servers.process import ServerProcess
+from workers.rollout.engines.servers.process import ServerProcess
 
 async def work():
     server = ServerProcess(EngineConfig(server=Server.sglang, python=sys.argv[1]), Path("/models/x"), Path(sys.argv[2]))

@@ -12,12 +12,12 @@ import pytest
 from tests.unit.groups import make_group
 from tests.wire.fleet import TRANSPORT, make_run, playing
 from workers.config import Config, TransportConfig
-from workers.coordinator.shares import make_shares
+from workers.coordinator.training.batch_split import make_shares
 from workers.messages.types import Batch, BatchRequest, Finish, Goodbye, Heartbeat, Refused, Register, Role
-from workers.rundir import RunFolder
-from workers.trainer import share_link
-from workers.trainer.link import RunEnded
-from workers.trainer.share_link import ShareLink
+from workers.run.folder import RunFolder
+from workers.trainer.coordinator_link import share_link
+from workers.trainer.coordinator_link.client import RunEnded
+from workers.trainer.coordinator_link.share_link import ShareLink
 
 WAIT_S = 120.0
 GROUPS = [make_group(f"g{index}", 0, [0] * (1 + index % 3)) for index in range(6)]

@@ -27,11 +27,11 @@ from tests.conformance.models import CONTEXT, EOS, SECOND_EOS, VOCAB, prompt_of,
 from tests.wire import test_engine_api as api
 from workers.config import EngineConfig, Server
 from workers.messages.types import Version
-from workers.rollout.engine_client import SamplingParams
-from workers.rollout.servers.embedded.requests import Request, Sampling
-from workers.rollout.servers.process import ServerProcess
-from workers.rollout.servers.synthetic.model import SyntheticModel
-from workers.weights.architecture import ModelError, read_architecture
+from workers.model.architecture import ModelError, read_architecture
+from workers.rollout.engines.client import SamplingParams
+from workers.rollout.engines.servers.embedded.requests import Request, Sampling
+from workers.rollout.engines.servers.process import ServerProcess
+from workers.rollout.engines.servers.synthetic.model import SyntheticModel
 
 MEAN = 40.0
 
@@ -177,12 +177,13 @@ def test_the_worker_starts_it_with_its_options(one: Endpoint, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("option", "value"), [("--tokens-per-s", "0"), ("--mean-tokens", "-1"), ("--mean-tokens", "inf")])
 def test_options_that_cannot_work_are_refused(option: str, value: str) -> None:
-    command = [sys.executable, "-m", "workers.rollout.servers.synthetic", "--model-path", "x", "--parent-pid", str(os.getpid()), option, value]
+    module = "workers.rollout.engines.servers.synthetic"
+    command = [sys.executable, "-m", module, "--model-path", "x", "--parent-pid", str(os.getpid()), option, value]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and f"{option}: {value}: must be greater than 0" in ended.stderr
 
 
 def test_it_needs_no_torch() -> None:
-    code = ("import sys, workers.rollout.servers.synthetic.__main__, workers.rollout.servers.embedded.serve\n"
+    code = ("import sys, workers.rollout.engines.servers.synthetic.__main__, workers.rollout.engines.servers.embedded.serve\n"
             "sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -14,9 +14,9 @@ pytest.importorskip("megatron.core")
 
 from tests.unit.megatron_case import write_model
 from tests.wire.gangs import await_ranks, free_port, start_rank
-from workers.trainer.megatron import process_group
-from workers.trainer.megatron.gang import Gang
-from workers.trainer.megatron.process_group import GangError
+from workers.trainer.megatron.parallel import process_group
+from workers.trainer.megatron.parallel.gang import Gang
+from workers.trainer.megatron.parallel.process_group import GangError
 
 DEADLINE_S = 300.0
 Results = dict[str, np.ndarray]

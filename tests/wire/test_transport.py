@@ -31,7 +31,7 @@ from workers.messages.types import (
     VersionAnnounced,
     Welcome,
 )
-from workers.rundir import RunFolder, RunFolderError
+from workers.run.folder import RunFolder, RunFolderError
 from workers.transport.client import ClientSockets, CoordinatorLost, NoCoordinator, RunOver, find_coordinator
 from workers.transport.keys import KeyPair, make_keys, read_keys
 from workers.transport.peer import Peer
@@ -152,7 +152,7 @@ async def test_sending_to_a_dead_peer_says_so(run: RunFolder, server: ServerSock
     code = f"""
 import asyncio, sys
 from pathlib import Path
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 from workers.messages.types import Heartbeat
 from tests.wire.test_transport import connect
 async def main():

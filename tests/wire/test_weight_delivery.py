@@ -28,12 +28,13 @@ from workers.messages.types import (
     StepFinished,
     Version,
 )
-from workers.rundir import RunFolder
+from workers.run.digests import digest_of
+from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys, read_keys
 from workers.transport.rendezvous import Address, publish
 from workers.transport.server import ServerSockets
-from workers.weights.incoming import Incoming
-from workers.weights.manifest import MANIFEST, digest_of
+from workers.weights.manifest import MANIFEST
+from workers.weights.partial_version import Incoming
 
 WAIT_S = 60.0
 V0, V1, V2, V3 = (Version(1, number) for number in range(4))

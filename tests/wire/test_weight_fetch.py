@@ -13,8 +13,8 @@ import pytest
 from tests.wire.fetching_worker import make_config
 from tests.wire.weight_nodes import Origin, make_weights, read, step
 from workers.messages.types import Announcement, LoadGranted, LoadRequest, Message, Sources, SourcesRequest, TransportFailed, Version
-from workers.rollout.weight_fetch import MAX_SKIPPED, WeightFetch, WeightsSuperseded
-from workers.rundir import RunFolder
+from workers.rollout.weights.fetch import MAX_SKIPPED, WeightFetch, WeightsSuperseded
+from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys
 from workers.weights.manifest import WeightsError
 

@@ -1,4 +1,4 @@
-"""Weights by broadcast: the trainer's side, the workers' side and real engines, over gloo. What the coordinator decides is update_group.py's; here
+"""Weights by broadcast: the trainer's side, the workers' side and real engines, over gloo. What the coordinator decides is broadcast_group.py's; here
 its messages are carried by hand. Nothing of what goes wrong keeps the trainer, and every server holds the version in the end."""
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ pytest.importorskip("megatron.core")
 from tests.unit.published import Publisher
 from tests.wire.test_sampler import OnThisNode, counters, engine_config, write_endless_model
 from workers.config import Config, ModelConfig, Transport
-from workers.coordinator import update_group
-from workers.coordinator.update_group import Phase, Sending, UpdateGroup
+from workers.coordinator.weights import broadcast_group
+from workers.coordinator.weights.broadcast_group import Phase, Sending, UpdateGroup
 from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
 from workers.messages.types import Announcement, Message, Version
-from workers.rollout.engine import Engine
-from workers.rollout.engine_client import SamplingParams
-from workers.rollout.engines import Engines
-from workers.rollout.servers.process import ServerProcess
-from workers.rollout.weight_group import GroupMember, membership
-from workers.rollout.weight_updates import WeightHolder
+from workers.model.architecture import read_architecture
+from workers.rollout.engines.client import SamplingParams
+from workers.rollout.engines.engine import Engine
+from workers.rollout.engines.pool import Engines
+from workers.rollout.engines.servers.process import ServerProcess
+from workers.rollout.weights.broadcast import GroupMember, membership
+from workers.rollout.weights.updates import WeightHolder
 from workers.trainer.megatron.hf_conversion.names import all_hf_tensors
-from workers.trainer.weight_group import WeightGroup
-from workers.weights.architecture import read_architecture
+from workers.trainer.weights.broadcast import WeightGroup
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -156,7 +156,7 @@ class Rig:
 
     async def stand(self) -> None:
         """Have a group of all workers made, whatever has been before."""
-        self.group._absences = update_group.Absences()
+        self.group._absences = broadcast_group.Absences()
         await self.until(lambda: all(engine.held == self.version for engine in self.servers))
         self.group.announced(0.0)
         self.carry(self.group.consider(TRAINER, self.fleet(), True, 0.0))
@@ -281,7 +281,7 @@ async def test_without_a_standing_server_nothing_is_broadcast_and_all_go_on(rig:
     async with victim._loading:  # it loads something else just now
         sending = asyncio.create_task(rig.broadcast())
         await rig.until(lambda: rig.group.phase is Phase.preparing)
-        rig.carry(rig.group.expire({}, update_group.PREPARE_S + 1))
+        rig.carry(rig.group.expire({}, broadcast_group.PREPARE_S + 1))
         assert await sending == 0
     await rig.until(lambda: all(worker.member._idle.is_set() for worker in rig.workers.values()))
     assert [engine.held for engine in rig.servers] == [held] * len(rig.servers)

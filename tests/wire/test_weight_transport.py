@@ -21,10 +21,11 @@ from workers.config import TransportConfig
 from workers.config.choices import Security
 from workers.config.training import WeightsConfig
 from workers.messages.types import Announcement, Version
-from workers.rundir import RunFolder
+from workers.run.digests import digest_of
+from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys
-from workers.transport.weight_fetcher import Cancelled, FetchProgress
-from workers.transport.weight_messages import (
+from workers.transport.weights.fetcher import Cancelled, FetchProgress
+from workers.transport.weights.messages import (
     ALL,
     ChunkWanted,
     Content,
@@ -36,8 +37,8 @@ from workers.transport.weight_messages import (
     encode,
     from_server,
 )
-from workers.transport.weight_server import WeightServer
-from workers.weights.manifest import MANIFEST, Manifest, WeightsError, describe_files, digest_of
+from workers.transport.weights.server import WeightServer
+from workers.weights.manifest import MANIFEST, Manifest, WeightsError, describe_files
 
 VERSION, NEXT = Version(1, 1), Version(1, 2)
 WEIGHTS = make_weights(1)

@@ -12,11 +12,11 @@ from tests.wire.fleet import Weights, ended, make_config, make_lease, make_run, 
 from tests.wire.test_drain import assert_nothing_runs, versions_of
 from tests.wire.test_engine_lives import pid_of
 from workers.config import Config
-from workers.endings import Ending, WorkerEnded
 from workers.messages.groups import check_group, check_partial
 from workers.messages.types import Finish, GroupFailed, GroupFinished, GroupParked, Heartbeat, Version, WorkerFailed
 from workers.rollout.worker import RolloutWorker
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
+from workers.slurm.termination import Termination, WorkerEnded
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_a_server_that_dies_costs_no_lease_and_is_told(run: RunFolder, wei
         last = play.all(Heartbeat)[-1]
         assert (last.status.num_restarts, last.status.waiting_for, last.tokens_in_flight) == (1, "leases", 0)
         await play.say(Finish(""))
-        assert await ended(task) == Ending("finished", "")
+        assert await ended(task) == Termination("finished", "")
     for message in play.all(GroupFinished):
         check_group(message.group)
         assert message.group.lengths.tolist() == [600] * 3 and set(versions_of(message.group)) == {Version(1, 1)}

@@ -6,7 +6,7 @@ from tests.unit.episodes import Chatter, make_lease, make_workflow
 from workers.config import RewardConfig, SandboxConfig
 from workers.config.sandbox import SandboxPolicy
 from workers.messages.groups import check_group, samples
-from workers.reward.pool import RewardPool
+from workers.reward.pool.pool import RewardPool
 
 PROGRAM = "<python>import sys; print(6 * 7); print('torch' in sys.modules)</python>"
 

@@ -13,13 +13,13 @@ import numpy as np
 from workers.config import TransportConfig
 from workers.config.training import WeightsConfig
 from workers.messages.types import Announcement, Version
-from workers.rundir import RunFolder
-from workers.transport.weight_fetcher import FetchProgress, fetch
-from workers.transport.weight_messages import WeightKeys
-from workers.transport.weight_server import WeightServer
+from workers.run.folder import RunFolder
+from workers.transport.weights.fetcher import FetchProgress, fetch
+from workers.transport.weights.messages import WeightKeys
+from workers.transport.weights.server import WeightServer
 from workers.weights.delta import make_deltas
-from workers.weights.incoming import Incoming
 from workers.weights.manifest import Manifest, describe_files, verify, write_manifest
+from workers.weights.partial_version import Incoming
 from workers.weights.store import NodeStore
 
 PROJECT = Path(__file__).parents[2]

@@ -77,7 +77,7 @@ class ModelSource(str, enum.Enum):
 
 
 class Dtype(str, enum.Enum):
-    """Arithmetic of a model's parameters and activations. `auto` is settled before a run starts (launcher/dtypes.py); workers never see it."""
+    """Arithmetic of a model's parameters and activations. `auto` is settled before a run starts (preflight/dtypes.py); workers never see it."""
 
     auto = "auto"
     float32 = "float32"

@@ -50,7 +50,7 @@ class AllocationConfig:
     min_replicas: int = 1  # [rollout workers] that training needs to start
 
     def check(self) -> None:
-        """Raise `ConfigError` on a value that cannot work; the split itself is checked by launcher/partition.py."""
+        """Raise `ConfigError` on a value that cannot work; the split itself is checked by launcher/config/device_split.py."""
         require(0 < self.inference_fraction < 1, "allocation.inference_fraction", self.inference_fraction,
                 "must be greater than 0 and less than 1", "The paper's choice is 0.75")
         require(self.min_replicas >= 1, "allocation.min_replicas", self.min_replicas, "must be at least 1",
@@ -59,7 +59,7 @@ class AllocationConfig:
 
 @dataclass
 class ClusterConfig:
-    """What the jobs need to know of the cluster; how they are submitted is added by launcher/schema.py.
+    """What the jobs need to know of the cluster; how they are submitted is added by launcher/config/schema.py.
 
     `signal_delay_s`: how long before its time limit a job is told (USR2). A crashed training job is followed by the next one after
     `crash_backoff_s` (doubled each time), until `max_consecutive_crashes` in a row have brought no new checkpoint.

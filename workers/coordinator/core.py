@@ -12,40 +12,18 @@
                                         +----> GroupRejected -> its place is free: Leases
 
 Who waits for whom: a rollout worker waits only where the staleness or the concurrency limit forbids a new group; the
-trainer waits only until a batch can be formed, and asks for the next one while it computes; both reasons are put into words by waiting.py.
+trainer waits only until a batch can be formed, and asks for the next one while it computes; both reasons are put into words by waiting_reasons.py.
 
-A supervised run has no rollout workers: supervised.py finishes groups from the data set.
+A supervised run has no rollout workers: coordinator/groups/supervised_groups.py finishes groups from the data set.
 """
 
 from __future__ import annotations
 
-from workers.config import ClusterKind, Config
-from workers.coordinator.accounting import Totals
-from workers.coordinator.broadcasts import Broadcasts
-from workers.coordinator.concurrency import Concurrency
-from workers.coordinator.delivery import Delivery
-from workers.coordinator.departures import follow_up
-from workers.coordinator.evaluation import Evaluation
-from workers.coordinator.leases import LeaseOffice, Prompts
-from workers.coordinator.ledger import Ledger
-from workers.coordinator.lineage import Lineage
-from workers.coordinator.registry import Registry, Worker
-from workers.coordinator.rejections import Rejections
-from workers.coordinator.results import Results
-from workers.coordinator.returning import Returning
-from workers.coordinator.snapshot import (
-    Snapshot,
-    restore_evaluation,
-    restore_ledger,
-    restore_totals,
-    save_evaluation,
-    save_ledger,
-    save_totals,
-)
-from workers.coordinator.staleness import StalenessPolicy
-from workers.coordinator.supervised import Supervision, TrainingExamples
-from workers.coordinator.training import Refusal, Training
-from workers.coordinator.waiting import waiting
+from workers.coordinator.monitoring.waiting_reasons import waiting
+from workers.coordinator.registry import Worker
+from workers.coordinator.state import State
+from workers.coordinator.training.steps import Refusal
+from workers.coordinator.worker_loss import follow_up
 from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
 from workers.messages.types import (
     PROTOCOL,
@@ -77,81 +55,12 @@ from workers.messages.types import (
     WorkerFailed,
 )
 
-ATTEMPTS_PER_EPOCH = 1000
-"""More often than that no group is leased in one incarnation."""
-EVALUATION_LEASES_PER_EPOCH = 1_000_000
 DRAIN_S = 60.0
 """How long workers may take to give back what they hold when the whole run is to pause."""
 
 
-class Coordinator:
-    """The state of one incarnation (epoch) of a run; `snapshot`: what it goes on from; `examples`: what a supervised run trains on."""
-
-    def __init__(self, config: Config, prompts: Prompts, epoch: int, now: float, snapshot: Snapshot | None = None,
-                 examples: TrainingExamples | None = None) -> None:
-        self.config, self.epoch = config, epoch
-        self.policy = StalenessPolicy(config.staleness.eta, config.trainer.batch_groups, config.staleness.bound,
-                                      config.staleness.target, config.staleness.warmup_steps)
-        self.concurrency = Concurrency(config.rollout.concurrency, config.trainer.batch_groups)
-        self.ledger = Ledger(config.rollout.max_attempts, epoch * ATTEMPTS_PER_EPOCH)
-        self.registry = Registry(config.transport.heartbeat_timeout_s, config.transport.reconnect_grace_s)
-        heldout = prompts.heldout()
-        self.evaluation = Evaluation(len(heldout), config.rollout.max_attempts, num_leases=epoch * EVALUATION_LEASES_PER_EPOCH)
-        self.totals, self.lineage = Totals(), Lineage({epoch: 0})
-        self.office = LeaseOffice(config, prompts, heldout, self.ledger, self.evaluation, self.registry, self.policy, self.totals,
-                                  self.concurrency)
-        self.rejections = Rejections(config.workflow.keep, config.workflow.max_rejected, config.trainer.batch_groups)
-        self.training = Training(config, epoch, self.ledger, self.evaluation, self.registry, self.policy, self.totals, self.rejections)
-        self.supervision = Supervision(examples, self.ledger, config.trainer.batch_groups, config.engine.context_length) if examples else None
-        self.results = Results(config, self.ledger, self.evaluation, self.totals, self.lineage, self.rejections)
-        self.delivery = Delivery(config.weights, self.registry)
-        self.broadcasts = Broadcasts(epoch, self.registry)
-        self.outbox: list[tuple[bytes | None, Message]] = []
-        self.checkpoint: tuple[bytes, CheckpointRequest] | None = None
-        self.ended: str | None = None
-        self.left: str | None = None
-        self.left_in_order = False
-        self.drain_reason = ""
-        self.suspending = False
-        self.last_progress = now
-        self.expected: set[Role] = set()
-        self._drain_deadline = 0.0
-        self._trainer_told = False
-        self.failed_workers = 0
-        self.returning = Returning(self.ledger, self.evaluation, self.policy, self.training, self.results, self.lineage, self.totals, now)
-        if snapshot is not None:
-            self._restore(snapshot)
-
-    def _restore(self, snapshot: Snapshot) -> None:
-        restore_ledger(self.ledger, snapshot.ledger)
-        restore_evaluation(self.evaluation, snapshot.evaluation)
-        restore_totals(self.totals, snapshot.totals)
-        self.training.restored_at, self.training.early_reason = snapshot.step, snapshot.early_reason
-        self.lineage.forks = {**snapshot.forks, self.epoch: snapshot.step}
-        if snapshot.rejections is not None:
-            self.rejections.restore(snapshot.rejections)
-        if snapshot.concurrency is not None:
-            self.concurrency.restore(snapshot.concurrency)
-        self.returning.expect()
-
-    def snapshot(self, seconds: float, positions: dict[str, int]) -> Snapshot:
-        """The state now, which is to be one between two steps; see `Snapshot` for the arguments."""
-        training = self.training
-        return Snapshot(training.step, self.epoch, save_ledger(self.ledger), save_evaluation(self.evaluation), save_totals(self.totals),
-                        dict(self.lineage.forks), training.early_reason, seconds, positions, self.rejections.save(),
-                        self.concurrency.save())
-
-    @property
-    def replaceable(self) -> bool:
-        """Whether lost workers, and this process itself, are followed by others."""
-        return self.config.cluster.kind is ClusterKind.slurm
-
-    @property
-    def lacking(self) -> set[Role]:
-        """Of which roles more workers are needed before training can go on."""
-        lacks_rollouts = len(self.registry.ready()) < self.config.allocation.min_replicas
-        lacks_rewards = self.config.rewards_apart and not self.registry.reward_endpoints()
-        return ({Role.rollout} if lacks_rollouts else set()) | ({Role.reward} if lacks_rewards else set())
+class Coordinator(State):
+    """What happens to the state of one incarnation, message by message."""
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -267,23 +176,12 @@ class Coordinator:
         """Write to every worker: it hears that we live, and sending to a dead one fails, which is how it is noticed soon."""
         self.outbox.extend((peer, HeartbeatReply(self.training.announcement, known=True)) for peer in self.registry.workers)
 
-    def end(self, cause: str) -> None:
-        """End the run; only the first cause counts."""
-        if self.ended is None:
-            self.ended = cause
-
     def drain(self, reason: str, now: float) -> None:
         """Pause the whole run: workers give back what they hold, then the trainer saves everything and leaves."""
         if self.drain_reason or self.ended is not None:
             return
         self.drain_reason, self._drain_deadline = reason, now + DRAIN_S
         self.outbox += [(worker.peer, Drain(reason)) for worker in self.registry.of(Role.rollout)]
-
-    def drain_trainer(self) -> None:
-        """Have the trainer save everything and leave."""
-        if not self._trainer_told:
-            self._trainer_told = True
-            self.outbox += [(worker.peer, Drain(self.drain_reason)) for worker in self.registry.of(Role.trainer)]
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -300,7 +198,7 @@ class Coordinator:
         self.outbox += [(peer, unwanted) for unwanted in self.returning.adopt(peer, message.leases, now)]
         if message.role is Role.trainer:
             self.outbox += self.delivery.wanted(peer)
-        if self.drain_reason and (message.role is Role.rollout or (message.role is Role.trainer and self._trainer_told)):
+        if self.drain_reason and (message.role is Role.rollout or (message.role is Role.trainer and self.trainer_told)):
             self.outbox.append((peer, Drain(self.drain_reason)))
 
     def _refuse(self, peer: bytes, reason: str) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from workers.coordinator.accounting import Totals
-from workers.coordinator.concurrency import ConcurrencyState
-from workers.coordinator.evaluation import Evaluation
-from workers.coordinator.ledger import Finished, Ledger, Parked, Running
-from workers.coordinator.rejections import RejectionsState
+from workers.coordinator.groups.concurrency import ConcurrencyState
+from workers.coordinator.groups.consumption import Totals
+from workers.coordinator.groups.heldout_evaluation import Evaluation
+from workers.coordinator.groups.ledger import Finished, Ledger, Parked, Running
+from workers.coordinator.groups.rejections import RejectionsState
 from workers.messages.codec import Decoder, MessageError, pack
 from workers.messages.parts import Struct
 from workers.messages.types import Group, Message, Partial

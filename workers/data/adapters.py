@@ -15,7 +15,7 @@ from typing import Any
 
 from workers.config import ConfigError
 from workers.data.code_tests import code_reference
-from workers.own_code import import_function
+from workers.run.user_code import import_function
 
 Adapter = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 

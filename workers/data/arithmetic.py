@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 from workers.config import DataConfig, require
-from workers.data.prompts import Prompt, check_index
+from workers.data.prompt import Prompt, check_index
 
 MIN_TRAINING_SHARE = 0.25
 """Of all pairs, at least this share must be left for training, so that drawing one by rejection is quick."""

@@ -17,7 +17,7 @@ import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from workers.config import ConfigError, require
-from workers.data.prompts import Message, Prompt, PromptSource, with_text
+from workers.data.prompt import Message, Prompt, PromptSource, with_text
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OURS = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception", "strftime_now"}

@@ -15,9 +15,10 @@ from tokenizers import Tokenizer
 
 from workers.config import Config
 from workers.data.chat import read_tokenizer_config, token_text
-from workers.data.prompts import Prompt, PromptSource, open_prompts
-from workers.weights.architecture import ModelError, read_architecture
-from workers.weights.end_tokens import eos_ids
+from workers.data.prompt import Prompt, PromptSource
+from workers.data.prompts import open_prompts
+from workers.model.architecture import ModelError, read_architecture
+from workers.model.end_tokens import eos_ids
 
 
 @dataclass(frozen=True)

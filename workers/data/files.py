@@ -17,7 +17,7 @@ from workers.config import ConfigError, DataConfig, DataKind
 from workers.data.folders import files_of_split
 from workers.data.limits import Limits
 from workers.data.mapping import RowMapping
-from workers.data.prompts import Prompt, check_index
+from workers.data.prompt import Prompt, check_index
 from workers.data.rows import read_rows, suffix
 
 _ENDINGS = {DataKind.jsonl: (".jsonl", ".jsonl.gz", ".json"), DataKind.parquet: (".parquet",)}

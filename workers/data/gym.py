@@ -22,9 +22,9 @@ from reasoning_gym.factory import DATASETS
 
 from workers.config import ConfigError, DataConfig
 from workers.data.limits import SPARE
-from workers.data.prompts import Prompt, check_index
-from workers.reward.gym import encode_reference
-from workers.reward.verifiers import modules
+from workers.data.prompt import Prompt, check_index
+from workers.reward.verifiers.gym import encode_reference
+from workers.reward.verifiers.registry import modules
 
 CHUNK = 500
 MAX_TRIES = 64
@@ -39,7 +39,7 @@ class GymPrompts:
     """One task with its options. Raises `ConfigError` for an unknown task or options, or if the task has too few questions."""
 
     def __init__(self, config: DataConfig, verifier: str, seed: int) -> None:
-        if ":" not in verifier and "workers.reward.gym" not in modules(verifier):
+        if ":" not in verifier and "workers.reward.verifiers.gym" not in modules(verifier):
             raise ConfigError(f"reward.verifier={verifier!r}: data.kind=reasoning_gym is scored by its task. Set reward.verifier=reasoning_gym")
         _check_task(config.task)
         _check_options(config.task, config.options, "data.options")

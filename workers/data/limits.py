@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from workers.data.chat import ChatTemplate
-    from workers.data.prompts import Prompt, PromptSource
+    from workers.data.prompt import Prompt, PromptSource
 
 SPARE = 500 * 2**31
 """Training prompt `index + k * SPARE` stands in for prompt `index`."""

@@ -19,11 +19,11 @@ from typing import Any
 from workers.config import ConfigError, DataConfig
 from workers.config.data import FIELDS
 from workers.data.adapters import load_adapter
-from workers.data.prompts import Message, Prompt
+from workers.data.prompt import Message, Prompt
 from workers.data.rows import Row
-from workers.own_code import told
-from workers.reward.code_reference import check_reference
-from workers.reward.verifiers import BUILT_IN, check_name, modules
+from workers.reward.code.tests import check_reference
+from workers.reward.verifiers.registry import BUILT_IN, check_name, modules
+from workers.run.user_code import told
 
 MAX_ID = 200
 ANSWERS = ("reference", "solution", "target", "label", "ground_truth", "gold")
@@ -165,7 +165,7 @@ def _reference(value: Any, verifier: str, place: str) -> str:
         reference = json.dumps(value, allow_nan=False) if isinstance(value, dict) else _plain(value, "answer", place)
         if verifier in BUILT_IN and not reference.strip():
             raise ValueError("it is empty")
-        if "workers.reward.code" in modules(verifier):
+        if "workers.reward.code.verifier" in modules(verifier):
             check_reference(reference)
     except ConfigError:
         raise

@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import random
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
-from workers.config import ConfigError, DataConfig, RewardConfig
-from workers.config.choices import DataFilter
-from workers.config.data import PartConfig
+from workers.config import ConfigError
 from workers.data.limits import MAX_TRIES, SPARE
-from workers.data.prompts import Prompt, PromptSource, check_index, open_prompts
+from workers.data.prompt import Prompt, PromptSource, check_index
 
 BLOCK = 1000
 """Training prompts after which the shares are exact."""
@@ -103,28 +99,6 @@ class MixturePrompts:
     def notes(self) -> list[str]:
         """What every part has to say."""
         return [f"{name}: {note}" for name, source in self._sources.items() for note in source.notes()]
-
-
-def open_mixture(config: DataConfig, reward: RewardConfig, seed: int, model_folder: Path | None, responses: bool) -> MixturePrompts:
-    """The parts of `config`, each with a seed of its own. Raises `ConfigError`, naming the part."""
-    sources = {}
-    for name, part in settled_parts(config).items():
-        own_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big")
-        try:
-            sources[name] = open_prompts(part, reward, own_seed, model_folder, responses)
-        except ConfigError as error:
-            raise ConfigError(f"data.parts.{name}: {error}") from error
-    return MixturePrompts(sources, {name: part.weight for name, part in config.parts.items()}, seed)
-
-
-def settled_parts(config: DataConfig) -> dict[str, PartConfig]:
-    """The parts, with what the mixture says for those that do not say it themselves; `num_heldout` is shared out evenly. Pure."""
-    share, rest = divmod(config.num_heldout, len(config.parts))
-    return {name: dataclasses.replace(
-        part, num_heldout=min(part.num_heldout, share + (number < rest)), chat_template=part.chat_template or config.chat_template,
-        chat_template_kwargs=part.chat_template_kwargs or config.chat_template_kwargs,
-        max_prompt_tokens=part.max_prompt_tokens or config.max_prompt_tokens, verifier=part.verifier or config.verifier,
-        filter=config.filter if part.filter is DataFilter.refuse else part.filter) for number, (name, part) in enumerate(config.parts.items())}
 
 
 def _named(name: str, prompt: Prompt) -> Prompt:

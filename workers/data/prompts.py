@@ -1,71 +1,27 @@
-"""What a prompt is, what a source of prompts promises, and the factory that opens the configured one.
+"""The factory of prompts: opens the source that the config names.
 
     arithmetic, reasoning_gym: index, seed --> Prompt --> within the limits, or another in its place (limits.py) -----+
     jsonl, parquet, hf: rows (rows.py) --> Prompt (mapping.py) --> within the limits, held out, in order (files.py) --+
     data.chat_template: rendered (chat.py) <--------------------------------------------------------------------------+
     mixture: one of several such sources for each index (mixture.py)
-
-A source is a pure function of the config and the seed: `train(index)` gives the same prompt in every process and after
-every restart, so order and resumption follow from the index alone and no source keeps a position.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
+import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from workers.config import ConfigError, DataConfig, DataKind, RewardConfig
+from workers.config.choices import DataFilter
+from workers.config.data import PartConfig
 from workers.data.limits import Limits, Replaced
-from workers.reward.verifiers import check_name, composed
+from workers.data.prompt import PromptSource
+from workers.reward.verifiers.registry import check_name, composed
 
 if TYPE_CHECKING:
     from workers.data.chat import ChatTemplate
-
-Message = tuple[str, str]
-"""Role and content of a chat message."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One question. `id` names it within its source; `reference` is what `verifier` needs to judge an answer (text or JSON). `response`:
-    the answer that supervised training learns, as it follows the text; '' where the source knows none. `messages`: the chat that the prompt is,
-    where it is one; it becomes the text when it is rendered. `place`: file and line, of those that come from files."""
-
-    id: str
-    text: str
-    verifier: str
-    reference: str
-    response: str = ""
-    messages: tuple[Message, ...] = ()
-    place: str = dataclasses.field(default="", compare=False)
-
-    @property
-    def where(self) -> str:
-        """What errors call it."""
-        return self.place or f"prompt {self.id}"
-
-
-class PromptSource(Protocol):
-    """Endless training prompts by index, and a fixed held-out set that shares no prompt with them."""
-
-    def train(self, index: int) -> Prompt:
-        """Training prompt number `index` (0 or more; there is no last one)."""
-        ...
-
-    def heldout(self) -> list[Prompt]:
-        """The held-out prompts, at most `data.num_heldout` of them, always the same in the same order."""
-        ...
-
-    def preview(self, count: int) -> Iterator[Prompt]:
-        """Training prompts to look at before a run: every one where they are known, else the first `count`."""
-        ...
-
-    def notes(self) -> list[str]:
-        """What is worth saying before a run, a line each: how much there is, and what was left out."""
-        ...
 
 
 def open_prompts(config: DataConfig, reward: RewardConfig, seed: int, model_folder: Path | None = None, responses: bool = False) -> PromptSource:
@@ -76,9 +32,7 @@ def open_prompts(config: DataConfig, reward: RewardConfig, seed: int, model_fold
     """
     check_name(composed(reward.verifier, reward.parts))
     if config.kind is DataKind.mixture:
-        from workers.data.mixture import open_mixture
-
-        return open_mixture(config, reward, seed, model_folder, responses)
+        return _open_mixture(config, reward, seed, model_folder, responses)
     verifier = config.verifier or reward.verifier
     check_name(verifier, "data.verifier" if config.verifier else "reward.verifier")
     template = _template(config, model_folder)
@@ -116,12 +70,25 @@ def _open(config: DataConfig, verifier: str, seed: int, limits: Limits, response
     return FilePrompts(config, verifier, seed, limits, responses)
 
 
-def check_index(index: int) -> None:
-    """Raise `IndexError` unless `index` is a training index."""
-    if index < 0:
-        raise IndexError(f"training prompt {index}: indices start at 0")
+def _open_mixture(config: DataConfig, reward: RewardConfig, seed: int, model_folder: Path | None, responses: bool) -> PromptSource:
+    """The parts of `config`, each with a seed of its own. Raises `ConfigError`, naming the part."""
+    from workers.data.mixture import MixturePrompts
+
+    sources = {}
+    for name, part in settled_parts(config).items():
+        own_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big")
+        try:
+            sources[name] = open_prompts(part, reward, own_seed, model_folder, responses)
+        except ConfigError as error:
+            raise ConfigError(f"data.parts.{name}: {error}") from error
+    return MixturePrompts(sources, {name: part.weight for name, part in config.parts.items()}, seed)
 
 
-def with_text(prompt: Prompt, text: str, response: str) -> Prompt:
-    """`prompt` with another `text` and `response`."""
-    return dataclasses.replace(prompt, text=text, response=response)
+def settled_parts(config: DataConfig) -> dict[str, PartConfig]:
+    """The parts, with what the mixture says for those that do not say it themselves; `num_heldout` is shared out evenly. Pure."""
+    share, rest = divmod(config.num_heldout, len(config.parts))
+    return {name: dataclasses.replace(
+        part, num_heldout=min(part.num_heldout, share + (number < rest)), chat_template=part.chat_template or config.chat_template,
+        chat_template_kwargs=part.chat_template_kwargs or config.chat_template_kwargs,
+        max_prompt_tokens=part.max_prompt_tokens or config.max_prompt_tokens, verifier=part.verifier or config.verifier,
+        filter=config.filter if part.filter is DataFilter.refuse else part.filter) for number, (name, part) in enumerate(config.parts.items())}

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.files import read_lines, write_once
+from workers.run.files import read_lines, write_once
 
 CHUNKS_PER_REPLICA = 8
 """So that replicas which start late, or are slow, leave the rest to others."""

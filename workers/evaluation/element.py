@@ -1,6 +1,6 @@
 """An element of an evaluation alone: its engines, its verifiers, and the chunks of prompts that it has claimed.
 
-    chunks.py --a chunk--> prompts --as many at once as the engines take--> judging.py --a line each--> chunks.py
+    chunks.py --a chunk--> prompts --as many at once as the engines take--> judge.py --a line each--> chunks.py
        ^                                                                                                  |
        +--- nothing left to claim: wait, another element may go <-----------------------------------------+
     all chunks done --> result.py --> outcome.json: every element leaves
@@ -22,24 +22,24 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from workers import slurm
 from workers.config import ClusterKind, Config
-from workers.data.prompts import Prompt, open_prompts
-from workers.endings import Ending, Told, WorkerEnded, listen, slurm_job
+from workers.data.prompt import Prompt
+from workers.data.prompts import open_prompts
 from workers.evaluation.chunks import Chunk, Chunks, divide
-from workers.evaluation.judging import Judging
-from workers.evaluation.living import Living, myself
+from workers.evaluation.judge import Judging
+from workers.evaluation.liveness import Liveness, myself
 from workers.evaluation.result import conclude
-from workers.files import write_atomic
-from workers.processes import first_cause
-from workers.reward.needs import functions
-from workers.reward.pool import RewardPool
-from workers.rollout.engines import Engines
-from workers.rollout.replica import spawner
-from workers.rollout.sampler import Sampler
+from workers.reward.pool.pool import RewardPool, functions
+from workers.rollout.engines.pool import Engines
+from workers.rollout.engines.replica import spawner
+from workers.rollout.engines.sampler import Sampler
 from workers.rollout.workflows.runner import Parts, Workflow
 from workers.rollout.workflows.text import text_of
-from workers.rundir import RunFolder
+from workers.run.files import write_atomic
+from workers.run.folder import RunFolder
+from workers.run.processes import first_cause
+from workers.slurm import job
+from workers.slurm.termination import Termination, Told, WorkerEnded, listen, slurm_job
 
 LOOK_S = 1.0
 CLAIM_S = 5.0
@@ -48,7 +48,7 @@ WRITER = "evaluation"
 
 
 class EvaluationElement:
-    """One life of an element (workers/element.py: `Worker`)."""
+    """One life of an element (workers/slurm/element.py: `Worker`)."""
 
     in_touch = True  # there is nobody else who could say what follows
 
@@ -57,7 +57,7 @@ class EvaluationElement:
         self._on_slurm = config.cluster.kind is ClusterKind.slurm
         self._prompts: list[Prompt] = []
         self._holder = myself(config)
-        self._chunks = Chunks(run.evaluation, self._holder, Living(run, self._holder))
+        self._chunks = Chunks(run.evaluation, self._holder, Liveness(run, self._holder))
         self._mine: list[Chunk] = []
         self._waiting: deque[tuple[Chunk, int]] = deque()
         self._running: dict[asyncio.Task[bytes], tuple[Chunk, int]] = {}
@@ -66,7 +66,7 @@ class EvaluationElement:
         self._next_claim = self._next_look = 0.0
         self._leaving = ""
 
-    async def work(self) -> Ending:
+    async def work(self) -> Termination:
         """Judge until the run is over, or until told to leave. Raises what broke; what follows then is said here."""
         told = listen(self.config.cluster)
         try:
@@ -78,7 +78,7 @@ class EvaluationElement:
         finally:
             self._tell(ended=True)
 
-    async def _work(self, told: asyncio.Future[Told]) -> Ending:
+    async def _work(self, told: asyncio.Future[Told]) -> Termination:
         """Run engines and prompts until the first of them ends."""
         config = self.config
         self._prompts = open_prompts(config.data, config.reward, config.run.seed, Path(config.model.path)).heldout()
@@ -102,7 +102,7 @@ class EvaluationElement:
                     task.cancel()
                 await asyncio.gather(living, judging, *self._running, return_exceptions=True)
 
-    async def _judge_all(self, told: asyncio.Future[Told]) -> Ending:
+    async def _judge_all(self, told: asyncio.Future[Told]) -> Termination:
         while (ending := self._over(told)) is None:
             await self._fill()
             if not self._running and not self._waiting and self._chunks.complete():
@@ -157,7 +157,7 @@ class EvaluationElement:
 
     # -- what follows --------------------------------------------------------------------------------------------------
 
-    def _over(self, told: asyncio.Future[Told]) -> Ending | None:
+    def _over(self, told: asyncio.Future[Told]) -> Termination | None:
         """Why this element leaves now; None while it goes on."""
         stop = self.run.stop_requested()
         if self.run.ended() is None and stop is not None:
@@ -165,17 +165,17 @@ class EvaluationElement:
         elif self.run.launcher_is_gone():
             self._end("the launcher has died while attached; start with --detach for a run that outlives it")
         if (outcome := self.run.ended()) is not None:
-            return Ending("finished", outcome["cause"])
+            return Termination("finished", outcome["cause"])
         if not told.done():
             return None
         if not self._on_slurm:
             raise WorkerEnded(f"the element was told to end: {told.result().reason}")
-        return Ending("drained", told.result().reason, told.result().signal)
+        return Termination("drained", told.result().reason, told.result().signal)
 
     def _end(self, cause: str, state: str = "") -> None:
         """End the run, for all elements."""
         if self.run.end(cause, WRITER, state) and self._on_slurm:
-            slurm.cancel_waiting_of(self.run)
+            job.cancel_waiting_of(self.run)
 
     def _failed(self, cause: str) -> None:
         """On one machine a failure ends the run; on SLURM the next element follows, unless too many fail in a row."""

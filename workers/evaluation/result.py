@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from workers.config import Config
-from workers.data.prompts import Prompt
+from workers.data.prompt import Prompt
 from workers.evaluation.chunks import Chunks
 from workers.evaluation.statistics import Judged, figures
-from workers.files import write_once
-from workers.rundir import RunFolder
+from workers.run.files import write_once
+from workers.run.folder import RunFolder
 
 
 def conclude(run: RunFolder, config: Config, prompts: Sequence[Prompt], chunks: Chunks) -> str:

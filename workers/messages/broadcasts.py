@@ -1,4 +1,4 @@
-"""Messages about new weights by broadcast (weights.transport=nccl): the group, and each broadcast. Who decides: coordinator/update_group.py."""
+"""Messages about new weights by broadcast (weights.transport=nccl): the group, and each broadcast. Who decides: weights/broadcast_group.py."""
 
 from __future__ import annotations
 

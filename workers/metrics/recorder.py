@@ -18,7 +18,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 
 Value = float | int | str | None | list[int] | dict[str, int]
 

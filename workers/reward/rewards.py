@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from workers.config import Config
-from workers.reward.pool import RewardPool
-from workers.reward.remote import RemoteRewards
-from workers.rundir import RunFolder
+from workers.reward.pool.pool import RewardPool
+from workers.reward.remote.client import RemoteRewards
+from workers.run.folder import RunFolder
 
 
 class Rewards(Protocol):

@@ -4,7 +4,7 @@
     coordinator --version-> weight holder: fetch; then engine by engine: pause, load, continue (tokens so far are kept)
     engines (child processes) <--HTTP-- sampler          reward pool (child processes) <--pipes-- workflow
 
-Who waits for whom: nothing here waits for training; leases wait for an engine with their version and room for them (engines.py). Whatever
+Who waits for whom: nothing here waits for training; leases wait for an engine with their version and room for them (engines/pool.py). Whatever
 ends first (the run, an engine for good, the coordinator, a signal) ends all the rest, in `work`. While no coordinator is in touch the
 worker finishes what it runs, keeps the results, and hands them to the next one.
 """
@@ -19,7 +19,6 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from workers.config import ClusterKind, Config
-from workers.endings import Ending, Told, WorkerEnded, drain_limit_s, listen, slurm_job
 from workers.messages.broadcasts import Broadcast, BroadcastRefused, JoinUpdateGroup, LeaveUpdateGroup, PrepareBroadcast
 from workers.messages.types import (
     Acknowledged,
@@ -39,26 +38,27 @@ from workers.messages.types import (
     WorkerFailed,
     WorkerStatus,
 )
-from workers.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
-from workers.reward.needs import functions
-from workers.reward.remote import RemoteRewards
+from workers.model.architecture import read_architecture
+from workers.reward.pool.pool import functions
+from workers.reward.remote.client import RemoteRewards
 from workers.reward.rewards import open_rewards
-from workers.rollout.drain import Holdings
-from workers.rollout.engines import Engines
-from workers.rollout.lease_runner import LeaseRunner
-from workers.rollout.replica import spawner
-from workers.rollout.results import Results
-from workers.rollout.sampler import Sampler
-from workers.rollout.weight_fetch import WeightFetch
-from workers.rollout.weight_group import GroupMember, membership
-from workers.rollout.weight_updates import WeightHolder
-from workers.rollout.workflows.keeping import Keeping
+from workers.rollout.engines.pool import Engines
+from workers.rollout.engines.replica import spawner
+from workers.rollout.engines.sampler import Sampler
+from workers.rollout.leases.drain import Holdings
+from workers.rollout.leases.outbox import Results
+from workers.rollout.leases.runner import LeaseRunner
+from workers.rollout.weights.broadcast import GroupMember, membership
+from workers.rollout.weights.fetch import WeightFetch
+from workers.rollout.weights.updates import WeightHolder
+from workers.rollout.workflows.group_filter import GroupFilter
 from workers.rollout.workflows.runner import Parts, Workflow
 from workers.rollout.workflows.text import text_of
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
+from workers.run.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
+from workers.slurm.termination import Termination, Told, WorkerEnded, drain_limit_s, listen, slurm_job
 from workers.transport.client import NoCoordinator, RunOver
 from workers.transport.peer import START_TIMEOUT_S, Peer
-from workers.weights.architecture import read_architecture
 
 
 class RolloutWorker:
@@ -81,7 +81,7 @@ class RolloutWorker:
         """Whether the coordinator knows us and is heard."""
         return self._peer is not None and self._peer.in_touch
 
-    async def work(self) -> Ending:
+    async def work(self) -> Termination:
         """Work until the run is over, or until told to leave. Raises `WorkerEnded`, `CoordinatorLost` or what broke."""
         idle_s = self.config.rollout.max_idle_minutes * 60
         self._told = told = listen(self.config.cluster)
@@ -103,20 +103,20 @@ class RolloutWorker:
                 ending = await self._work(peer, holdings, told)
             else:
                 ending = self._told_ending(told.result())
-            if isinstance(ending, Ending):
+            if isinstance(ending, Termination):
                 return ending
             raise ending
         except (RunOver, NoCoordinator) as error:
             if not self._on_slurm:
                 raise
-            return Ending("finished", error.cause) if isinstance(error, RunOver) else Ending("idle", str(error))
+            return Termination("finished", error.cause) if isinstance(error, RunOver) else Termination("idle", str(error))
         finally:
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
             await fetch.close()
             await peer.leave()
 
-    async def _work(self, peer: Peer, holdings: Holdings, told: asyncio.Future[Told]) -> Ending | BaseException:
+    async def _work(self, peer: Peer, holdings: Holdings, told: asyncio.Future[Told]) -> Termination | BaseException:
         """Run all parts until the first one ends, then end the rest in the way that this calls for; returns the error that ended it."""
         serving = asyncio.create_task(peer.serve())
         parts: list[asyncio.Future[Any]] = [
@@ -129,7 +129,7 @@ class RolloutWorker:
             ending = error if error is not None and not told.done() else self._told_ending(told.result())
             if isinstance(ending, NoCoordinator) and self._on_slurm:
                 await holdings.hand_over(drain_limit_s(self.config.cluster, None), serving)
-            elif isinstance(ending, Ending):
+            elif isinstance(ending, Termination):
                 peer.parting = ending.cause
                 await peer.send(Draining(ending.cause))
                 await peer.beat()
@@ -144,18 +144,18 @@ class RolloutWorker:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
 
-    async def _finish(self, holdings: Holdings, serving: asyncio.Task[str]) -> Ending:
+    async def _finish(self, holdings: Holdings, serving: asyncio.Task[str]) -> Termination:
         """The run is over. Where it may be resumed, and no coordinator has collected what we hold, that is written down."""
         cause, outcome = serving.result(), self.run.ended()
         if cause and (outcome is None or outcome["state"] == "drained"):
             await holdings.hand_over(drain_limit_s(self.config.cluster, None), serving)
-        return Ending("finished", cause)
+        return Termination("finished", cause)
 
-    def _told_ending(self, told: Told) -> Ending | WorkerEnded:
+    def _told_ending(self, told: Told) -> Termination | WorkerEnded:
         """What `told` leads to: on one machine, where nobody would take over, a signal is an error."""
         if told.signal is not None and not self._on_slurm:
             return WorkerEnded(f"the rollout worker ended: {TOLD_TO_END if told.signal == signal.SIGTERM else OUT_OF_TIME}")
-        return Ending("drained", told.reason, told.signal)
+        return Termination("drained", told.reason, told.signal)
 
     async def _operate(self, peer: Peer, holdings: Holdings) -> None:
         """Run engines, reward pool and leases until one of them breaks."""
@@ -166,7 +166,7 @@ class RolloutWorker:
         async with self._rewards:
             workflow = Workflow(Parts(sampler, self._rewards, config.workflow, config.reward, config.engine.context_length, text_of(config),
                                       config.transport.max_message_mb << 20, config.evaluation))
-            leases = LeaseRunner(holdings.results, workflow, Keeping(config.workflow.keep), engines)
+            leases = LeaseRunner(holdings.results, workflow, GroupFilter(config.workflow.keep), engines)
             holdings.sampler, holdings.leases = sampler, leases
 
             async def lease_breaks() -> None:

@@ -2,7 +2,7 @@
 
     Sandbox --pipes--> a program <--fork-- server (server.py) <--start, kill, "how it ended"-- Sandbox
        |                  ^ Landlock, seccomp, rlimits, an empty folder (confine.py)
-       +-- bytes in and out, deadlines, how much it writes (exchange.py)
+       +-- bytes in and out, deadlines, how much it writes (sandbox/forkserver/session.py)
 
 A program is confined by the kernel before its first line runs: it reaches no network, no process but itself, no file but the interpreter's and
 those in its own folder, starts no process, and takes no more memory, time, disk and threads than its limits say. docs/sandbox.md says by
@@ -36,11 +36,11 @@ from typing import Self
 
 from workers.config import SandboxConfig
 from workers.sandbox import selfcheck
-from workers.sandbox.exchange import Task, exchange
+from workers.sandbox.confinement.choice import Guard, choose
 from workers.sandbox.folders import Folder
-from workers.sandbox.guard import Guard, choose
+from workers.sandbox.forkserver.client import ServerLost, ServerProcess
+from workers.sandbox.forkserver.session import Task, exchange
 from workers.sandbox.outcome import Limits, Outcome, SandboxError
-from workers.sandbox.server_process import ServerLost, ServerProcess
 
 __all__ = ["Limits", "Outcome", "Sandbox", "SandboxError"]
 

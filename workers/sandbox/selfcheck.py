@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workers.sandbox.confine import Settings
+from workers.sandbox.confinement.confine import Settings
 
 PASSED = b"confined\n"
 

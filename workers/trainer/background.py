@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
-from workers.trainer.megatron.checkpoint import CheckpointError
+from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 
 Files = dict[str, tuple[int, str]]

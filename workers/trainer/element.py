@@ -5,7 +5,7 @@
                             preempted -> requeue      SIGTERM, crash -> exit 1, SLURM or the next element follows
     rank r   meets rank 0 and does what it says (ranks.py)
 
-On one machine there is one element, and nothing follows it; rank 0 starts the other ranks itself (local_gang.py).
+On one machine there is one element, and nothing follows it; rank 0 starts the other ranks itself (local_ranks.py).
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from workers import checkpoints, incarnations, slurm
-from workers.checkpoints import Checkpoint
 from workers.config import ClusterKind, Config
-from workers.rundir import RunFolder
-from workers.signals import Signals
-from workers.slurm import SlurmElement
-from workers.slurm_command import SlurmError
-from workers.submission import SubmissionWatch
-from workers.trainer.link import CoordinatorLink
-from workers.trainer.local_gang import LocalGang
+from workers.run import checkpoints, incarnations
+from workers.run.checkpoints import Checkpoint
+from workers.run.folder import RunFolder
+from workers.slurm import job as slurm
+from workers.slurm.command import SlurmError
+from workers.slurm.job import SlurmElement
+from workers.slurm.signals import Signals
+from workers.slurm.submission import SubmissionWatch
+from workers.trainer.coordinator_link.client import CoordinatorLink
+from workers.trainer.local_ranks import LocalGang
 
 if TYPE_CHECKING:
     from workers.trainer.worker import TrainerWorker
@@ -99,7 +100,7 @@ class TrainElement:
         if self.element is None and self.num_ranks > 1:
             self._gang = LocalGang(self.run, self.num_ranks, self.epoch, link.fail)
         from workers.trainer import ranks
-        from workers.trainer.megatron.checkpoint import CheckpointError
+        from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
         from workers.trainer.worker import TrainerWorker
 
         place = self._gang.place if self._gang else self.element

@@ -9,9 +9,9 @@ import numpy as np
 
 from workers.config import Config
 from workers.data.examples import Example, open_examples
-from workers.trainer.batch import TrainGroup
-from workers.trainer.megatron import collectives, process_group
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.megatron.parallel import collectives, process_group
 
 
 class HeldoutExamples:

@@ -16,26 +16,26 @@ from pathlib import Path
 
 import msgspec
 
-from workers import checkpoints
 from workers.config import Config
-from workers.files import write_once
 from workers.messages.codec import Decoder, pack
 from workers.messages.types import Batch, CheckpointRequest, Finish, Version
-from workers.rundir import RunFolder
-from workers.signals import Signals
-from workers.slurm import Place
+from workers.run import checkpoints
+from workers.run.files import write_once
+from workers.run.folder import RunFolder
+from workers.slurm.job import Place
+from workers.slurm.signals import Signals
 from workers.trainer.background import LEAVE_S, PartSaver
+from workers.trainer.coordinator_link.client import RunEnded
+from workers.trainer.coordinator_link.share_link import ShareLink
 from workers.trainer.heldout import HeldoutExamples
-from workers.trainer.link import RunEnded
-from workers.trainer.megatron import collectives, process_group
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.megatron.gang import Gang
-from workers.trainer.megatron.stop import StepAbandoned
-from workers.trainer.publishing import PublishWeights, RankPublisher, ShareWeights
-from workers.trainer.selftest import SelfTest, SelfTestFailed
-from workers.trainer.share_link import ShareLink
-from workers.trainer.train_batch import train_batch
-from workers.transport.interface import address_of, interface_of
+from workers.trainer.megatron.parallel import collectives, process_group
+from workers.trainer.megatron.parallel.gang import Gang
+from workers.trainer.megatron.parallel.stop import StepAbandoned
+from workers.trainer.selftest.selftest import SelfTest, SelfTestFailed
+from workers.trainer.train_step import train_batch
+from workers.trainer.weights.rank_publisher import PublishWeights, RankPublisher, ShareWeights
+from workers.transport.addresses import address_of, interface_of
 
 MEET_S = 3600.0
 IDLE_S = 60.0

@@ -2,7 +2,7 @@
 
     coordinator (child process) --Batch--> groups -> advantages -> engine.train_step -> copy the weights -> next step
                                                      (proximal log-probs, PPO minibatches)  |
-                          rollout workers <--fetch-- digests, announced: StepFinished <-----+ a thread (announcer.py, publishing.py)
+                          rollout workers <--fetch-- digests, announced: StepFinished <-----+ a thread (announcer.py, rank_publisher.py)
                                             checkpoints/ <-- state of trainer and coordinator, when due and before leaving
 
 Who waits for whom: the trainer waits for the batch only, and asks for the next one while it computes; rollouts go on while it computes and
@@ -23,24 +23,24 @@ from pathlib import Path
 
 from torch import Tensor
 
-from workers.checkpoints import Checkpoint, Fenced, check_epoch
 from workers.config import Config, Transport
 from workers.messages.types import Announcement, Finish, Version
-from workers.rundir import RunFolder
-from workers.trainer.announcer import Announcer
-from workers.trainer.exporter import Exporter
+from workers.run.checkpoints import Checkpoint, Fenced, check_epoch
+from workers.run.folder import RunFolder
+from workers.trainer.coordinator_link.client import CoordinatorLink, DrainRequested, RunEnded
+from workers.trainer.coordinator_link.inbox import Received
 from workers.trainer.heldout import HeldoutExamples
-from workers.trainer.inbox import Received
-from workers.trainer.link import CoordinatorLink, DrainRequested, RunEnded
-from workers.trainer.megatron import process_group
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.megatron.stop import StepAbandoned
-from workers.trainer.publishing import RankPublisher
+from workers.trainer.megatron.parallel import process_group
+from workers.trainer.megatron.parallel.stop import StepAbandoned
 from workers.trainer.ranks import IDLE_S, MeasureHeldout, Order, Ranks, StillThere, TrainStep, WriteWeights, spread_in_copy
-from workers.trainer.run_saver import RunSaver
-from workers.trainer.selftest import SelfTest, SelfTestFailed
-from workers.trainer.train_batch import train_batch
-from workers.trainer.weight_group import WeightGroup
+from workers.trainer.saving.exporter import Exporter
+from workers.trainer.saving.run_saver import RunSaver
+from workers.trainer.selftest.selftest import SelfTest, SelfTestFailed
+from workers.trainer.train_step import train_batch
+from workers.trainer.weights.announcer import Announcer
+from workers.trainer.weights.broadcast import WeightGroup
+from workers.trainer.weights.rank_publisher import RankPublisher
 
 NOWHERE = "not published"
 

@@ -16,7 +16,7 @@ import zmq.asyncio
 from workers.config import TransportConfig
 from workers.messages.codec import encode, from_coordinator
 from workers.messages.types import Message
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 from workers.transport.keys import KeyPair
 from workers.transport.rendezvous import Address, newest
 from workers.transport.server import MIB

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zmq
 
-from workers.rundir import RunFolder, RunFolderError
+from workers.run.folder import RunFolder, RunFolderError
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from workers.messages.types import (
     VersionAnnounced,
     Welcome,
 )
-from workers.rundir import RunFolder
+from workers.run.folder import RunFolder
 from workers.transport.client import LINGER_MS, ClientSockets, CoordinatorLost, NoCoordinator, find_coordinator, new_routing_id
 from workers.transport.keys import read_keys
 from workers.transport.rendezvous import Address, newest

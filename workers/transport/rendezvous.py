@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from workers.files import write_once
-from workers.rundir import RunFolder
+from workers.run.files import write_once
+from workers.run.folder import RunFolder
 
 
 class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

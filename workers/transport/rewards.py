@@ -19,12 +19,11 @@ from zmq.utils.monitor import parse_monitor_message
 from workers.config import TransportConfig
 from workers.messages.codec import Decoder, encode
 from workers.messages.rewards import FromElement, ToElement
-from workers.rundir import RunFolder
-from workers.transport.interface import address_of
+from workers.run.folder import RunFolder
+from workers.transport.addresses import address_of
 from workers.transport.keys import read_keys
+from workers.transport.monitor import ALIVE_MS, DEAD_MS, GONE
 from workers.transport.server import MIB, AllowList, bind
-from workers.transport.weight_link import GONE
-from workers.transport.weight_server import ALIVE_MS, DEAD_MS
 
 LATER_MS = 3_600_000
 

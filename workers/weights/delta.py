@@ -26,7 +26,7 @@ import zstandard
 
 from workers.messages.types import Version
 from workers.weights.manifest import WeightsError
-from workers.weights.mapped import MappedFiles
+from workers.weights.mmap import MappedFiles
 
 LEVEL = 1
 MAGIC = b"headway delta 1\n"

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from blake3 import blake3
 
 from workers.messages.types import Version
+from workers.run.digests import digest_of
 
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 4 << 20
@@ -101,16 +101,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def num_chunks(size: int, chunk_bytes: int) -> int:
     """How many chunks a file of `size` bytes has; an empty file has none."""
     return -(-size // chunk_bytes)
-
-
-def digest_of(content: bytes | bytearray | memoryview) -> str:
-    """BLAKE3, hex."""
-    return blake3(content).hexdigest()
-
-
-def digest_file(path: Path) -> str:
-    """BLAKE3 of a file's content, hex."""
-    return blake3().update_mmap(path).hexdigest()
 
 
 def describe_files(folder: Path, names: Sequence[str], chunk_bytes: int = CHUNK_BYTES, source: int = 0, threads: int = 1) -> list[FileEntry]:

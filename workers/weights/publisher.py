@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from workers.config import Dtype
-from workers.files import sync
 from workers.messages.types import Version
+from workers.run.files import sync
 from workers.weights.delta import DeltaSize, make_deltas
 from workers.weights.layout import NAMES, ShardFile
 from workers.weights.manifest import MANIFEST, FileEntry, Manifest, WeightsError, describe_files, write_manifest
-from workers.weights.shards import MappedShards
+from workers.weights.safetensors_writer import MappedShards
 from workers.weights.store import NodeStore, make_private
 
 KEPT = 2

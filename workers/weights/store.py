@@ -7,7 +7,7 @@
         held/.<version>.part/              being fetched, by whoever holds the lock
         held/.<version>.arrived            one byte a chunk: 1 when it is there, so that another worker goes on where one died
         held/.<version>.lock               exclusive while it is fetched, shared while it is in use
-        held/.<version>.delta              the differences to the version before, as received (workers/weights/delta.py)
+        held/.<version>.delta              the differences to the version before, as received (delta.py)
 
 The last process that leaves removes the store; what a killed job left is removed by whoever finds that nobody holds it.
 """
@@ -24,9 +24,9 @@ import time
 from pathlib import Path
 
 from workers.messages.types import Version
-from workers.weights.incoming import Incoming, allocate
 from workers.weights.locks import Lock
 from workers.weights.manifest import WeightsError
+from workers.weights.partial_version import Incoming, allocate
 
 LOOK_S = 0.05
 JOIN_S = 60.0

@@ -18,8 +18,8 @@ from typing import Protocol
 
 from workers.config import WorkflowConfig
 from workers.messages.types import Purpose
-from workers.rollout.workflows.record import Dialogue, Turn
 from workers.rollout.workflows.text import Messages, TextFormat
+from workers.rollout.workflows.transcript import Dialogue, Turn
 
 MAX_EMPTY_TURNS = 100
 """So many turns without room are taken for a function that does not look at `finish`."""

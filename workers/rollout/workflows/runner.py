@@ -20,18 +20,18 @@ import msgspec
 from workers.config import ConfigError, EvaluationConfig, RewardConfig, WorkflowConfig
 from workers.config.workflow import WORKFLOWS
 from workers.messages.types import Group, Lease, Purpose
-from workers.own_code import import_function, told
-from workers.reward.answers import extract
 from workers.reward.rewards import Rewards
-from workers.reward.verifiers import composed
-from workers.rollout.engine_client import BadRequest
-from workers.rollout.partials import PartialError, restore
-from workers.rollout.sampler import Samples
+from workers.reward.verifiers.answers import extract
+from workers.reward.verifiers.registry import composed
+from workers.rollout.engines.client import BadRequest
+from workers.rollout.engines.sampler import Samples
 from workers.rollout.workflows.episode import LLM, Halted, Run, WorkflowError
-from workers.rollout.workflows.record import EpisodeRecord, GroupRecord
+from workers.rollout.workflows.partials import PartialError, restore
 from workers.rollout.workflows.sequences import Finished, assemble
 from workers.rollout.workflows.session import Session
 from workers.rollout.workflows.text import PlainText, TextFormat
+from workers.rollout.workflows.transcript import EpisodeRecord, GroupRecord
+from workers.run.user_code import import_function, told
 
 
 def load(name: str) -> Run:

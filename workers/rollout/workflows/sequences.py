@@ -15,9 +15,9 @@ from workers.config import RewardConfig, WorkflowConfig
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.types import Group, Lease, Purpose, Version
 from workers.reward import shaping
-from workers.rollout.partials import flatten_versions
 from workers.rollout.workflows.episode import WorkflowError
-from workers.rollout.workflows.record import Dialogue, EpisodeRecord
+from workers.rollout.workflows.partials import flatten_versions
+from workers.rollout.workflows.transcript import Dialogue, EpisodeRecord
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from contextlib import asynccontextmanager, contextmanager
 
 from workers.config import EvaluationConfig, WorkflowConfig
 from workers.messages.types import Lease, Purpose
-from workers.reward.pool import VerifierError
+from workers.reward.pool.pool import VerifierError
 from workers.reward.rewards import Rewards
-from workers.rollout.engine_client import EngineError, SamplingParams
-from workers.rollout.sampler import Samples
+from workers.rollout.engines.client import EngineError, SamplingParams
+from workers.rollout.engines.sampler import Samples
 from workers.rollout.workflows.episode import Episode, Halted, Reply, Tools
-from workers.rollout.workflows.record import Dialogue, EpisodeRecord
 from workers.rollout.workflows.text import TextFormat
+from workers.rollout.workflows.transcript import Dialogue, EpisodeRecord
 
 
 class Session:

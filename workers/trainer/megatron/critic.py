@@ -25,15 +25,15 @@ from workers.algorithms.advantages import moments, whiten
 from workers.algorithms.statistics import Stats
 from workers.algorithms.values import clipped_value_loss, gae
 from workers.config import AlgorithmConfig, Config, TrainerConfig
-from workers.trainer.batch import TrainGroup
-from workers.trainer.context import RankPart
-from workers.trainer.layout import PackedBatch
+from workers.model.architecture import Architecture
+from workers.trainer.batch.context_parallel import RankPart
+from workers.trainer.batch.group import TrainGroup
+from workers.trainer.batch.layout import PackedBatch
+from workers.trainer.megatron.model.value_model import build_value_model
 from workers.trainer.megatron.objective import TokenValues, own_tokens
+from workers.trainer.megatron.parallel.stop import StopGate
 from workers.trainer.megatron.preparation import Actions, over_copies
-from workers.trainer.megatron.stop import StopGate
 from workers.trainer.megatron.trained_model import TrainedModel
-from workers.trainer.megatron.value_model import build_value_model
-from workers.weights.architecture import Architecture
 
 NO_VARIANCE = 1e-12
 

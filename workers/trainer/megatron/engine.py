@@ -39,21 +39,22 @@ from torch import Tensor
 
 from workers.algorithms.agreement import Agreement
 from workers.config import Config, OffPolicy
-from workers.trainer.batch import TrainGroup, check_per_response
-from workers.trainer.megatron import checkpoint, cpu_backend, process_group
-from workers.trainer.megatron.checkpoint import CheckpointError, Saving
+from workers.model.architecture import read_architecture
+from workers.model.rope import inverse_frequencies
+from workers.trainer.batch.group import TrainGroup, check_per_response
+from workers.trainer.megatron.checkpoint import checkpoint
+from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError, Saving
+from workers.trainer.megatron.checkpoint.training_state import TrainingState
 from workers.trainer.megatron.critic import Critic, Estimates
-from workers.trainer.megatron.gang import Gang
 from workers.trainer.megatron.hf_conversion import iter_held_tensors, iter_hf_tensors
-from workers.trainer.megatron.model import DTYPES
+from workers.trainer.megatron.model.model import DTYPES
 from workers.trainer.megatron.objective import Advantages, PolicyTargets, TokenMasks, TokenValues, add_totals, per_token, policy_normalizers
+from workers.trainer.megatron.parallel import cpu_backend, process_group
+from workers.trainer.megatron.parallel.gang import Gang
+from workers.trainer.megatron.parallel.stop import StopGate
 from workers.trainer.megatron.policy import Policy
 from workers.trainer.megatron.preparation import make_advantages, penalty_mean, reward_penalties, second_moment_mask
 from workers.trainer.megatron.reference import ReferenceModel
-from workers.trainer.megatron.stop import StopGate
-from workers.trainer.megatron.training_state import TrainingState
-from workers.weights.architecture import read_architecture
-from workers.weights.rope import inverse_frequencies
 
 NUM_EXAMINED = 8
 """Groups of a copy of the model whose log-probs are looked at more closely where engine and trainer disagree."""

@@ -19,10 +19,10 @@ from workers.algorithms.proximal import loglinear_logprobs
 from workers.algorithms.ratios import Responses
 from workers.algorithms.statistics import Stats, merge_stats
 from workers.config import Aggregation, AlgorithmConfig, Config, KlPlace, OffPolicy
-from workers.trainer.batch import TrainGroup, check_per_response
-from workers.trainer.context import RankPart
-from workers.trainer.layout import PackedBatch
-from workers.trainer.megatron import collectives, process_group
+from workers.trainer.batch.context_parallel import RankPart
+from workers.trainer.batch.group import TrainGroup, check_per_response
+from workers.trainer.batch.layout import PackedBatch
+from workers.trainer.megatron.parallel import collectives, process_group
 
 TokenValues = list[list[np.ndarray]]  # float32, by group, response, token
 TokenMasks = list[list[np.ndarray]]  # bool, likewise

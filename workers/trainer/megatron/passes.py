@@ -2,7 +2,7 @@
 
     groups at indices --layout.py, packing.py--> micro-batches, as many as every other copy of the model has
         |
-        v  context.py, plan_attention: this rank's tokens, indices, masks, rotary angles     once per micro-batch, for all layers
+        v  batch/context_parallel.py, plan_attention: this rank's tokens, indices, masks, rotary angles     once per micro-batch, for all layers
     Megatron forward_backward_func (pipeline stages: 1F1B)
         |   PackedGPTModel -> log-probs, entropies [2, n]           logits only where a response token is predicted
         |   ValueModel     -> values [1, n]
@@ -26,14 +26,14 @@ from torch import Tensor
 
 from workers.algorithms.statistics import Stats
 from workers.config.training import TrainerConfig
-from workers.trainer.batch import TrainGroup
-from workers.trainer.context import RankPart, part_of
-from workers.trainer.layout import PackedBatch, pack_chunks, split_groups
-from workers.trainer.megatron import collectives, cpu_backend, process_group
-from workers.trainer.megatron.attention_plan import PackedLayoutParams, plan_attention
+from workers.trainer.batch.context_parallel import RankPart, part_of
+from workers.trainer.batch.group import TrainGroup
+from workers.trainer.batch.layout import PackedBatch, pack_chunks, split_groups
+from workers.trainer.batch.packing import pack
+from workers.trainer.megatron.model.attention_plan import PackedLayoutParams, plan_attention
 from workers.trainer.megatron.objective import TokenValues
-from workers.trainer.megatron.stop import StopGate, StopNoticed
-from workers.trainer.packing import pack
+from workers.trainer.megatron.parallel import collectives, cpu_backend, process_group
+from workers.trainer.megatron.parallel.stop import StopGate, StopNoticed
 
 LossFunction = Callable[[PackedBatch, RankPart, Tensor], tuple[Tensor, Stats]]
 

@@ -13,8 +13,9 @@ from workers.algorithms import likelihood
 from workers.algorithms.agreement import Agreement
 from workers.algorithms.statistics import Stats, summarize
 from workers.config import Config, Proximal
-from workers.trainer.batch import TrainGroup
-from workers.trainer.megatron.model import build_model
+from workers.model.architecture import Architecture
+from workers.trainer.batch.group import TrainGroup
+from workers.trainer.megatron.model.model import build_model
 from workers.trainer.megatron.objective import (
     PolicyTargets,
     TokenValues,
@@ -24,9 +25,8 @@ from workers.trainer.megatron.objective import (
     objective_of,
     supervised_loss,
 )
-from workers.trainer.megatron.stop import StopGate
+from workers.trainer.megatron.parallel.stop import StopGate
 from workers.trainer.megatron.trained_model import TrainedModel
-from workers.weights.architecture import Architecture
 
 
 class Policy:

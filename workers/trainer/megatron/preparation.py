@@ -22,9 +22,9 @@ from workers.algorithms.corrections import second_moment_cut, trust_region_token
 from workers.algorithms.divergences import divergence
 from workers.algorithms.values import outcome_rewards, rewards_to_go
 from workers.config import Advantage, AlgorithmConfig
-from workers.trainer.batch import TrainGroup
-from workers.trainer.megatron import collectives, process_group
+from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.objective import TokenMasks, TokenValues, per_token
+from workers.trainer.megatron.parallel import collectives, process_group
 
 OF_GROUPS = {Advantage.group_norm: estimators.group_norm, Advantage.group_center: estimators.group_center,
              Advantage.leave_one_out: estimators.leave_one_out, Advantage.reinforce_pp_baseline: estimators.group_center}

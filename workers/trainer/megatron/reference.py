@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from workers.config import Config
-from workers.trainer.batch import TrainGroup
-from workers.trainer.megatron.model import build_model
+from workers.model.architecture import Architecture
+from workers.trainer.batch.group import TrainGroup
+from workers.trainer.megatron.model.model import build_model
 from workers.trainer.megatron.objective import TokenValues
+from workers.trainer.megatron.parallel.stop import StopGate
 from workers.trainer.megatron.passes import PackedPasses
-from workers.trainer.megatron.stop import StopGate
 from workers.trainer.megatron.trained_model import in_dtype
-from workers.weights.architecture import Architecture
 
 
 class ReferenceModel:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from workers.algorithms.statistics import Stats
 from workers.config import RunConfig, TrainerConfig
-from workers.trainer.megatron import cpu_backend, process_group
-from workers.trainer.megatron.model import PackedGPTModel
+from workers.trainer.megatron.model.model import PackedGPTModel
 from workers.trainer.megatron.objective import merge_over_ranks
-from workers.trainer.megatron.optimizer import build_optimizer, build_scheduler, clip_gradients
+from workers.trainer.megatron.optimizer.optimizer import build_optimizer, build_scheduler, clip_gradients
+from workers.trainer.megatron.parallel import cpu_backend, process_group
 from workers.trainer.megatron.passes import PackedPasses
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face tensors <-> Megatron-core parameters, for all models of workers/weights/architecture.py and all layouts of ranks.
+"""Hugging Face tensors <-> Megatron-core parameters, for all models of workers/model/architecture.py and all layouts of ranks.
 
     safetensors --slices of this rank's part--> join --> parameters         load.py
     parameters of all ranks --gathered, one at a time, on rank 0--> separate --> Hugging Face tensors     export.py

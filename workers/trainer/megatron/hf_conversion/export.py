@@ -24,10 +24,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from workers.trainer.megatron import process_group
+from workers.model.architecture import Architecture
 from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, all_hf_tensors, expert_rank_of, stage_of
 from workers.trainer.megatron.hf_conversion.shards import own_parameters, separate, shard_shape, sharing_group
-from workers.weights.architecture import Architecture
+from workers.trainer.megatron.parallel import process_group
 
 PIECE_BYTES = 256 * 2**20
 

@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from workers.model.architecture import Architecture, check_tensors
 from workers.trainer.megatron.hf_conversion.names import HFTensors, Split
 from workers.trainer.megatron.hf_conversion.shards import join, own_parameters, shard_shape, share_of, sharing_group
-from workers.weights.architecture import Architecture, check_tensors
 
 Read = Callable[[str, tuple[slice, ...]], Tensor]
 

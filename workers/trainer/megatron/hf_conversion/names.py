@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from workers.weights.architecture import Architecture
+from workers.model.architecture import Architecture
 
 
 class Split(enum.Enum):

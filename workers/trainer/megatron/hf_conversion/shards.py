@@ -10,8 +10,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from workers.model.architecture import Architecture
 from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, hf_tensors
-from workers.weights.architecture import Architecture
 
 
 def own_parameters(model: Any, architecture: Architecture) -> Iterator[tuple[HFTensors, torch.nn.Parameter]]:

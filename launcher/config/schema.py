@@ -1,0 +1,156 @@
+"""The one typed config: the launcher's parts around workers/config.py's, registered in Hydra's ConfigStore.
+
+Hydra merges conf/ and the command line into these dataclasses, so an unknown key or a value of the wrong type fails at
+compose time; `check` then applies the rules of workers/config.py and cluster.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+
+import msgspec
+import yaml
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+
+from launcher.config.cluster import ROLES, ClusterConfig, GpuRequest
+from launcher.config.device_split import Plan, plan
+from launcher.config.sbatch_options import check_options
+from launcher.share import CONF
+from workers import config as workers
+from workers.config import ClusterKind
+from workers.run.folder import RunFolder
+
+
+@dataclass
+class LaunchConfig:
+    """What the launcher does after composing. `max_concurrent_runs` is for sweeps on SLURM: so many runs at once (0: no limit). `selftest`: only
+    test the config (launch/selftest.py), and `keep` the run folder of a test that was passed. `try_functions`: verifiers, workflows, agents and
+    adapters of your own are tried on some prompts, on this machine, before anything is submitted."""
+
+    dry_run: bool = False  # --dry-run: show the plan and what would be submitted, start nothing
+    detach: bool = False  # --detach: return as soon as it is submitted
+    plain: bool = False  # --plain: lines instead of the live view
+    selftest: bool = False  # headway selftest: only test the config
+    keep: bool = False  # --keep: keep the folder of a self-test that passed
+    max_concurrent_runs: int = 0  # runs of a sweep at once on SLURM; 0: no limit
+    try_functions: bool = True  # false: functions of your own can only run on the nodes, and are not tried before
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        workers.require(self.max_concurrent_runs >= 0, "launch.max_concurrent_runs", self.max_concurrent_runs, "must not be negative",
+                        "0 lets SLURM run as many as fit")
+
+
+@dataclass
+class FullConfig(workers.Config):
+    """Everything that can be set on the command line."""
+
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+
+    def check(self) -> None:
+        """Check all parts. Raises `ConfigError`."""
+        super().check()
+        self.launch.check()
+        if self.cluster.kind is ClusterKind.slurm:
+            if self.rewards_apart:
+                self._check_rewards()
+            check_options(self.cluster, roles=self.roles)
+
+    def _check_rewards(self) -> None:
+        """What a job that only judges asks for."""
+        self.cluster.check_role("reward")
+        part = self.cluster.reward
+        workers.require(part.gpus is GpuRequest.none, "cluster.reward.gpus", part.gpus.value, "must be none", "Verifiers run on CPUs")
+        workers.require(not part.devices_per_node, "cluster.reward.devices_per_node", part.devices_per_node, "must be 0",
+                        "reward.num_processes says how many verifiers run side by side")
+
+    def settle(self) -> None:
+        """Replace defaults that mean 'this machine' where the jobs run on several."""
+        if self.cluster.kind is ClusterKind.slurm:
+            if self.weights.dir == "auto" and self.weights.transport is workers.Transport.disk:
+                self.weights.dir = "run"  # the one folder that all nodes share; otherwise each node has its own
+            if self.rewards_apart:
+                self.cluster.reward.cpus_per_task = self.cluster.reward.cpus_per_task or self.reward.num_processes
+            if self.transport.interface == workers.TransportConfig.interface:
+                self.transport.interface = "auto"  # the node's own address, as SLURM knows it
+
+    def plan(self) -> Plan:
+        """The split of the devices. Raises `ConfigError`."""
+        return plan(self.allocation, self.trainer.parallel, inference=not self.supervised, training=not self.evaluates)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that have jobs: those of inference and rewards where anything is generated, and where that is what reward.placement says."""
+        if self.evaluates:
+            return ("inference",)
+        absent = ("inference", "reward") if self.supervised else () if self.rewards_apart else ("reward",)
+        return tuple(role for role in ROLES if role not in absent)
+
+    def devices_per_node(self, role: str) -> int:
+        """The devices of the nodes of a role's partition; 0: not known."""
+        return self.cluster.role(role).devices_per_node or self.allocation.devices_per_node
+
+    def for_workers(self) -> workers.Config:
+        """The part that the workers read."""
+        parts = {part.name: getattr(self, part.name) for part in dataclasses.fields(workers.Config)}
+        names = [part.name for part in dataclasses.fields(workers.ClusterConfig)]
+        return workers.Config(**{**parts, "cluster": workers.ClusterConfig(**{name: getattr(self.cluster, name) for name in names})})
+
+
+def register() -> None:
+    """Make known to Hydra the schema, under the name that conf/config.yaml begins with, and `${conf:FILE}`, a file in conf/."""
+    OmegaConf.register_new_resolver("conf", lambda name: str(CONF / name), replace=True)
+    ConfigStore.instance().store(name="headway_schema", node=FullConfig)
+
+
+def to_object(composed: DictConfig) -> FullConfig:
+    """The composed config as dataclasses, settled and checked. Raises `ConfigError`."""
+    try:
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise missing(error) from error
+    assert isinstance(config, FullConfig)
+    config.settle()
+    config.check()
+    return config
+
+
+def missing(error: OmegaConfBaseException) -> workers.ConfigError:
+    """What is told of a key without a value, or one that refers to another which there is not."""
+    key = error.full_key or "the configuration"
+    if isinstance(error, MissingMandatoryValue):
+        return workers.ConfigError(f"{key}: must be given. Write {key}=VALUE on the command line, or set it in a file of conf/")
+    if isinstance(error, InterpolationResolutionError | InterpolationKeyError):
+        return workers.ConfigError(f"{key}: refers to what there is not{_reference(str(error.msg))}. Name a key with its section, "
+                                   "as ${cluster.time}, or an environment variable that is set, as ${oc.env:USER}")
+    return workers.ConfigError(f"{key}: has no value that it can have ({str(error.msg).splitlines()[0]}). `headway config {key}` tells which it can")
+
+
+def _reference(text: str) -> str:
+    """The reference that an error is about, '' where it names none."""
+    found = re.search(r"\$\{[^}]*\}", text)
+    return f", {found[0]}" if found else ""
+
+
+def as_yaml(config: FullConfig) -> bytes:
+    """The content of the run folder's config.yaml."""
+    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False).encode()
+
+
+def read_full(run: RunFolder) -> FullConfig:
+    """The full config that a run was started with; the workers' part as its workers read it. Raises `ConfigError`."""
+    try:
+        config = msgspec.convert(yaml.safe_load(run.config_yaml.read_bytes()), FullConfig)
+    except (OSError, yaml.YAMLError, msgspec.ValidationError) as error:
+        raise workers.ConfigError(f"{run.config_yaml}: not a readable run config ({error}). Start the run again with the launcher") from error
+    settled = workers.load(run.config)
+    for part in dataclasses.fields(workers.Config):
+        if part.name != "cluster":
+            setattr(config, part.name, getattr(settled, part.name))
+    config.check()
+    return config

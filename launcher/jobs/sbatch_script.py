@@ -1,0 +1,88 @@
+"""From the config of a role to what sbatch and srun get: the one place where this is translated.
+
+    cluster.train.partition=a ...   --> #SBATCH --partition=a ...
+    cluster.train.sbatch            --> further #SBATCH lines (launcher/config/sbatch_options.py says which)
+    cluster.train.setup             --> lines before srun
+    cluster.train.container, python --> the command that runs Python on the node, or srun's --container-*
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from launcher.config.cluster import ContainerKind, GpuRequest, RoleConfig
+from launcher.config.sbatch_options import KEYS
+from launcher.config.schema import FullConfig
+from launcher.jobs.job_specs import JobSpec
+from workers.run.folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python_path() -> str:
+    """This shell's PYTHONPATH as it is for every process, wherever that runs; this code first."""
+    given = [str(Path(folder).expanduser().absolute()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    return os.pathsep.join(dict.fromkeys([str(ROOT), *given]))
+
+
+def sbatch_options(spec: JobSpec, part: RoleConfig) -> dict[str, str | bool]:
+    """The #SBATCH lines that come from the role's config; an empty value there is no line here."""
+    options: dict[str, str | bool] = {name: value for name in KEYS if (value := getattr(part, name.replace("-", "_"))) and name != "time"}
+    kind = f"gpu:{part.gpu_type}:" if part.gpu_type else "gpu:"
+    if part.gpus is GpuRequest.gres:
+        options["gres"] = f"{kind}{spec.devices_per_node}"
+    elif part.gpus is not GpuRequest.none:
+        number = spec.devices_per_node if part.gpus is GpuRequest.gpus_per_node else spec.devices_per_node // spec.tasks_per_node
+        options[part.gpus.value.replace("_", "-")] = f"{kind.removeprefix('gpu:')}{number}"
+    for given, value in part.sbatch.items():
+        if value.lower() != "false":
+            options[given.replace("_", "-").lstrip("-")] = True if value.lower() in ("", "true") else value
+    return {name: value if value is True else str(value) for name, value in options.items()}
+
+
+def setup_lines(spec: JobSpec, part: RoleConfig) -> list[str]:
+    """The lines before srun: threads, PYTHONPATH as it was at launch, then the user's, then where Python finds this code."""
+    # sbatch passes on the PYTHONPATH of the shell that submits: later submissions (resume, watch) come from other shells.
+    given = [f"export PYTHONPATH={shlex.quote(part.pythonpath)}"] if part.pythonpath else []
+    # Until the workers set their own number: numpy's libraries start a thread for each core of the node.
+    return [f"export OMP_NUM_THREADS={spec.num_threads}", *given, *part.setup,
+            f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"]
+
+
+def mounted(config: FullConfig, run: RunFolder) -> list[str]:
+    """The folders that a container must show: this code, the run folder, and what the run reads."""
+    named = [Path(path).expanduser().absolute() for path in (config.model.path, *config.data.paths()) if path]
+    other = [config.weights.dir] if config.weights.dir not in ("auto", "run") else []
+    return [str(ROOT), str(run.path), *(str(path) for path in named if path.exists()), *other]
+
+
+def _mounts(part: RoleConfig, folders: list[str]) -> str:
+    return ",".join(dict.fromkeys([*(f"{folder}:{folder}" for folder in folders), *part.container.mounts]))
+
+
+def python_command(part: RoleConfig, folders: list[str]) -> str:
+    """The command, for a shell, that runs Python on the node; `folders` must be visible in a container."""
+    container = part.container
+    python = part.python or (sys.executable if container.kind is ContainerKind.none else "python3")
+    if container.kind is not ContainerKind.apptainer:
+        return shlex.quote(python)
+    gpus = [] if part.gpus is GpuRequest.none else ["--nv"]
+    return shlex.join(["apptainer", "exec", *gpus, "--bind", _mounts(part, folders), *container.args, container.image, python])
+
+
+def srun_arguments(part: RoleConfig, folders: list[str]) -> list[str]:
+    """What srun is told besides what sbatch was."""
+    arguments = ["--kill-on-bad-exit=1", "--wait=0", "--open-mode=append"]
+    if part.cpus_per_task:
+        arguments.append(f"--cpus-per-task={part.cpus_per_task}")  # since SLURM 22.05 srun does not take this over from sbatch
+    if part.container.kind is ContainerKind.pyxis:
+        arguments += [f"--container-image={part.container.image}", f"--container-mounts={_mounts(part, folders)}", *part.container.args]
+    return arguments + part.srun_args
+
+
+def local_command(run: RunFolder) -> str:
+    """The command that submitit's local executor starts for each element."""
+    return shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(run.jobs)])

@@ -1,0 +1,182 @@
+"""`headway resume RUN`: go on with a run that was drained, was stopped, or failed, in the same folder, from its newest checkpoint.
+
+    outcome.json -> outcome.1.json, stop -> gone, new jobs submitted --> they find the newest checkpoint by themselves
+
+Of two that resume a run at the same time one is refused: keeper.lock is held until all is submitted, then left to whoever watches.
+Without a checkpoint the run starts again at step 0. `run.num_steps=N` and `run.max_hours=H` may be given to go on for longer, `selftest.action=warn`
+where the self-test has ended it, `workflow.max_rejected=SHARE` where too many groups were rejected, `alarms.stop=[NAME,...]` where an alarm has.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+from rich.console import Console
+
+from launcher.arguments import FAILED, Parser, add_run, open_run, refuse
+from launcher.config.schema import FullConfig, as_yaml, read_full
+from launcher.interrupts import Interrupted, interruptible
+from launcher.jobs.job_records import unanswered
+from launcher.jobs.job_specs import JobSpec, job_specs
+from launcher.jobs.liveness import living, on_slurm
+from launcher.jobs.sbatch_script import ROOT
+from launcher.monitoring.observation import Observer
+from launcher.monitoring.supervisor import lock, read_excluded, remaining, with_excluded
+from launcher.monitoring.supervisor_policy import UNANSWERED_S
+from launcher.preflight import dtypes
+from launcher.slurm.accounting import newest_checkpoint
+from launcher.views import evaluation_view
+from launcher.views.terminal import terminal
+from workers.config import ClusterKind, ConfigError, SelfTestAction
+from workers.run.files import read_lines, write_atomic
+from workers.run.folder import RunFolder
+from workers.slurm.command import SlurmError
+
+CHANGEABLE: dict[str, Callable[[str], object]] = {
+    "run.num_steps": int, "run.max_hours": float, "selftest.action": SelfTestAction, "workflow.max_rejected": float,
+    "alarms.stop": lambda value: [name for name in value.strip("[]").split(",") if name]}
+
+
+def changed(config: FullConfig, changes: list[str]) -> FullConfig:
+    """The config with the changes ('run.num_steps=200'). Raises `ConfigError`."""
+    result = copy.deepcopy(config)
+    for change in changes:
+        key, _, value = change.partition("=")
+        if key not in CHANGEABLE:
+            raise ConfigError(f"{change}: cannot be changed when a run goes on. Only {', '.join(CHANGEABLE)} can; start a new run for the rest")
+        part, name = key.split(".")
+        try:
+            setattr(getattr(result, part), name, CHANGEABLE[key](value))
+        except ValueError as error:
+            kind = "one of " + ", ".join(SelfTestAction) if CHANGEABLE[key] is SelfTestAction else "a number"
+            raise ConfigError(f"{change}: not {kind}. Give {key}=VALUE") from error
+    result.check()
+    return result
+
+
+def refusal(run: RunFolder, config: FullConfig, now: float) -> str:
+    """Why the run cannot go on; '' if it can. Raises `SlurmError`."""
+    outcome, checkpoint = run.ended(), newest_checkpoint(run)
+    if left := len(living(run)):
+        what = "elements in the queue" if on_slurm(run) else "living processes"
+        return f"{run.path}: has {left} {what}; only what has ended can be resumed. Run: headway stop --drain {run.path}"
+    if outcome is not None and outcome["state"] == "finished":
+        return f"{run.path}: is complete; there is nothing to resume. Start a new run, for example from {run.final_model}"
+    if checkpoint is not None and checkpoint.step >= config.run.num_steps:
+        return (f"run.num_steps={config.run.num_steps}: must be more than the {checkpoint.step} steps that are done. "
+                f"Run: headway resume {run.path} run.num_steps=...")
+    if not on_slurm(run):
+        return ""
+    lost = [array for array in unanswered(run) if now - array["submitted"] < UNANSWERED_S]
+    if lost:
+        return (f"{run.path}: sbatch gave no clear answer for {lost[-1]['name']}, and SLURM may queue it yet. "
+                f"Try again in {UNANSWERED_S - now + lost[-1]['submitted']:.0f} s")
+    used = Observer(run).look(now).training_hours
+    if used >= config.run.max_hours:
+        return (f"run.max_hours={config.run.max_hours:g}: must be more than the {used:.1f} h that training has had. "
+                f"Run: headway resume {run.path} run.max_hours=...")
+    return ""
+
+
+def reopen(run: RunFolder) -> None:
+    """Make the folder that of a run which has not ended; the outcome is kept under another name. Nothing of the run may live."""
+    if run.ended() is not None:
+        run.keep_room()
+        number = 1 + len(list(run.path.glob("outcome.*.json")))
+        run.outcome.rename(run.path / f"outcome.{number}.json")
+    run.stop.unlink(missing_ok=True)
+    run.launcher_lock.unlink(missing_ok=True)  # of a launcher that died; held by nobody, it would end the run
+    for address in run.rendezvous.iterdir():  # of coordinators that are gone: workers that start first would look for them there
+        address.unlink()
+    for crash in run.evaluation.glob("crash.*"):  # what failed before does not count any more
+        crash.unlink()
+    for done in run.evaluation.glob("*.done"):  # prompts that failed are tried again
+        lines = [line for path in run.evaluation.glob(f"{done.stem}.*.jsonl") for line in read_lines(path)]
+        if {line["index"] for line in lines} - {line["index"] for line in lines if "failed" not in line}:
+            done.unlink()
+
+
+def _plan(run: RunFolder, config: FullConfig, console: Console) -> tuple[FullConfig, tuple[JobSpec, ...]]:
+    """What is submitted: on SLURM without excluded nodes, for the hours that are left, and checked as at the start. Raises `ConfigError`."""
+    from launcher.preflight import check  # imports submitit
+
+    if config.cluster.kind is ClusterKind.local:
+        dtypes.settle(config)  # it may be another machine than the one that began
+        return config, job_specs(config.plan(), config, run)
+    config = with_excluded(config, read_excluded(run))
+    rest = remaining(config, Observer(run).look(time.time()).training_hours)
+    return config, check.check(job_specs(rest.plan(), rest, run), config, run, console.print)
+
+
+def _start(run: RunFolder, config: FullConfig, specs: tuple[JobSpec, ...], console: Console) -> int:
+    """On SLURM: submit, and no more. Here: stay with the run to its end."""
+    from launcher.launch.local import start_here  # these import submitit
+    from launcher.launch.on_slurm import start_on_slurm
+
+    if config.cluster.kind is ClusterKind.slurm:
+        detached = copy.deepcopy(config)
+        detached.launch.detach = True
+        return start_on_slurm(run, detached, specs, console, None)
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+    return start_here(run, config, specs, console)
+
+
+def resume(run: RunFolder, config: FullConfig, console: Console) -> int:
+    """Go on with the run; returns the exit status. Raises `ConfigError`, `SlurmError`, `Interrupted`."""
+    if why := refusal(run, config, time.time()):
+        return refuse(why)
+    with interruptible():
+        with lock(run, console.print) as mine:
+            if not mine:
+                return refuse(f"{run.path}: a `headway watch` is still keeping it, or another `headway resume` is under way. "
+                              "End the first with Ctrl-C, or wait for the second, then try again")
+            if why := refusal(run, config, time.time()):  # another one may have resumed it since
+                return refuse(why)
+            planned, specs = _plan(run, config, console)
+            checkpoint = newest_checkpoint(run)
+            write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config.for_workers())))
+            write_atomic(run.config_yaml, as_yaml(config))
+            reopen(run)
+            console.print(evaluation_view.goes_on(evaluation_view.progress(run), run.path) or "nothing is judged yet" if config.evaluates
+                          else "there is no checkpoint: the run starts again at step 0" if checkpoint is None
+                          else f"the run goes on from the checkpoint of step {checkpoint.step}")
+            status = _start(run, planned, specs, console)
+        return status if config.cluster.kind is ClusterKind.local or config.launch.detach else _watch(run, config, console)
+
+
+def _watch(run: RunFolder, config: FullConfig, console: Console) -> int:
+    from launcher.monitoring.watch import supervise_and_follow
+
+    try:
+        return supervise_and_follow(run, console, config.launch.plain or not console.is_terminal)
+    except Interrupted as error:
+        console.print(f"\n{error.words}: the run goes on without this command", soft_wrap=True)
+        return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; exit status 2 where the run cannot be resumed."""
+    parser = add_run(Parser(prog="headway resume", description=(__doc__ or "").splitlines()[0]))
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help=", ".join(CHANGEABLE))
+    parser.add_argument("--detach", action="store_true", help="return as soon as it is submitted")
+    parser.add_argument("--plain", action="store_true", help="lines instead of the live view")
+    options = parser.parse_intermixed_args(arguments)
+    run = open_run(options.run)
+    try:
+        config = changed(read_full(run), options.changes)
+        config.launch.detach, config.launch.plain = options.detach, options.plain
+        return resume(run, config, terminal())
+    except (ConfigError, SlurmError) as error:
+        return refuse(str(error))
+    except Interrupted as error:
+        print(f"headway: ended by {error.words}", file=sys.stderr)
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

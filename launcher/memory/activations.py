@@ -1,0 +1,122 @@
+"""What the forward pass of a training rank keeps for its backward pass, from the config and the model's shapes. Pure.
+
+The layers are Megatron-core's local ones as this trainer builds them (workers/trainer/megatron/model/layers.py), counted tensor by tensor as in
+"Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, Section 4), for grouped queries, gated MLPs and
+attention that keeps no scores. Transformer Engine's layers keep less.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from workers.config import Config, Dtype, Recompute
+from workers.model.architecture import Architecture
+from workers.model.parallel_limits import expert_tensor_parallel
+
+MIB, GIB = 2**20, 2**30
+BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float16: 2}
+LOGITS_BYTES = {False: 128 * MIB, True: GIB}
+"""The float32 logits of a chunk, on CPUs and on GPUs: MAX_LOGITS_BYTES and MAX_LOGITS_BYTES_ACCELERATOR of trainer/megatron/model/lm_head.py."""
+MAX_BRANCH_TOKENS = 2048
+"""As in workers/trainer/batch/layout.py: responses that are longer get a copy of the prompt of their own."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How training is spread, on GPUs or on CPUs; `tokens` of a micro-batch, of which each context-parallel rank has its part."""
+
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    etp: int
+    dp: int
+    sequence: bool
+    gpu: bool
+    tokens: int
+
+
+def layout(config: Config, num_train_devices: int, gpu: bool) -> Layout:
+    """The layout of a plan in which training has `num_train_devices`."""
+    parallel, trainer = config.trainer.parallel, config.trainer
+    copies = max(1, num_train_devices // parallel.unit)
+    # A minibatch may be smaller than a micro-batch is allowed to be.
+    groups = math.ceil(trainer.batch_groups / trainer.num_minibatches / copies)
+    tokens = min(trainer.microbatch_tokens, groups * config.workflow.group_size * config.engine.context_length)
+    return Layout(parallel.tp, parallel.pp, parallel.cp, parallel.ep, expert_tensor_parallel(parallel), copies,
+                  parallel.sequence and parallel.tp > 1, gpu, tokens)
+
+
+def kept_bytes(config: Config, architecture: Architecture, spread: Layout, layers: int, in_flight: int) -> float:
+    """Of a pipeline stage with so many layers: of `in_flight` micro-batches, as the 1F1B schedule keeps them (arXiv 2104.04473, Section 2.2),
+    and of the layer that is worked on: what is made again for it, or the gradients of what it kept. The last stage has one in flight."""
+    tokens = spread.tokens / spread.cp
+    kept, whole = layer_bytes(config, architecture, spread)
+    end = architecture.hidden_size * (_norm(config, spread) + BYTES[config.trainer.dtype]) if in_flight == 1 else 0  # the last norm, and its rows
+    return tokens * (in_flight * (layers * kept + _mask(config, spread)) + end + whole)
+
+
+def layer_bytes(config: Config, architecture: Architecture, spread: Layout) -> tuple[float, float]:
+    """Bytes for each of a rank's tokens that one layer keeps for its backward pass with this config's `recompute`, and without any."""
+    size, hidden = BYTES[config.trainer.dtype], architecture.hidden_size
+    query, keys = architecture.num_heads * architecture.head_dim / spread.tp, 2 * architecture.num_kv_heads * architecture.head_dim / spread.tp
+    between = spread.tp if spread.sequence else 1
+    norms = 2 * _norm(config, spread) * hidden / between
+    if architecture.qk_norm:
+        norms += _norm(config, spread) * (query + keys / 2) + size * (query if spread.gpu or size == 4 else 0)
+    # Attention on CPUs is computed in float32. Each context-parallel rank has everybody's keys and values.
+    inside = (size if spread.gpu else 4) * (2 * query + keys * spread.cp * _key_copies(config))
+    around = size * query
+    mlp = _mlp(architecture, spread) * size
+    full = norms + inside + around + mlp
+    kept = {
+        Recompute.none: full,
+        Recompute.selective: norms + size * (query + keys) + around + mlp,  # the inputs of attention instead of its inside
+        Recompute.full: size * hidden / between,
+    }[config.trainer.recompute]
+    return kept, full
+
+
+def _norm(config: Config, spread: Layout) -> int:
+    """Bytes that a norm keeps of each number: input and output on GPUs; on CPUs float32 copies of input and normalised input besides the output."""
+    size = BYTES[config.trainer.dtype]
+    return 2 * size if spread.gpu else 8 + size
+
+
+def _mlp(architecture: Architecture, spread: Layout) -> float:
+    """Numbers that the MLP keeps of each token: gate and up, up once more, gate's SiLU, their product (TransformerConfig without
+    bias_activation_fusion); in a mixture also what goes into the router and into each of a token's experts, and its product before it is
+    weighted. Experts are taken to be equally busy."""
+    mixture = architecture.mixture
+    if mixture is None:
+        return 5 * architecture.intermediate_size / spread.tp
+    hidden = architecture.hidden_size / (spread.tp // spread.etp)  # ranks that hold whole experts have tokens of their own
+    return mixture.experts_per_token * (6 * mixture.intermediate_size / spread.tp + hidden) + architecture.hidden_size / spread.tp
+
+
+def _shared(config: Config) -> tuple[int, int, int]:
+    """Samples, prompt and response lengths of a group whose samples share its prompt, each as long as it may be; no samples: nothing is shared."""
+    response = config.workflow.max_new_tokens
+    prompt = config.engine.context_length - response
+    shares = config.trainer.share_prompts and response <= MAX_BRANCH_TOKENS and config.workflow.group_size > 1
+    return (config.workflow.group_size if shares else 0), prompt, response
+
+
+def _key_copies(config: Config) -> float:
+    """Keys and values that attention gathers, over those of the tokens: each response has its own copy of the prompt's."""
+    samples, prompt, response = _shared(config)
+    return 1 + samples * prompt / (prompt + samples * response)
+
+
+def _mask(config: Config, spread: Layout) -> float:
+    """Bytes a token of the masks of responses that share a prompt. They serve all layers; GPUs need none."""
+    samples, prompt, response = _shared(config)
+    return 0.0 if spread.gpu else 4 * samples * response * (prompt + response) / (prompt + samples * response)
+
+
+def logits_bytes(config: Config, architecture: Architecture, spread: Layout) -> float:
+    """A chunk's logits, their exponentials, and in bfloat16 the rounded ones; there also the gradient of the output weight before it is added."""
+    size, rows = BYTES[config.trainer.dtype], architecture.vocab_size / spread.tp
+    chunk = min(LOGITS_BYTES[spread.gpu], 4 * rows * spread.tokens / spread.cp)
+    return chunk * 2 if size == 4 else chunk * 2.5 + rows * architecture.hidden_size * size

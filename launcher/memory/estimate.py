@@ -1,0 +1,213 @@
+"""How much memory each part of a run takes, from its config and the model's shapes. Pure.
+
+    a training rank        parameters + float32 gradients + its share of the optimizer's state
+                           + max(activations + logits in a step, a tensor that is exported after it) + what its process takes anyway
+    an inference replica   weights, twice while new ones are loaded + the KV cache + what its process takes anyway
+
+tests/unit/test_memory.py holds the estimate of a training rank against what a real engine takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from launcher.memory.activations import BYTES, GIB, MIB, Layout, kept_bytes, logits_bytes
+from workers.config import Config, Dtype, Server, Transport
+from workers.model.architecture import Architecture
+
+PUBLISHED = 3
+"""Versions of the weights in the memory of a training node: those kept (KEPT in workers/weights/publisher.py), and the next one's files."""
+STAGED = 2
+"""The same where they lie there only until they are on shared storage: one, and the next one's files."""
+HELD = 2
+"""Versions in the memory of a node with rollout workers: the one that is fetched, and the one before (workers/rollout/weights/streaming.py)."""
+GPU_RESERVE = 3 * GIB
+"""CUDA's context, cuBLAS's workspaces, NCCL's buffers and what the allocator loses to fragments: a choice, not a measurement."""
+TRAINER_PROCESS = 500 * MIB
+"""A trainer's process on a CPU before it holds a model: Python, torch, Megatron-core (380 MiB measured), gloo."""
+CUDA_PROCESS = 4 * GIB
+"""The same in the host's memory where CUDA's libraries are loaded."""
+REPLICA_PROCESSES = 700 * MIB
+"""A rollout worker, its engine and one verifier with hardly any model and cache (620 MiB measured)."""
+EMBEDDED_PROCESS, SYNTHETIC_PROCESS = 300 * MIB, 100 * MIB
+"""One more engine on the same replica."""
+SGLANG_SHARE = 0.9
+"""About what SGLang takes of a GPU for weights and cache where engine.mem_fraction does not say it."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers of parameters. In one layer, on average: `split` are divided over the tensor-parallel ranks, `whole` are on each of them,
+    `experts` are divided over expert-parallel ranks too. `largest`: of one of Megatron-core's parameters."""
+
+    embedding: int
+    tied: bool
+    num_layers: int
+    split: float
+    whole: float
+    experts: float
+    largest: int
+
+    @property
+    def total(self) -> int:
+        """All of the model."""
+        layers = self.num_layers * (self.split + self.whole + self.experts)
+        return self.embedding * (1 if self.tied else 2) + round(layers)
+
+
+def count_weights(architecture: Architecture) -> Weights:
+    """The parameters of a model by how they are divided."""
+    split = whole = experts = largest = 0
+    for name, shape in architecture.tensor_shapes().items():
+        number = math.prod(shape)
+        largest = max(largest, number * (2 if "gate_proj" in name else 1))  # Megatron-core has it in one with up_proj
+        if ".layers." not in name:
+            continue
+        if ".experts." in name:
+            experts += number
+        elif (len(shape) > 1 and not name.endswith(".gate.weight")) or name.endswith(".bias"):
+            split += number
+        else:  # norms, and the router of a mixture
+            whole += number
+    layers = architecture.num_layers
+    return Weights(architecture.vocab_size * architecture.hidden_size, architecture.tied, layers, split / layers, whole / layers,
+                   experts / layers, largest)
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of one training rank. On a GPU `host` is what it takes of the host's memory besides; on a CPU there is no difference, and it is 0."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    checkpoint: float
+    reserve: float
+    export: float
+    host: float
+
+    def parts(self) -> dict[str, float]:
+        """What it is made of at its highest: in the middle of a step, or while weights are exported."""
+        in_step = self.activations + self.logits >= self.export
+        names = ("parameters", "gradients", "optimizer", *(("activations", "logits") if in_step else ("export",)), "checkpoint", "reserve")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def total(self) -> float:
+        """All of that."""
+        return sum(self.parts().values())
+
+
+def rank_memory(config: Config, architecture: Architecture, weights: Weights, spread: Layout) -> RankMemory:
+    """The estimate for the pipeline stage that takes most: the first keeps most micro-batches, the last makes the logits."""
+    stages = {0, spread.pp - 1}
+    return max((_stage(config, architecture, weights, spread, stage) for stage in stages), key=lambda memory: memory.total)
+
+
+def _stage(config: Config, architecture: Architecture, weights: Weights, spread: Layout, stage: int) -> RankMemory:
+    trainer, algorithm, last = config.trainer, config.algorithm, stage == spread.pp - 1
+    size = BYTES[trainer.dtype]
+    layers = math.ceil(weights.num_layers / spread.pp)
+    policy = _held(weights, spread, layers, int(stage == 0) + int(last and not (stage == 0 and weights.tied)))
+    critic = _held(weights, spread, layers, int(stage == 0)) if algorithm.critic else Held(0.0, 0.0)  # its head is one row
+    trained, state = policy.here + critic.here, (policy.updated + critic.updated) * (8 if trainer.dtype is Dtype.float32 else 12)
+    offloaded = trainer.optimizer_offload if spread.gpu else 0.0
+    largest = weights.largest * size
+    saved = trained * size + state if config.checkpoint.background else 0.0  # copied to the host's memory, then written
+    return RankMemory(
+        parameters=(trained + (policy.here if algorithm.kl_weight else 0)) * size,
+        gradients=trained * 4,
+        optimizer=state * (1 - offloaded),
+        activations=kept_bytes(config, architecture, spread, layers, spread.pp - stage),
+        logits=logits_bytes(config, architecture, spread) if last else 0.0,
+        checkpoint=0.0 if spread.gpu else saved,
+        reserve=GPU_RESERVE if spread.gpu else TRAINER_PROCESS,
+        export=largest if spread.gpu else 2 * largest,  # and once more as it is written
+        # Offloaded state is a float32 copy of parameters and gradients and two moments (HybridDeviceOptimizer).
+        host=CUDA_PROCESS + largest + saved + 16 * (policy.updated + critic.updated) * offloaded if spread.gpu else 0.0,
+    )
+
+
+@dataclass(frozen=True)
+class Held:
+    """Numbers of parameters: those that a rank holds of a model, and those of them that it updates.
+
+    The optimizer's state is divided over all ranks with the same parameters (ZeRO-1, arXiv 1910.02054, Section 5.1): Megatron-core's
+    distributed optimizer takes 6 + 12/d bytes a parameter in bfloat16, 8 + 8/d in float32 (the table in its user guide).
+    """
+
+    here: float
+    updated: float
+
+
+def _held(weights: Weights, spread: Layout, layers: int, tables: int) -> Held:
+    """Of a stage with so many layers and embeddings, an output layer being one of these."""
+    dense = tables * weights.embedding / spread.tp + layers * (weights.split / spread.tp + weights.whole)
+    experts = layers * weights.experts / (spread.etp * spread.ep)
+    copies = spread.tp * spread.cp * spread.dp / (spread.etp * spread.ep)
+    return Held(dense + experts, dense / (spread.cp * spread.dp) + experts / copies)
+
+
+def replica_memory(config: Config, architecture: Architecture, weights: Weights) -> dict[str, float]:
+    """Bytes of one inference replica in the host's memory, by what takes them. The embedded engine runs on CPUs; SGLang's models are on GPUs,
+    but for engine.device=cpu, which is not estimated."""
+    if config.engine.server is Server.synthetic:
+        return {"processes": REPLICA_PROCESSES + (config.num_servers - 1) * SYNTHETIC_PROCESS}
+    if config.engine.server is Server.sglang:
+        return {"processes": REPLICA_PROCESSES + config.allocation.replica_size * CUDA_PROCESS}
+    size, number = BYTES[config.engine.dtype], config.num_servers
+    head = weights.embedding if weights.tied else 0  # packed for its kernel, besides the embedding
+    cache = (config.engine.num_slots + 1) * cache_bytes(config, architecture)
+    return {"weights": number * 2 * (weights.total + head) * size, "KV cache": number * cache,
+            "processes": REPLICA_PROCESSES + (number - 1) * EMBEDDED_PROCESS}
+
+
+def cache_bytes(config: Config, architecture: Architecture) -> float:
+    """Bytes of the keys and values of one request of the greatest length."""
+    per_token = 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * BYTES[config.engine.dtype]
+    return per_token * config.engine.context_length
+
+
+def server_memory(config: Config, architecture: Architecture, weights: Weights) -> dict[str, float]:
+    """Bytes that SGLang takes of each GPU at least: its weights, and the cache of one request; with more cache more requests run at once."""
+    parallel = config.engine.parallel
+    copies = max(1, parallel.tp // parallel.dp_attention // architecture.num_kv_heads)  # of keys and values, where there are more ranks than heads
+    return {"weights": weights.total * BYTES[config.engine.dtype] / parallel.unit,
+            "KV cache of one request": cache_bytes(config, architecture) * copies * parallel.dp_attention / parallel.unit}
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Bytes of weights in the memory of nodes, beside processes: on all training nodes together, and on each node with rollout workers."""
+
+    published: float
+    held: float
+
+
+def stored_weights(config: Config, weights: Weights, local: bool) -> StoredWeights:
+    """What lies there (workers/trainer/weights/rank_publisher.py); `local`: all of it on one machine."""
+    disk, in_memory = config.weights.transport is Transport.disk, config.weights.dir == "auto"
+    version = weights.total * BYTES[config.engine.dtype]
+    if disk:
+        return StoredWeights((PUBLISHED if in_memory and local else STAGED) * version, 0.0)
+    return StoredWeights(PUBLISHED * version, HELD * version) if in_memory else StoredWeights(0.0, 0.0)
+
+
+def node_share(num_ranks: int, ranks_per_node: int, num_stages: int) -> float:
+    """The greatest share of what is published that lies on one node: each stage's first rank publishes it, `num_ranks / num_stages` apart."""
+    return min(num_stages, math.ceil(ranks_per_node * num_stages / num_ranks)) / num_stages
+
+
+def in_words(number: float) -> str:
+    """12.3 GiB, 140 GiB, 35 MiB."""
+    value, unit = (number / GIB, "GiB") if number >= GIB else (number / MIB, "MiB")
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+
+
+def parts_in_words(parts: Iterable[tuple[str, float]]) -> str:
+    """'parameters 3.1 GiB, gradients 6.2 GiB'; what is nothing is left out."""
+    return ", ".join(f"{name} {in_words(number)}" for name, number in parts if number >= MIB / 10)

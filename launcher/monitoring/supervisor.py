@@ -1,0 +1,192 @@
+"""Carries out what supervisor_policy.py decides: one keeper a run, whoever holds keeper.lock (best effort: a shared folder's locks, which
+some file systems lack).
+
+excluded.json remembers which nodes new submissions leave out: role -> node -> when, in seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+
+from launcher.config.cluster import RoleConfig
+from launcher.config.schema import FullConfig, read_full
+from launcher.jobs import job_records
+from launcher.jobs.job_specs import fit, job_specs
+from launcher.jobs.liveness import ROLES, cancel
+from launcher.monitoring.observation import Observation
+from launcher.monitoring.supervisor_policy import (
+    CancelPending,
+    Decision,
+    End,
+    Exclude,
+    Release,
+    Situation,
+    Submit,
+    SupervisorPolicy,
+    Tell,
+    pending_arrays,
+)
+from launcher.slurm import queries
+from launcher.slurm.parsing import expand_hosts
+from launcher.views import evaluation_view
+from workers.config import ConfigError
+from workers.run.files import write_atomic
+from workers.run.folder import RunFolder
+from workers.slurm.command import SlurmError
+from workers.slurm.command import run as ask
+
+_without_locks: set[RunFolder] = set()
+
+
+@contextlib.contextmanager
+def lock(run: RunFolder, say: Callable[[str], None]) -> Iterator[bool]:
+    """Hold the run's keeper.lock; gives whether nobody else holds it. Where the file system has no locks, nobody does, which is said once."""
+    descriptor = os.open(run.path / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield _locked(descriptor, run, say)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int, run: RunFolder, say: Callable[[str], None]) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:  # Lustre without flock: ENOSYS; NFS without lockd: ENOLCK; others: EOPNOTSUPP
+        if run not in _without_locks:
+            say(f"{run.path}: its file system has no locks ({error.strerror}), so that nothing keeps two `headway watch` or `headway resume` "
+                "of this run apart. Run one at a time, or mount it with locks (Lustre: -o flock)")
+        _without_locks.add(run)
+    return True
+
+
+@contextlib.contextmanager
+def supervising(run: RunFolder, say: Callable[[str], None]) -> Iterator[Callable[[Observation], None]]:
+    """Gives what keeps the run going, to be called with the facts from time to time; it does nothing where somebody else keeps it."""
+    with lock(run, say) as mine:
+        if mine:
+            yield Supervisor(run, say).act
+        else:
+            say("this run is kept going by another `headway watch` already; this one only shows it")
+            yield lambda _: None
+
+
+class Supervisor:
+    """A keeper with its hands."""
+
+    def __init__(self, run: RunFolder, say: Callable[[str], None]) -> None:
+        self.run, self._say = run, say
+        self._config = read_full(run)
+        needed = {spec.role: spec.nodes_per_element for spec in job_specs(self._config.plan(), self._config, run)}
+        self._keeper = SupervisorPolicy(self._config.run.max_hours, needed, read_excluded(run))
+        self._num_nodes: dict[str, int] = {}
+        self._refused = self._trouble = ""
+
+    def act(self, facts: Observation) -> None:
+        """Decide and do; what SLURM does not do is said, and does not keep the rest from being done. Raises `SlurmError`."""
+        if not self._num_nodes:
+            with contextlib.suppress(SlurmError):  # no node is excluded before that is known
+                self._num_nodes = {role: len(usable_nodes(self._config.cluster.role(role))) for role in self._keeper.nodes_needed}
+        if facts.no_history and self._refused != facts.no_history:
+            self._refused = facts.no_history
+            self._say(f"SLURM's accounting cannot be read, so failing nodes are not noticed: {facts.no_history}")
+        for decision in self._keeper.decide(self._situation(facts)):
+            try:
+                self._do(decision, facts)
+            except SlurmError as error:
+                if str(error) != self._trouble:
+                    self._say(f"not done, SLURM did not take it: {error}")
+                self._trouble = str(error)
+
+    def _situation(self, facts: Observation) -> Situation:
+        submission = self.run.submission()
+        step = max([facts.checkpoint.step if facts.checkpoint else 0, *(life.end.step for life in facts.lives if life.end)])
+        if (judging := evaluation_view.progress(self.run)) is not None:
+            step = judging["num_judged"]
+        return Situation(facts, self.run.ended() is not None, self.run.stop_requested() is not None,
+                         (self.run.newest_epoch(), step), facts.training_hours, self._num_nodes,
+                         None if submission.get("complete", True) else time.time() - submission["time"], job_records.settle(self.run))
+
+    def _submit(self, role: str, facts: Observation) -> None:
+        from launcher.jobs.submit import submit
+        from launcher.preflight import check
+        from launcher.slurm import site  # these import submitit
+
+        config = remaining(with_excluded(self._config, self._keeper.excluded), facts.training_hours)
+        try:
+            specs = tuple(spec for spec in job_specs(config.plan(), config, self.run) if spec.role == role)
+            budget = check.budget(site.look(config.cluster, config.roles), config.cluster, config.roles)
+            submit(fit(specs, budget), config, self.run, going_on=True)
+        except (ConfigError, SlurmError) as error:  # the queue may be full, or SLURM away
+            self._keeper.not_submitted(role)
+            self._say(f"not submitted, to be tried again: {error}")
+
+    def _do(self, decision: Decision, facts: Observation) -> None:
+        match decision:
+            case Submit(role):
+                self._say(f"nothing of {role} is left in the queue: submitting again")
+                self._submit(role, facts)
+            case Exclude(role, node, why):
+                self._say(f"{role} leaves out node {node}: {why}")
+                write_atomic(self.run.path / "excluded.json", json.dumps(self._keeper.excluded).encode())
+                for array in pending_arrays(facts.queue[role]):
+                    queries.update_exclude(array, [with_excluded(self._config, self._keeper.excluded).cluster.role(role).exclude])
+            case Release(role):
+                self._say(f"held elements of {role} are released: training runs")
+                queries.release(pending_arrays([entry for entry in facts.queue[role] if entry.held]))
+            case CancelPending():
+                cancel(self.run, pending_only=True)
+            case End(cause, in_order):
+                drain = (self.run.stop_requested() or {"drain": True})["drain"]
+                saved = facts.checkpoint is not None or self.run.evaluation.is_dir()
+                self.run.end(cause, "launcher", "drained" if in_order and drain and saved else "")
+                cancel(self.run, pending_only=True)
+            case Tell(text):
+                self._say(text)
+
+
+def usable_nodes(part: RoleConfig) -> set[str]:
+    """The nodes of the role's partitions (of the cluster's default one if none is given) that `exclude` and `nodelist` leave to it.
+
+    Lists in files (with a '/') are not read. Raises `SlurmError`.
+    """
+    wanted = set(part.partition.split(",")) if part.partition else None
+    nodes = set()
+    for line in ask("sinfo", "--all", "--noheader", "--Node", "--format=%N|%P").stdout.splitlines():
+        node, _, partition = line.strip().partition("|")
+        if partition.rstrip("*") in wanted if wanted else partition.endswith("*"):  # the star marks the default partition
+            nodes.add(node)
+    given = {text: set(expand_hosts(text)) if text and "/" not in text else None for text in (part.exclude, part.nodelist)}
+    only = given[part.nodelist]
+    return nodes - (given[part.exclude] or set()) if only is None else nodes & only - (given[part.exclude] or set())
+
+
+def read_excluded(run: RunFolder) -> dict[str, dict[str, float]]:
+    """Nodes that were excluded before."""
+    try:
+        return json.loads((run.path / "excluded.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+
+
+def remaining(config: FullConfig, training_hours: float) -> FullConfig:
+    """The config with what is left of run.max_hours, for the number of chunks."""
+    result = copy.deepcopy(config)
+    result.run.max_hours = max(0.05, config.run.max_hours - training_hours)
+    return result
+
+
+def with_excluded(config: FullConfig, excluded: dict[str, dict[str, float]]) -> FullConfig:
+    """The config with our excluded nodes beside the user's."""
+    result = copy.deepcopy(config)
+    for role in ROLES:
+        part = result.cluster.role(role)
+        part.exclude = ",".join([*([part.exclude] if part.exclude else []), *sorted(excluded.get(role, {}))])
+    return result

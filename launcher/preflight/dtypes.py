@@ -1,0 +1,68 @@
+"""`engine.dtype` and `trainer.dtype` = auto, settled before a run starts; and what this machine cannot run, refused.
+
+    this machine    bfloat16 where its kernels run it faster than float32, else float32: asked of a short process, which tries it (model/dtypes.py)
+    SLURM           bfloat16 for jobs with GPUs; float32 for jobs without, whose nodes' CPUs are not known here
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+from launcher.config.cluster import GpuRequest
+from launcher.config.schema import FullConfig
+from launcher.jobs.sbatch_script import ROOT
+from workers.config import ClusterKind, ConfigError, Dtype, Server, require
+
+DEADLINE_S = 300.0
+Found = dict[str, dict]
+"""By device (cpu, cuda): `name`, the dtypes that it `runs`, the `best` of them; as workers/model/dtypes.py prints it."""
+
+
+def ask() -> Found:
+    """What this machine computes in. Raises `ConfigError` where torch cannot be asked."""
+    command = [sys.executable, "-m", "workers.model.dtypes"]
+    try:
+        asked = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"`{' '.join(command)}` has not ended in {DEADLINE_S:g} s: torch does not start on this machine. Try it by hand") from error
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        raise ConfigError(f"torch cannot be used on this machine ({last}). Install it in the environment of this command")
+    return json.loads(asked.stdout.splitlines()[-1])
+
+
+def settle(config: FullConfig, ask: Callable[[], Found] = ask) -> str:
+    """Put dtypes in the place of `auto`; returns a line for the plan. Raises `ConfigError` for what this machine cannot run."""
+    parts = [name for name, used in (("engine", not config.supervised), ("trainer", not config.evaluates)) if used]
+    found = {} if config.cluster.kind is ClusterKind.slurm or all(getattr(config, name).dtype is Dtype.float32 for name in parts) else ask()
+    told = {name: _settled(config, name, found) for name in parts}
+    for name in {"engine", "trainer"} - set(parts):  # no one computes there
+        if getattr(config, name).dtype is Dtype.auto:
+            getattr(config, name).dtype = Dtype.float32
+    if len(set(told.values())) == 1:
+        return f"dtype: {' and '.join(told)} {told[parts[0]]}"
+    return "dtype: " + ", ".join(f"{name} {text}" for name, text in told.items())
+
+
+def _settled(config: FullConfig, name: str, found: Found) -> str:
+    """Settle one part; returns its dtype, with the reason where it was chosen here."""
+    part = getattr(config, name)
+    chosen, why = part.dtype is not Dtype.auto, ""
+    if config.cluster.kind is ClusterKind.slurm:
+        if not chosen:
+            gpus = config.cluster.role("train" if name == "trainer" else "inference").gpus is not GpuRequest.none
+            part.dtype = Dtype.bfloat16 if gpus else Dtype.float32
+            why = "its jobs ask for GPUs" if gpus else "its jobs ask for no GPUs, and their nodes' CPUs are not known here"
+    elif found:
+        uses_gpu = "cuda" in found and (name == "trainer" or (config.engine.server is Server.sglang and config.engine.device != "cpu"))
+        device = found["cuda" if uses_gpu else "cpu"]
+        require(not chosen or part.dtype.value in device["runs"], f"{name}.dtype", part.dtype.value,
+                f"the kernels of this machine's {device['name']} do not run it; they run {' and '.join(device['runs'])}",
+                f"Use {name}.dtype={device['best']}, or auto, which chooses it")
+        if not chosen:
+            part.dtype = Dtype(device["best"])
+            why = f"the best that this machine's {device['name']} runs"
+    return part.dtype.value + (f" (auto: {why})" if why else "")

@@ -1,0 +1,154 @@
+"""One short job in each partition that looks at the run folder and at this code from there (node_probe_script.py).
+
+It asks for one device of a node and a little memory, for as long as `cluster.probe_s`. Where no node is free in that time, the run
+goes on without: its jobs will say what they miss, later. A folder that looks private to a node must have been found shared before (probe_cache.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import secrets
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from launcher.config.cluster import ContainerKind, RoleConfig
+from launcher.config.schema import FullConfig
+from launcher.jobs.job_specs import JobSpec
+from launcher.jobs.sbatch_script import mounted, python_command, sbatch_options, setup_lines, srun_arguments
+from launcher.jobs.submit import outside_any_job
+from launcher.preflight import node_probe_script, probe_cache
+from launcher.preflight.check import refuse
+from launcher.slurm import queries
+from workers.config import Server
+from workers.run.folder import RunFolder
+from workers.slurm.command import SlurmError
+
+ANSWER_S = 90.0
+MAX_SKEW_S = 5.0
+MEMORY = "500M"
+"""Without a number a job gets all of a node's memory on some clusters, and waits for a node that is empty."""
+PRIVATE_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+# Tells each line of cluster.*.setup that fails: nothing else does, and the job would go on without. Only lines, not what a file that they read does.
+# The probe's token marks them: such lines may say SETUP of their own.
+TRAP = "trap 'status=$?; ((${#BASH_SOURCE[@]})) || printf \"SETUP %s %s %s\\n\" TOKEN $status \"$BASH_COMMAND\"' ERR"
+
+
+@contextlib.contextmanager
+def probing(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder) -> Iterator[Callable[[], list[str]]]:
+    """Probe while the block does something else. Gives a function that waits for the probes, raises `ConfigError` with what is wrong
+    there, and returns what could not be looked at."""
+    if not config.cluster.probe_s:
+        yield list
+        return
+    token = secrets.token_hex(16)
+    (run.path / node_probe_script.TOKEN).write_text(token)
+    pool = ThreadPoolExecutor(len(specs))
+    with outside_any_job():
+        calls = [_Call(spec, config, run, token) for spec in specs]
+    answers = [pool.submit(call.answer) for call in calls]
+    try:
+        yield lambda: _sum_up(calls, [answer.result() for answer in answers], run)
+    finally:
+        for call in calls:
+            call.process.terminate()
+        pool.shutdown()
+        (run.path / node_probe_script.TOKEN).unlink(missing_ok=True)
+
+
+def _sum_up(calls: list[_Call], answers: list[str | list[str]], run: RunFolder) -> list[str]:
+    notes = [answer for answer in answers if isinstance(answer, str)]
+    problems = [problem for answer in answers if not isinstance(answer, str) for problem in answer]
+    cluster, folder = _cluster_name(), run.path.resolve().parent
+    for call, answer in zip(calls, answers, strict=True):
+        if answer == []:
+            probe_cache.remember(cluster, call.partition, folder, time.time())
+    unseen = [call for call, answer in zip(calls, answers, strict=True)
+              if isinstance(answer, str) and not probe_cache.is_shared(cluster, call.partition, folder, time.time())]
+    if unseen and not problems and any(run.path.is_relative_to(folder) for folder in PRIVATE_TO_A_NODE):
+        problems.append(f"run.dir={run.path}: is in a folder that each node has for itself, and no node was free to look whether it is shared here. "
+                        "Choose a run.dir on a shared file system, or set cluster.probe_s=0 if this one is")
+    refuse(problems)
+    return notes
+
+
+def _cluster_name() -> str:
+    try:
+        return queries.show_config().get("ClusterName", "")
+    except SlurmError:
+        return ""
+
+
+def command(spec: JobSpec, part: RoleConfig, config: FullConfig, run: RunFolder, token: str) -> list[str]:
+    """The srun call of the probe."""
+    one = dataclasses.replace(spec, nodes_per_element=1, tasks_per_node=1, devices_per_node=1)
+    whole = part.exclusive or re.fullmatch(r"0+[KMGT]?B?", part.mem, re.IGNORECASE) is not None  # such a site may not take a number
+    few = dataclasses.replace(part, exclusive=False, mem="" if whole else MEMORY, mem_per_gpu="", cpus_per_task=0, sbatch={
+        name: value for name, value in part.sbatch.items() if name.replace("_", "-") in ("licenses", "gres")},
+        nodelist=part.nodelist if part.nodelist.isalnum() else "")  # several nodes cannot be asked for one
+    options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in sbatch_options(one, few).items()]
+    folders = mounted(config, run)
+    engine = [config.engine.python] if spec.role == "inference" and config.engine.server is Server.sglang else []
+    arguments = shlex.join([Path(node_probe_script.__file__).read_text(), str(run.path), token, *engine])
+    inside = f"{python_command(part, folders)} -c {arguments}"
+    lines = "\n".join([TRAP.replace("TOKEN", token), *setup_lines(one, part), "trap - ERR", f"exec {inside}"])
+    container = [argument for argument in srun_arguments(part, folders) if part.container.kind is ContainerKind.pyxis and "container" in argument]
+    return ["srun", "--quiet", f"--immediate={max(1, round(config.cluster.probe_s))}", "--nodes=1", "--ntasks=1", "--time=2",
+            f"--job-name={config.run.name}-probe", *options, *container, *part.srun_args, "bash", "-c", lines]
+
+
+class _Call:
+    """A call of srun that is under way."""
+
+    def __init__(self, spec: JobSpec, config: FullConfig, run: RunFolder, token: str) -> None:
+        part = config.cluster.role(spec.role)
+        self._role, self._wait_s = spec.role, config.cluster.probe_s
+        self.partition = part.partition
+        self._where = f"partition {part.partition or '(default)'}"
+        self._before, self._token = time.time(), token
+        self.process = subprocess.Popen(command(spec, part, config, run, token), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True)
+
+    def answer(self) -> str | list[str]:
+        """A note on why there is no answer, or the problems found."""
+        try:
+            output, words = self.process.communicate(timeout=self._wait_s + ANSWER_S)
+        except subprocess.TimeoutExpired:
+            return f"{self._where} was not probed: no answer within {self._wait_s + ANSWER_S:g} s"
+        after = time.time()
+        lines = [line.split(" ", 1)[1] for line in output.splitlines() if line.startswith("PROBE ")]
+        broken = broken_setup(output, words, self._role, self._where, self._token)
+        if lines:
+            return broken + judge(json.loads(lines[-1]), self._where, self._before, after)
+        return broken or unanswered("; ".join(words.splitlines()) or f"exit status {self.process.returncode}", self._role, self._where, self._wait_s)
+
+
+def broken_setup(output: str, words: str, role: str, where: str, token: str) -> list[str]:
+    """The lines of cluster.ROLE.setup that failed there, with what was said meanwhile. Pure."""
+    said = "; ".join(line for line in words.splitlines() if not line.startswith("srun:"))
+    failed = re.findall(rf"^SETUP {re.escape(token)} (\d+) (.*)$", output, re.MULTILINE)
+    return [f"cluster.{role}.setup: {line!r} fails on a node of {where} with status {status}{f' ({said})' if said else ''}. "
+            "Correct it, or write `|| true` after it where that does no harm" for status, line in failed]
+
+
+def unanswered(words: str, role: str, where: str, wait_s: float) -> str | list[str]:
+    """What srun's words mean where the node said nothing: no free node is a note, anything else a problem. Pure."""
+    if "Unable to allocate resources" in words or "immediate" in words.lower():
+        return f"{where} was not probed: no node of it was free within {wait_s:g} s"
+    return [f"cluster.{role}: its Python does not start on a node of {where}: {words}. Correct cluster.setup, cluster.python or cluster.container"]
+
+
+def judge(answer: dict, where: str, before: float, after: float) -> list[str]:
+    """The problems in a probe's answer, which arrived between `before` and `after`. Pure."""
+    found = [f"on {answer['host']} ({where}): {problem}" for problem in answer["problems"]]
+    skew = max(before - answer["time"], answer["time"] - after)
+    if skew > MAX_SKEW_S:
+        found.append(f"on {answer['host']} ({where}): its clock is {skew:.0f} s off; at most {MAX_SKEW_S:g} s do no harm. "
+                     f"Ask for a time service, or exclude the node")
+    return found

@@ -1,0 +1,81 @@
+"""What the preflight's probe runs on a node of the cluster, with nothing but Python's standard library: `python -c THIS RUN TOKEN [SGLANG]`.
+SGLANG: the interpreter that is to have SGLang, '' for this one.
+
+Prints one line, PROBE and a JSON object: what is wrong there (`problems`), the host, and its clock.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+NEEDED = ("msgspec", "numpy", "psutil", "submitit", "torch", "zmq")
+TOKEN = "probe"
+OLDEST = (3, 11)
+START_S = 60.0
+SGLANG_START = ("workers", "rollout", "engines", "servers", "sglang", "start.py")
+
+
+def look_at_folder(path: Path, token: str) -> list[str]:
+    """What is wrong with the run folder as this node sees it."""
+    try:
+        seen = (path / TOKEN).read_text()
+        status = path.stat()
+    except OSError as error:
+        return [f"the run folder {path} is not there ({error.strerror}): it must be on a file system that all nodes share. Choose another run.dir"]
+    problems = []
+    if seen != token:
+        problems.append(f"{path} is another folder there: it must be on a file system that all nodes share. Choose another run.dir")
+    if status.st_uid != os.getuid():
+        problems.append(f"{path} belongs to user {status.st_uid} there, and jobs run as {os.getuid()}. Ask for user ids that are the same everywhere")
+    if status.st_mode & 0o077:
+        problems.append(f"{path} can be read by others there (mode {status.st_mode & 0o777:o}); it holds the run's keys. Choose another run.dir")
+    try:
+        mine = path / f"{TOKEN}.{platform.node()}.{os.getpid()}"
+        mine.write_text("")
+        mine.unlink()
+    except OSError as error:
+        problems.append(f"{path} cannot be written there ({error.strerror}). Choose another run.dir")
+    return problems
+
+
+def look_at_python() -> list[str]:
+    """What is wrong with this Python."""
+    problems = []
+    if tuple(map(int, platform.python_version_tuple()[:2])) < OLDEST:
+        problems.append(f"{sys.executable} is Python {platform.python_version()}; 3.11 or newer is needed. Set cluster.python or cluster.setup")
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        problems.append(f"{sys.executable} has no {', '.join(missing)}. Set cluster.python, cluster.setup or cluster.container, or install them")
+    else:
+        try:
+            import workers.entry  # noqa: F401
+        except Exception as error:  # noqa: BLE001  # whatever it is, the launcher tells it
+            problems.append(f"workers.entry cannot be imported ({type(error).__name__}: {error}). This code must be on a shared file system too")
+    return problems
+
+
+def look_at_sglang(python: str, start: Path) -> list[str]:
+    """What is wrong with the SGLang of an interpreter, in the words of `start`, the file that the rollout workers start it by."""
+    try:
+        asked = subprocess.run([python or sys.executable, str(start), "--check"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                               timeout=START_S, check=False)
+    except OSError as error:
+        return [f"engine.python={python}: cannot be run ({error.strerror}). Give the interpreter of an environment that has SGLang"]
+    except subprocess.TimeoutExpired:
+        return [f"engine.python={python}: has not answered in {START_S:g} s. Give the interpreter of an environment that has SGLang"]
+    return [] if asked.returncode == 0 else [asked.stderr.strip() or f"engine.python={python}: exited with status {asked.returncode}"]
+
+
+if __name__ == "__main__":
+    found = look_at_folder(Path(sys.argv[1]), sys.argv[2]) + look_at_python()
+    if len(sys.argv) > 3 and not found:
+        code = Path(str(importlib.util.find_spec("workers.entry").origin)).parent  # type: ignore[union-attr]
+        found = look_at_sglang(sys.argv[3], code.parent.joinpath(*SGLANG_START))
+    print("PROBE", json.dumps({"problems": found, "host": platform.node(), "python": platform.python_version(), "time": time.time()}), flush=True)

@@ -1,0 +1,131 @@
+"""What a SLURM cluster offers and allows, asked before anything is submitted. The questions go through queries.py."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.config.cluster import ClusterConfig, GpuRequest
+from launcher.config.sbatch_options import KNOWN, names_in_help
+from launcher.config.schema import FullConfig
+from launcher.slurm import queries
+from launcher.slurm.queries import NodeKind
+from workers.slurm.command import SlurmError, run
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A QOS: its longest wall time and how many jobs a user may have in it; None: no limit."""
+
+    max_wall: str
+    max_submit: int | None
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster as the preflight sees it. `qualities`: None where there is no accounting to ask; `num_mine`: your jobs now."""
+
+    max_array_size: int
+    max_job_count: int
+    partitions: dict[str, dict[str, str]]
+    nodes: dict[str, list[NodeKind]]
+    qualities: dict[str, Quality] | None
+    max_submit: int | None
+    num_mine: int
+    options: frozenset[str]
+
+    @property
+    def default_partition(self) -> str:
+        """Where jobs go that name none; '' if there is no such partition."""
+        return default_of(self.partitions)
+
+
+def partitions_in(text: str) -> dict[str, dict[str, str]]:
+    """`scontrol show partition --oneliner`."""
+    lines = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in text.splitlines()]
+    return {line["PartitionName"]: line for line in lines if "PartitionName" in line}
+
+
+def default_of(partitions: dict[str, dict[str, str]]) -> str:
+    """The default partition's name; '' if there is none."""
+    return next((name for name, limits in partitions.items() if limits.get("Default") == "YES"), "")
+
+
+def number(text: str) -> int | None:
+    """A limit in sacctmgr's spelling: '' is none."""
+    return int(text) if text.strip().isdecimal() else None
+
+
+def qualities_in(text: str) -> dict[str, Quality]:
+    """`sacctmgr show qos format=Name,MaxWall,MaxSubmitJobsPerUser`."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
+    return {name: Quality(wall, number(submit)) for name, wall, submit in rows}
+
+
+def submit_limit_in(text: str, account: str) -> int | None:
+    """`sacctmgr show assoc format=Account,MaxSubmitJobs,GrpSubmitJobs` of one user: the smallest limit, of `account` if one is given."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
+    limits = [number(field) for name, *fields in rows if not account or name == account for field in fields]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def gpus_per_node(kinds: list[NodeKind], gpu_type: str, num_devices: int) -> int:
+    """The GPUs of the smallest nodes that have any (of this type, where there are such); 0 where `num_devices` fit on one node. Pure."""
+    wanted = [kind.num_gpus for kind in kinds if kind.num_gpus and (not gpu_type or f"gpu:{gpu_type.lower()}:" in kind.gres.lower())]
+    numbers = wanted or [kind.num_gpus for kind in kinds if kind.num_gpus]
+    return min(numbers) if numbers and num_devices > max(numbers) else 0
+
+
+def settle_nodes(config: FullConfig, patience_s: float | None = None) -> str:
+    """Where devices_per_node is not given and training does not fit on a node, take what its partition's nodes have (for training only).
+
+    Returns what to tell of it, '' where nothing was done. Raises `SlurmError` where the cluster cannot be asked, `ConfigError`.
+    """
+    part, num_devices = config.cluster.train, config.plan().num_train_devices
+    if config.devices_per_node("train") or part.gpus is GpuRequest.none or num_devices == 1:
+        return ""
+    name = part.partition or default_of(_partitions(patience_s))
+    number = gpus_per_node(queries.node_kinds(name, patience_s), part.gpu_type, num_devices) if name else 0
+    if not number:
+        return ""
+    part.devices_per_node = number
+    return f"cluster.train.devices_per_node={number}, as the nodes of partition {name} have: training takes {num_devices} devices"
+
+
+def _partitions(patience_s: float | None = None) -> dict[str, dict[str, str]]:
+    return partitions_in(run("scontrol", "show", "partition", "--oneliner", "--all", patience_s=patience_s).stdout)
+
+
+def _ask(*command: str, patience_s: float | None = 0) -> str | None:
+    try:
+        return run(*command, patience_s=patience_s).stdout
+    except SlurmError:
+        return None
+
+
+def look(cluster: ClusterConfig, roles: Sequence[str] = ("inference", "train")) -> Site:
+    """Ask about what jobs of `roles` need. Raises `SlurmError` where the cluster's controller cannot be reached."""
+    config = queries.show_config(patience_s=None)
+    partitions = _partitions()
+    default = default_of(partitions)
+    wanted = [name for role in roles for name in (cluster.role(role).partition or default).split(",")]
+    qualities = _ask("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,MaxWall,MaxSubmitJobsPerUser")
+    limits = [_association_limit(config, cluster.role(role).account) for role in roles]
+    help_text = _ask("sbatch", "--help")
+    return Site(
+        max_array_size=int(config.get("MaxArraySize", "1001")), max_job_count=int(config.get("MaxJobCount", "10000")),
+        partitions=partitions, nodes={name: queries.node_kinds(name) for name in wanted if name in partitions},
+        qualities=None if qualities is None else qualities_in(qualities),
+        max_submit=min((limit for limit in limits if limit is not None), default=None),
+        num_mine=len((_ask("squeue", "--me", "--noheader", "--array", "--format=%i", patience_s=None) or "").split()),
+        options=names_in_help(help_text) if help_text else KNOWN)
+
+
+def _association_limit(config: dict[str, str], account: str) -> int | None:
+    if not re.search("limits|safe", config.get("AccountingStorageEnforce", "")):
+        return None
+    text = _ask("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={getpass.getuser()}", f"cluster={config.get('ClusterName', '')}",
+                "format=Account,MaxSubmitJobs,GrpSubmitJobs")
+    return submit_limit_in(text or "", account)

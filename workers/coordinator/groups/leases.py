@@ -1,0 +1,125 @@
+"""Hands out leases: training groups as far as staleness and concurrency allow, and evaluation prompts in turn with them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from workers.config import Config
+from workers.coordinator.groups.concurrency import Concurrency
+from workers.coordinator.groups.consumption import Totals
+from workers.coordinator.groups.heldout_evaluation import Evaluation
+from workers.coordinator.groups.ledger import Ledger
+from workers.coordinator.groups.routing import Rooms, room_of
+from workers.coordinator.groups.staleness import StalenessPolicy
+from workers.coordinator.registry import Registry
+from workers.messages.types import Lease, Leases, Purpose, Version
+
+
+class Prompt(Protocol):
+    """What the coordinator reads of a prompt."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def verifier(self) -> str: ...
+    @property
+    def reference(self) -> str: ...
+
+
+class Prompts(Protocol):
+    """Training prompts by index, endlessly, and the held-out ones."""
+
+    def train(self, index: int) -> Prompt: ...
+    def heldout(self) -> Sequence[Prompt]: ...
+
+
+class LeaseOffice:
+    """Decides who gets which prompt. A worker has `capacity` samples at once; what it has leased already counts against that."""
+
+    def __init__(self, config: Config, prompts: Prompts, heldout: Sequence[Prompt], ledger: Ledger, evaluation: Evaluation,
+                 registry: Registry, policy: StalenessPolicy, totals: Totals, concurrency: Concurrency) -> None:
+        self.config, self.prompts, self.heldout, self.ledger = config, prompts, heldout, ledger
+        self.evaluation, self.registry, self.policy, self.totals, self.concurrency = evaluation, registry, policy, totals, concurrency
+        self._leased = {Purpose.evaluation: 0, Purpose.training: 0}  # samples, since the evaluation began
+
+    def may_train(self, step: int) -> bool:
+        """Whether another training group may start at `step`; a parked one has been admitted already."""
+        room = len(self.ledger.running) < self.concurrency.limit
+        return room and (bool(self.ledger.parked) or self.policy.may_admit(self.ledger.admitted, step))
+
+    def watch(self, granted: Iterable[tuple[bytes, Leases]], now: float, trainer_waits: bool) -> None:
+        """Have the concurrency see what was granted, what runs now, and whether the trainer waits for that."""
+        for _, leases in granted:
+            for lease in leases.leases:
+                if lease.purpose is Purpose.training:
+                    self.concurrency.began(lease.group_id, now)
+        size, ready = self.config.workflow.group_size, [worker for worker in self.registry.ready() if worker.capacity]
+        held_out = len(self.evaluation.running) * self.config.evaluation.num_samples / size
+        self.concurrency.look(now, len(self.ledger.running), held_out, len(ready) * self.config.num_servers,
+                              sum(worker.capacity // size for worker in ready), trainer_waits)
+
+    def assign(self, version: Version, training: bool) -> list[tuple[bytes, Leases]]:
+        """Lease whatever can be leased now; `training`: whether training groups are still wanted."""
+        if self._turn(version, training) is None:
+            return []
+        granted: dict[bytes, list[Lease]] = {}
+        rooms, tokens = self._rooms(), self._tokens_per_sample()
+        while (purpose := self._turn(version, training)) is not None:
+            size = self.config.evaluation.num_samples if purpose is Purpose.evaluation else self.config.workflow.group_size
+            peer = rooms.least_busy(size)
+            if peer is not None:
+                rooms.take(peer, size, size * tokens)
+                self._leased[purpose] += size
+                granted.setdefault(peer, []).append(self._lease(peer, version, purpose))
+            elif purpose is Purpose.training and self.evaluation.has_work:
+                rooms.keep_for(size)  # else single prompts would take every sample that becomes free, and a group never find room
+                training = False
+            else:
+                break
+        return [(peer, Leases([lease])) for peer, leases in granted.items() for lease in leases]  # each may be long
+
+    def _turn(self, version: Version, training: bool) -> Purpose | None:
+        """Whose turn it is. The first evaluation goes first, as training cannot begin without it; any other one shares with training, sample
+        for sample, so that neither holds back the other."""
+        may_train = training and self.may_train(version.step)
+        if not self.evaluation.has_work:
+            self._leased = dict.fromkeys(self._leased, 0)
+            return Purpose.training if may_train else None
+        first = version.step == 0 and self.evaluation.step == 0
+        if may_train and not first and self._leased[Purpose.training] < self._leased[Purpose.evaluation]:
+            return Purpose.training
+        return Purpose.evaluation
+
+    def _rooms(self) -> Rooms:
+        """What each worker that holds weights can still take."""
+        leased: dict[bytes, list[tuple[str, int, int]]] = {worker.peer: [] for worker in self.registry.ready()}
+        for group_id, lease in self.ledger.running.items():
+            if lease.worker in leased:
+                leased[lease.worker].append((group_id, lease.attempt, self.config.workflow.group_size))
+        for group_id, (_, attempt, peer) in self.evaluation.running.items():
+            if peer in leased:
+                leased[peer].append((group_id, attempt, self.config.evaluation.num_samples))
+        tokens = self._tokens_per_sample()
+        return Rooms({worker.peer: room_of(worker, leased[worker.peer], tokens) for worker in self.registry.ready() if worker.capacity})
+
+    def _tokens_per_sample(self) -> float:
+        """How long a response is expected to be: as those so far."""
+        num_generated = self.ledger.num_finished + self.ledger.num_rejected
+        if not num_generated:
+            return self.config.workflow.max_new_tokens / 2
+        return self.totals.tokens_generated / (num_generated * self.config.workflow.group_size)
+
+    def _lease(self, peer: bytes, version: Version, purpose: Purpose) -> Lease:
+        partial = None
+        if purpose is Purpose.evaluation:
+            group_id, index, attempt = self.evaluation.lease(peer)
+            prompt, variant = self.heldout[index], 0
+        else:
+            group_id, index, attempt, admitted_at, variant, partial = self.ledger.lease(peer, version.step)
+            prompt, version = self.prompts.train(index), Version(version.epoch, admitted_at)
+        # By the number of failures, not by the attempt: a group that was lost with its worker is sampled again as it was.
+        seed = (self.config.run.seed * 1_000_003 + index) * 64 + variant
+        return Lease(group_id, attempt, purpose, version, prompt.id, prompt.text, prompt.verifier, prompt.reference, seed % 2**31, partial)

@@ -1,0 +1,278 @@
+"""Who works on which group, and what became of it. A pure state machine: no sockets, no clock.
+
+    waiting --lease--> running --finish--> finished --take--> in training --consume--> consumed
+       ^  ^               |  ^                ^                   |
+       |  |               |  |                +-return_to_buffer--+   (its step was given up)
+       |  |               +--+---park--> parked (what was generated so far is kept) --lease--> running
+       |  +--fail---------+
+       +-----release------+          max_attempts failures ---> set aside, with its last error
+                          +--reject--> forgotten (workflow.keep): the next prompt takes its place
+
+Invariants, kept here: a group is in exactly one state; only the newest attempt of a running group can finish or park it, so
+nothing is counted or consumed twice; `admitted` (running + parked + finished + in training + consumed) is what staleness is
+reckoned by, so a rejected, failed or lost group gives its place back, while a parked one keeps it, with the version it was admitted at.
+What is in training counts as consumed only when its step is finished: a checkpoint before that holds it as finished.
+
+Attempts are numbered through all incarnations of a run (`first_attempt`), so a result always names one lease only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from workers.coordinator.groups.staleness import FinishedGroup
+from workers.messages.types import Group, HeldLease, Partial
+
+LOST_AFTER_S = 10.0
+"""A running lease that its worker leaves out of all heartbeats for so long has been lost on its way."""
+
+
+@dataclass
+class Running:
+    """A leased group: its prompt's index, the attempt, the worker, the version it was admitted at, and since when it has been missed."""
+
+    index: int
+    attempt: int
+    worker: bytes
+    admitted_at: int
+    partial: Partial | None = None
+    missed_since: float | None = None
+
+
+@dataclass
+class Parked:
+    """A group that was given back with what had been generated."""
+
+    index: int
+    admitted_at: int
+    partial: Partial
+
+
+@dataclass
+class Finished:
+    """A finished group waiting to be consumed, or in training."""
+
+    group: Group
+    admitted_at: int
+    order: int
+
+
+class Leased(NamedTuple):
+    """A lease as it is handed out. `num_failures`: how often the group has failed before."""
+
+    group_id: str
+    prompt_index: int
+    attempt: int
+    admitted_at: int
+    num_failures: int
+    partial: Partial | None
+
+
+def index_of(group_id: str) -> int:
+    """The prompt's index in a group's id, `g<k>`. Raises ValueError on any other."""
+    if group_id[:1] != "g" or not group_id[1:].isdecimal():
+        raise ValueError(f"group {group_id!r}: must be g<number>")
+    return int(group_id[1:])
+
+
+@dataclass
+class Ledger:
+    """All training groups of a run. Group k trains prompt k of the data set; its id is `g<k>`."""
+
+    max_attempts: int
+    first_attempt: int = 0
+    next_index: int = 0
+    num_consumed: int = 0
+    num_finished: int = 0
+    num_rejected: int = 0
+    running: dict[str, Running] = field(default_factory=dict)
+    parked: dict[str, Parked] = field(default_factory=dict)
+    finished: dict[str, Finished] = field(default_factory=dict)
+    in_training: dict[str, Finished] = field(default_factory=dict)
+    failures: dict[int, int] = field(default_factory=dict)
+    set_aside: dict[int, str] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
+    retry: deque[int] = field(default_factory=deque)
+
+    @property
+    def admitted(self) -> int:
+        """Groups running, parked, finished, in training or consumed."""
+        return len(self.running) + len(self.parked) + len(self.finished) + self.num_taken
+
+    @property
+    def num_taken(self) -> int:
+        """Groups that have their batch: in training or consumed."""
+        return len(self.in_training) + self.num_consumed
+
+    def lease(self, worker: bytes, version: int) -> Leased:
+        """Lease the next group to `worker` at `version`: parked ones first, then failed ones, then new ones."""
+        if self.parked:
+            group_id = next(iter(self.parked))
+            parked = self.parked.pop(group_id)
+            return self._lease(parked.index, worker, parked.admitted_at, parked.partial)
+        if self.retry:
+            return self._lease(self.retry.popleft(), worker, version, None)
+        self.next_index += 1
+        return self._lease(self.next_index - 1, worker, version, None)
+
+    def _lease(self, index: int, worker: bytes, version: int, partial: Partial | None) -> Leased:
+        attempt = max(self.first_attempt, self.attempts.get(index, -1) + 1)
+        self.attempts[index] = attempt
+        group_id = f"g{index}"
+        self.running[group_id] = Running(index, attempt, worker, version, partial)
+        return Leased(group_id, index, attempt, version, self.failures.get(index, 0), partial)
+
+    def finish(self, group: Group) -> bool:
+        """Take a finished group; false if it is not the running attempt (a duplicate, or too late)."""
+        lease = self._end(group.group_id, group.attempt)
+        if lease is None:
+            return False
+        self.finished[group.group_id] = Finished(group, lease.admitted_at, self.num_finished)
+        self.num_finished += 1
+        return True
+
+    def reject(self, group_id: str, attempt: int) -> bool:
+        """Note that a group is finished and not wanted for training; false if it is not the running attempt. Its prompt does not come again."""
+        lease = self._end(group_id, attempt)
+        if lease is None:
+            return False
+        self.num_rejected += 1
+        self._forget(lease.index)
+        return True
+
+    def park(self, partial: Partial) -> bool:
+        """Take back a running lease with what was generated; the next worker goes on from there. False if it was not running."""
+        lease = self._end(partial.group_id, partial.attempt)
+        if lease is None:
+            return False
+        self.parked[partial.group_id] = Parked(lease.index, lease.admitted_at, partial)
+        return True
+
+    def fail(self, group_id: str, attempt: int, cause: str, fatal: bool = False) -> bool:
+        """Note a failure of the running attempt; the group is tried again or set aside. False if it was not running."""
+        lease = self._end(group_id, attempt)
+        if lease is None:
+            return False
+        self.failures[lease.index] = self.failures.get(lease.index, 0) + 1
+        if fatal or self.failures[lease.index] >= self.max_attempts:
+            self.set_aside[lease.index] = cause
+            self._forget(lease.index)
+        else:
+            self.retry.append(lease.index)
+        return True
+
+    def release(self, worker: bytes) -> int:
+        """Give back all that a lost worker had leased (no fault of the groups); returns how many."""
+        lost = [group_id for group_id, lease in self.running.items() if lease.worker == worker]
+        for group_id in lost:
+            self._give_back(group_id)
+        return len(lost)
+
+    def _give_back(self, group_id: str) -> None:
+        lease = self.running.pop(group_id)
+        if lease.partial is not None:  # what an earlier worker had generated is still good
+            self.parked[group_id] = Parked(lease.index, lease.admitted_at, lease.partial)
+        else:
+            self.retry.append(lease.index)
+
+    def reconcile(self, worker: bytes, held: set[tuple[str, int]], now: float, patience_s: float = LOST_AFTER_S) -> int:
+        """Compare with what `worker` says it holds; leases that it has left out for `patience_s` are given back. Returns how many."""
+        lost = []
+        for group_id, lease in self.running.items():
+            if lease.worker != worker:
+                continue
+            if (group_id, lease.attempt) in held:
+                lease.missed_since = None
+                continue
+            if lease.missed_since is None:
+                lease.missed_since = now
+            if now - lease.missed_since >= patience_s:
+                lost.append(group_id)
+        for group_id in lost:
+            self._give_back(group_id)
+        return len(lost)
+
+    def owns(self, worker: bytes, group_id: str, attempt: int) -> bool:
+        """Whether `attempt` of a group is running, with this worker."""
+        lease = self.running.get(group_id)
+        return lease is not None and lease.attempt == attempt and lease.worker == worker
+
+    def adopt(self, worker: bytes, held: HeldLease, admitted_at: int, may_admit: bool) -> bool:
+        """Take over a lease that `worker` says it holds, perhaps from before this incarnation; false if it is not wanted (any more).
+
+        It is wanted if it is running with nobody else; if it went on from the partial that the group is parked with; or if the group
+        waits, or is not known here because it was leased after the checkpoint that this incarnation began with: then it is admitted,
+        if `may_admit`, at the version that the lease's own counts as (`admitted_at`).
+        """
+        index, lease = index_of(held.group_id), self.running.get(held.group_id)
+        if lease is not None:
+            if lease.attempt == held.attempt and lease.worker == worker:
+                lease.missed_since = None
+                return True
+            return False
+        if held.attempt < self.attempts.get(index, 0) or held.group_id in self.finished or index in self.set_aside:
+            return False
+        parked = self.parked.get(held.group_id)
+        if parked is not None:
+            if held.attempt <= parked.partial.attempt:
+                return False
+            del self.parked[held.group_id]  # it went on from there
+            self.attempts[index] = held.attempt
+            self.running[held.group_id] = Running(index, held.attempt, worker, parked.admitted_at, parked.partial)
+            return True
+        if not may_admit:
+            return False
+        if index >= self.next_index:
+            self.retry.extend(range(self.next_index, index))
+            self.next_index = index + 1
+        elif index in self.retry:
+            self.retry.remove(index)
+        else:
+            return False  # in training, consumed or rejected
+        self.attempts[index] = held.attempt
+        self.running[held.group_id] = Running(index, held.attempt, worker, admitted_at)
+        return True
+
+    def waiting_to_be_consumed(self) -> list[FinishedGroup]:
+        """The finished groups as the staleness policy sees them."""
+        return [FinishedGroup(group_id, entry.admitted_at, entry.order) for group_id, entry in self.finished.items()]
+
+    def unconsumed_versions(self) -> list[int]:
+        """The version that each group was admitted at that has no batch yet (running, parked or finished)."""
+        return [entry.admitted_at for entry in self.finished.values()] + self.running_versions()
+
+    def running_versions(self) -> list[int]:
+        """The version that each running or parked group was admitted at."""
+        return [lease.admitted_at for lease in self.running.values()] + [parked.admitted_at for parked in self.parked.values()]
+
+    def take(self, group_ids: Iterable[str]) -> list[Group]:
+        """Take finished groups for a batch; none is taken again, unless `return_to_buffer` brings it back. Raises KeyError."""
+        taken = {group_id: self.finished.pop(group_id) for group_id in group_ids}
+        self.in_training |= taken
+        return [entry.group for entry in taken.values()]
+
+    def consume(self, group_ids: Iterable[str]) -> None:
+        """Note that the step of these groups in training is finished. Raises KeyError."""
+        for group_id in group_ids:
+            del self.in_training[group_id]
+            self.num_consumed += 1
+            self._forget(index_of(group_id))
+
+    def return_to_buffer(self) -> None:
+        """Undo `take`: the steps of all that is in training are given up."""
+        self.finished |= self.in_training
+        self.in_training = {}
+
+    def _end(self, group_id: str, attempt: int) -> Running | None:
+        lease = self.running.get(group_id)
+        if lease is None or lease.attempt != attempt:
+            return None
+        return self.running.pop(group_id)
+
+    def _forget(self, index: int) -> None:
+        # Bounded memory: nothing more can happen to this index.
+        self.attempts.pop(index, None)
+        self.failures.pop(index, None)

@@ -1,0 +1,255 @@
+"""The coordinator's process: drives the state machine in core.py. Started by the trainer on its first node.
+
+    sockets --receive--> core.handle -----> outbox --send--> workers
+    clock, stop file, launcher's lock, SIGTERM, newest epoch --> core.tick / core.end / core.drain / core.left
+                              core.training.records --> metrics.jsonl, TensorBoard, health --> alarms;   every second --> status.json
+                              core.checkpoint --> coordinator.msgpack, beside the trainer's part
+
+Waits: only for messages, with a tick every quarter of a second. How it ends is in shutdown.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from workers.config import ClusterKind, ConfigError, load
+from workers.coordinator.core import Coordinator
+from workers.coordinator.monitoring import status as reporting
+from workers.coordinator.monitoring.alarm_state import Health
+from workers.coordinator.process.recovered_partials import RecoveredPartials
+from workers.coordinator.process.shutdown import Shutdown, cancel_waiting
+from workers.coordinator.process.slurm_watch import SlurmWatch
+from workers.coordinator.snapshot import SnapshotError, decode
+from workers.coordinator.training.steps import HeldoutLoss, StepRecord
+from workers.data.examples import open_examples
+from workers.data.prompts import open_prompts
+from workers.messages.codec import MessageError
+from workers.messages.types import CheckpointPart, CheckpointRequest, Refused, Version
+from workers.metrics.recorder import Recorder
+from workers.run import checkpoints
+from workers.run.checkpoints import COORDINATOR
+from workers.run.files import is_full, read_lines, write_atomic
+from workers.run.folder import RunFolder, RunFolderError
+from workers.run.processes import PARENT_DIED, end_with_parent, enlist
+from workers.transport.addresses import address_of
+from workers.transport.keys import read_keys
+from workers.transport.rendezvous import Address, publish
+from workers.transport.server import ServerSockets
+
+TICK_S = 0.25
+ORPHANED = "the coordinator was told to end by a signal: the trainer that started it has died or was cancelled"
+
+
+class CoordinatorWorker:
+    """One incarnation of the coordinator; `checkpoint`: the file with its part of the checkpoint to go on from, or None."""
+
+    def __init__(self, run: RunFolder, epoch: int, checkpoint: Path | None) -> None:
+        self.run, self.config, self.epoch = run, load(run.config), epoch
+        prompts = open_prompts(self.config.data, self.config.reward, self.config.run.seed, Path(self.config.model.path))
+        transport = dataclasses.replace(self.config.transport, interface=address_of(self.config.transport.interface))
+        self.sockets = ServerSockets(transport, read_keys(run, "server"), read_keys(run, "client").public)
+        snapshot = decode(checkpoint.read_bytes()) if checkpoint else None
+        examples = open_examples(self.config) if self.config.supervised else None
+        self.core = Coordinator(self.config, prompts, epoch, time.monotonic(), snapshot, examples)
+        self.spilled = RecoveredPartials(run, self.core, self.config.transport.max_message_mb)
+        self.recorder = Recorder(run, snapshot.positions, snapshot.step) if snapshot else Recorder(run)
+        self.evaluations = read_lines(run.evaluations)
+        self.health = Health(self.config)
+        self.health.resume(read_lines(run.metrics))
+        self._started = time.monotonic() - (snapshot.seconds if snapshot else 0.0)
+        self._fleet_watch = SlurmWatch(run, self.core)
+        self._next_status = self._next_tick = 0.0
+        self._cancelling: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began, without the time between incarnations."""
+        return time.monotonic() - self._started
+
+    async def serve(self) -> int:
+        """Coordinate until the run ends or this incarnation goes away; returns the exit status."""
+        core = self.core
+        asyncio.get_running_loop().add_signal_handler(PARENT_DIED, self._told_to_end)
+        self.spilled.absorb()
+        publish(self.run, Address(self.epoch, self.sockets.router_endpoint, self.sockets.publisher_endpoint))
+        receiving = asyncio.create_task(self.sockets.receive())
+        watching = asyncio.create_task(self._fleet_watch.watch())
+        try:
+            while core.ended is None and core.left is None:
+                receiving = await self.receive(receiving)
+                self._look_around()
+                await self.flush()
+            self.record()
+            self.write_status()
+            return await Shutdown(self).go(receiving)
+        finally:
+            receiving.cancel()
+            watching.cancel()
+            self.sockets.close(linger_ms=1000)
+            self.on_disk(self.recorder.close)
+
+    def _told_to_end(self) -> None:
+        if self.core.replaceable:
+            self.core.left = self.core.left or ORPHANED
+        else:
+            self.core.end(ORPHANED)
+
+    async def receive(self, receiving: asyncio.Task) -> asyncio.Task:
+        """Take what arrives within one tick; returns the task that waits for the next message."""
+        await asyncio.wait([receiving], timeout=TICK_S)
+        if not receiving.done():
+            return receiving
+        peer, message = receiving.result()
+        if isinstance(message, MessageError):
+            self.core.outbox.append((peer, Refused(str(message))))
+        else:
+            self.core.handle(peer, message, time.monotonic())
+            self._save()
+        return asyncio.create_task(self.sockets.receive())
+
+    def _save(self) -> None:
+        """Begin to write this process's part of a checkpoint, if the trainer has asked for it. Storage may be slow: leases go on meanwhile."""
+        if self.core.checkpoint is None:
+            return
+        (peer, request), self.core.checkpoint = self.core.checkpoint, None
+        self.record()
+        content = self.core.snapshot(self.seconds, self.recorder.positions()).encode()
+        self.spilled.in_checkpoint(Version(self.epoch, request.step))
+        self._saving = asyncio.create_task(self._write_part(peer, request, content))
+
+    async def _write_part(self, peer: bytes, request: CheckpointRequest, content: bytes) -> None:
+        try:
+            await asyncio.to_thread(write_atomic, Path(request.folder) / COORDINATOR, content)
+        except OSError as error:  # the trainer waits in vain, and says so
+            print(f"the coordinator's part of the checkpoint of step {request.step} cannot be written: {error}", flush=True)
+            return
+        await self.sockets.send(peer, CheckpointPart(request.step, request.final))
+
+    def _look_around(self) -> None:
+        now, core = time.monotonic(), self.core
+        self.record()
+        if now < self._next_tick:
+            return
+        self._next_tick = now + TICK_S / 2
+        core.tick(now)
+        if now < self._next_status:
+            return
+        self._next_status = now + 1.0
+        self.spilled.absorb()
+        core.greet()
+        self.write_status()
+        if self.run.newest_epoch() != self.epoch:
+            core.left = "another incarnation of the training job has begun"
+        elif (outcome := self.run.ended()) is not None:
+            core.end(outcome["cause"] or "the run was ended from outside")
+        elif (stop := self.run.stop_requested()) is not None:
+            if stop["drain"] and not core.drain_reason:
+                self._cancelling = asyncio.create_task(asyncio.to_thread(cancel_waiting, core, self.run))
+                core.drain(stop["reason"], now)
+            elif stop["drain"]:
+                pass  # under way
+            else:
+                core.end(f"stopped: {stop['reason']}")
+        elif self.run.launcher_is_gone():
+            core.end("the launcher has died while attached; start with --detach for a run that outlives it")
+
+    def on_disk(self, write: Callable[[], object]) -> None:
+        """Write something of the run; where its disk is full, the run ends and says so."""
+        try:
+            write()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.core.end(f"{self.run.full_disk()}. Free some space, then go on with: headway resume {self.run.path}")
+
+    def write_status(self) -> None:
+        """Write status.json."""
+        self.on_disk(self._write_status)
+
+    def _write_status(self) -> None:
+        now = time.monotonic()
+        status = reporting.status(self.core, now, self.seconds, time.time(), self.sockets.num_refused, self.sockets.num_malformed)
+        status["alarms"] = self.health.active
+        status["checkpoint"] = checkpoints.describe(self.run, checkpoints.scores(self.evaluations), time.time())
+        write_atomic(self.run.status, json.dumps(status).encode())
+
+    def record(self) -> None:
+        """Write finished steps and evaluations, unless another incarnation has taken over."""
+        self.on_disk(self._record)
+
+    def _record(self) -> None:
+        records, self.core.training.records = self.core.training.records, []
+        if not records or self.run.newest_epoch() != self.epoch:
+            return
+        for record in records:
+            if isinstance(record, StepRecord):
+                self._record_step(reporting.step_record(self.core, record, self.seconds))
+                self.recorder.consumed(record.step - 1, record.consumed)
+                continue
+            self.evaluations.append(reporting.heldout_record(self.core, record, self.seconds) if isinstance(record, HeldoutLoss)
+                                    else reporting.evaluation_record(self.core, record, self.seconds))
+            self.recorder.evaluation(self.evaluations[-1])
+            if not isinstance(record, HeldoutLoss):
+                self.recorder.samples(reporting.samples_record(self.core, record))
+
+    def _record_step(self, record: dict) -> None:
+        """Write a step with what it means for the alarms; one that is to end the run does."""
+        changes = self.health.step(record)
+        for change in changes:
+            print(change, flush=True)
+        self.recorder.step(record | self.health.metrics | ({"alarm_changes": changes} if changes else {}))
+        if cause := self.health.cause:
+            self.core.end(cause)
+
+    async def flush(self) -> None:
+        """Send what the state machine has to say."""
+        outbox, self.core.outbox = self.core.outbox, []
+        notices, self.core.delivery.notices = self.core.delivery.notices, []
+        for notice in notices + self.core.broadcasts.take_notices():
+            print(notice, flush=True)
+        for peer, message in outbox:
+            if peer is None:
+                await self.sockets.publish(message)
+            elif not await self.sockets.send(peer, message):
+                self.core.registry.unreachable(peer, time.monotonic())
+
+
+def main(run_path: Path, parent: int, epoch: int, checkpoint: Path | None) -> int:
+    """Run one coordinator; exit status 0 if it ended in order, 1 otherwise."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # SLURM tells every process of a job; the trainer decides
+    end_with_parent(parent, PARENT_DIED)
+    run = RunFolder.open(run_path)
+    enlist(run)
+
+    async def coordinate() -> int:
+        return await CoordinatorWorker(run, epoch, checkpoint).serve()
+
+    try:
+        return asyncio.run(coordinate())
+    except (ConfigError, RunFolderError, SnapshotError) as error:
+        if run.submission().get("cluster") == ClusterKind.local.value:
+            run.end(str(error), "coordinator")
+        print(error, file=sys.stderr)  # on SLURM it may be this node's fault: the trainer counts it as a crash, and another one follows
+        return 1
+    except OSError as error:  # a line of the log that finds no room, for example
+        if not is_full(error):
+            raise
+        run.end(f"{run.full_disk()}. Free some space, then go on with: headway resume {run.path}", "coordinator")
+        return 1
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    main_arguments = sys.argv[1:]
+    sys.exit(main(Path(main_arguments[0]), int(main_arguments[1]), int(main_arguments[2]), Path(main_arguments[3]) if main_arguments[3:] else None))

@@ -1,0 +1,137 @@
+"""How a coordinator goes away.
+
+The run has ended: record the outcome, cancel the elements that wait in the queue, say Finish to every worker, wait for their Goodbye
+(at most `GOODBYE_S`), write the summary, remove the published weights, have the report written. A failure is recorded first of all; a
+complete run only at the end, because the trainer may still fail to export the model, for which it has all the time it needs while it is
+heard from.
+
+Only this incarnation ends (time limit, preemption, crash of the trainer): tell the workers that another one will come. If the whole
+run was asked to pause (`stop --drain`), nobody is left to tell, and the outcome says that it can be resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from workers.config import Config
+from workers.coordinator.core import Coordinator
+from workers.coordinator.monitoring import status as reporting
+from workers.messages.types import Finish, HeartbeatReply, Role, Suspended
+from workers.run.files import write_atomic
+from workers.run.folder import RunFolder
+from workers.run.processes import describe_exit
+from workers.slurm import job
+from workers.transport.server import ServerSockets
+
+GOODBYE_S = 15.0
+CANCEL_S = 5.0
+REPORT_S = 8.0
+"""With the goodbyes, less than the trainer waits for its coordinator to end."""
+
+
+def cancel_waiting(core: Coordinator, run: RunFolder) -> None:
+    """Cancel the elements that wait in SLURM's queue; outside SLURM there are none."""
+    if core.replaceable:
+        job.cancel_waiting_of(run)
+
+
+async def write_report(run: RunFolder) -> None:
+    """Have report.html written, as `headway report` does it: by a process of its own, whose failure is said in this one's log and changes
+    nothing."""
+    process = None
+    try:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "launcher.report", str(run.path), stdin=asyncio.subprocess.DEVNULL)
+        status = await asyncio.wait_for(process.wait(), REPORT_S)
+        trouble = describe_exit(status) if status else ""
+    except TimeoutError:
+        trouble = f"takes more than {REPORT_S:g} s"
+    except OSError as error:
+        trouble = f"cannot be started ({error})"
+    finally:
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                process.kill()
+            await process.wait()
+    if trouble:
+        print(f"no report: its process {trouble}. Later: headway report {run.path}", flush=True)
+
+
+class Process(Protocol):
+    """What it takes to go away: the state machine and what drives it (main.py)."""
+
+    core: Coordinator
+    run: RunFolder
+    config: Config
+    sockets: ServerSockets
+    evaluations: list[dict]
+
+    @property
+    def seconds(self) -> float: ...
+
+    async def receive(self, receiving: asyncio.Task) -> asyncio.Task: ...
+
+    def write_status(self) -> None: ...
+
+    def on_disk(self, write: Callable[[], object]) -> None: ...
+
+
+class Shutdown:
+    """The end of one coordinator's life."""
+
+    def __init__(self, process: Process) -> None:
+        self.process, self.core, self.run = process, process.core, process.run
+
+    async def go(self, receiving: asyncio.Task) -> int:
+        """Go away in order; returns the exit status: 0 unless the run has failed."""
+        if self.core.ended is not None:
+            await self._end(receiving)
+            return 1 if self.core.ended else 0
+        if self.core.drain_reason:
+            if self.run.newest_epoch() != self.core.epoch:
+                return 0
+            if self.core.left_in_order:
+                self.run.end(self.core.drain_reason, "coordinator", "drained")
+            else:
+                self.run.end(f"{self.core.left}. That was while the run was being drained: it can be resumed from its last checkpoint", "coordinator")
+            self.run.remove_weights(self.process.config.weights.dir)
+        reason = self.core.left or ""
+        for peer in list(self.core.registry.workers):
+            await self.process.sockets.send(peer, Suspended(reason))
+        if self.core.drain_reason:
+            await write_report(self.run)
+        return 0
+
+    async def _end(self, receiving: asyncio.Task) -> None:
+        seconds = self.process.seconds
+        if self.core.ended:
+            self.run.end(self.core.ended, "coordinator")
+        self.process.write_status()  # so that nobody wonders why rollout workers leave while the trainer still exports
+        cancelling = asyncio.create_task(asyncio.to_thread(cancel_waiting, self.core, self.run))
+        await asyncio.wait([cancelling], timeout=CANCEL_S)  # no longer: the workers must hear of us
+        deadline = time.monotonic() + GOODBYE_S
+        told: set[bytes] = set()
+        while workers := self.core.registry.workers:
+            if time.monotonic() > deadline and (self.core.ended or not self.core.registry.of(Role.trainer)):
+                break
+            for peer in list(workers):
+                # Said once; written again because a send to a dead worker fails, and then nobody waits for it.
+                message = HeartbeatReply(self.core.training.announcement, known=True) if peer in told else Finish(self.core.ended or "")
+                told.add(peer)
+                if not await self.process.sockets.send(peer, message):
+                    self.core.departed(peer)
+            receiving = await self.process.receive(receiving)
+            self.core.tick(time.monotonic())
+            self.core.outbox.clear()
+        receiving.cancel()
+        await asyncio.wait([cancelling], timeout=GOODBYE_S)
+        self.run.end(self.core.ended or "", "coordinator")
+        summary = reporting.summary(self.core, self.process.evaluations, seconds)
+        self.process.on_disk(lambda: write_atomic(self.run.summary, json.dumps(summary, indent=2).encode() + b"\n"))
+        self.run.remove_weights(self.process.config.weights.dir)
+        await write_report(self.run)

@@ -1,0 +1,94 @@
+"""Leases that workers hold from before: from before a connection broke, or from before this incarnation. Pure.
+
+    Register, Heartbeat (HeldLease ...) --> known and theirs: kept;  unknown, but wanted: taken over;  else: named, to be given up
+    thought to be theirs, but not held  --> lost on its way: given back
+    restored leases of workers who do not come back in `RETURN_S` --> given back
+    what workers left in the run folder (coordinator/process/recovered_partials.py) --> taken, as if it had been sent
+"""
+
+from __future__ import annotations
+
+from workers.coordinator.groups.consumption import Totals
+from workers.coordinator.groups.heldout_evaluation import Evaluation
+from workers.coordinator.groups.ledger import LOST_AFTER_S, Ledger
+from workers.coordinator.groups.lineage import Lineage
+from workers.coordinator.groups.results import Results
+from workers.coordinator.groups.staleness import StalenessPolicy
+from workers.coordinator.training.steps import Training
+from workers.messages.groups import check_group, check_partial
+from workers.messages.types import Acknowledged, Group, GroupFinished, GroupParked, GroupRejected, HeldLease, Partial, Purpose, Version
+
+RETURN_S = 20.0
+"""How long leases from before a restart wait for the workers that hold them."""
+
+
+class Reconciliation:
+    """Compares what workers hold with what they are thought to hold."""
+
+    def __init__(self, ledger: Ledger, evaluation: Evaluation, policy: StalenessPolicy, training: Training, results: Results,
+                 lineage: Lineage, totals: Totals, now: float) -> None:
+        self.ledger, self.evaluation, self.policy, self.training = ledger, evaluation, policy, training
+        self.results, self.lineage, self.totals = results, lineage, totals
+        self._expected: set[bytes] = set()
+        self._expected_until = now + RETURN_S
+
+    def expect(self) -> None:
+        """The ledger has been restored: wait for the workers of its leases."""
+        self._expected = {lease.worker for lease in self.ledger.running.values()}
+
+    def give_up_absent(self, now: float) -> None:
+        """Give back what is held by workers who have not come back."""
+        if self._expected and now > self._expected_until:
+            for peer in self._expected:
+                self.totals.num_retries += self.ledger.release(peer)
+            self._expected.clear()
+
+    def adopt(self, peer: bytes, leases: list[HeldLease], now: float) -> list[Acknowledged]:
+        """A worker registers: take over what it holds; returns what it is to give up. The rest of what was thought to be its is lost."""
+        self._expected.discard(peer)
+        self._give_back_lost(peer, leases, now, 0)  # first: it makes room for what the worker does hold
+        unwanted = []
+        for held in leases:
+            if held.purpose is Purpose.evaluation:
+                wanted = self.evaluation.owns(peer, held.group_id, held.attempt)
+            else:
+                wanted = self._take_over(peer, held, self.lineage.step_of(held.version))
+            if not wanted:
+                unwanted.append(Acknowledged(held.group_id, held.attempt, False))
+        return unwanted
+
+    def reconcile(self, peer: bytes, leases: list[HeldLease], now: float) -> list[Acknowledged]:
+        """A worker's heartbeat; returns what it is to give up."""
+        self._give_back_lost(peer, leases, now, LOST_AFTER_S)
+        return [Acknowledged(held.group_id, held.attempt, False) for held in leases
+                if not (self.evaluation if held.purpose is Purpose.evaluation else self.ledger).owns(peer, held.group_id, held.attempt)]
+
+    def absorb(self, message: GroupFinished | GroupRejected | GroupParked) -> bool:
+        """Take what a worker left in the run folder because it had no coordinator to hand it to; false if it is not wanted any more.
+        Raises `MessageError`."""
+        if not isinstance(message, GroupRejected):  # that of a prompt which this incarnation has not leased yet says nothing: it is sampled anew
+            self._admit(message)
+        answers, _, _ = self.results.take(message)
+        return any(isinstance(answer, Acknowledged) and answer.accepted for answer in answers)
+
+    def _admit(self, message: GroupFinished | GroupParked) -> None:
+        piece: Group | Partial
+        if isinstance(message, GroupFinished):
+            piece = message.group
+            check_group(piece)
+        else:
+            piece = message.partial
+            check_partial(piece)
+        if piece.purpose is Purpose.training and piece.group_id not in self.ledger.running:
+            oldest = min(self.lineage.rebase(piece).steps.tolist(), default=self.training.restored_at)
+            self._take_over(b"", HeldLease(piece.group_id, piece.attempt, piece.purpose, Version(self.training.epoch, oldest)), oldest)
+
+    def _give_back_lost(self, peer: bytes, leases: list[HeldLease], now: float, patience_s: float) -> None:
+        names = {(held.group_id, held.attempt) for held in leases}
+        self.totals.num_retries += self.ledger.reconcile(peer, names, now, patience_s) + self.evaluation.reconcile(peer, names, now, patience_s)
+
+    def _take_over(self, peer: bytes, held: HeldLease, admitted_at: int) -> bool:
+        ledger, step = self.ledger, max(self.training.restored_at, self.training.step)
+        next_batch = ledger.num_taken // self.policy.batch_groups
+        may_admit = self.policy.may_return(ledger.admitted, step, admitted_at, ledger.unconsumed_versions(), next_batch)
+        return ledger.adopt(peer, held, admitted_at, may_admit)

@@ -1,0 +1,165 @@
+"""Verifiers by name: functions `(prompt, completion, reference) -> score in [0, 1]`.
+
+A verifier is named in the config by a short name from `BUILT_IN`, or by the import path "package.module:function" of
+a function of the user's. Both are loaded the same way, and only inside a reward process (process.py), so that heavy or
+hostile imports never reach the worker that generates.
+
+A weighted sum of verifiers is itself a verifier, and its name says all of it: "0.9*math_verify+0.1*format_tags". So it travels in a
+lease, a row of data and a request as any other name does. `composed` writes the one that `reward.parts` declares.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+
+from workers.config import ConfigError
+from workers.run.moved import current
+
+Verifier = Callable[[str, str, str], float]
+
+BUILT_IN = {
+    "numeric": "workers.reward.verifiers.registry:numeric",
+    "numeric_distance": "workers.reward.verifiers.registry:numeric_distance",
+    "number": "workers.reward.verifiers.matching:number",
+    "exact": "workers.reward.verifiers.matching:exact",
+    "exact_nocase": "workers.reward.verifiers.matching:exact_nocase",
+    "multiple_choice": "workers.reward.verifiers.matching:multiple_choice",
+    "math_verify": "workers.reward.verifiers.mathematics:score",
+    "reasoning_gym": "workers.reward.verifiers.gym:score",
+    "code": "workers.reward.code.verifier:score",
+    "code_partial": "workers.reward.code.verifier:score_partial",
+    "boxed": "workers.reward.verifiers.formats:has_box",
+    "format_tags": "workers.reward.verifiers.formats:format_tags",
+}
+
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_WEIGHT = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e-[0-9]+)?")
+_NUMBER = re.compile(r"[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
+
+
+def check_name(name: str, key: str = "reward.verifier") -> None:
+    """Check the name of a verifier, or of a weighted sum of some, without importing any; `key` names the config key in errors.
+
+    Raises `ConfigError`, listing the built-in names, if one is neither among them nor of the form "package.module:function", and if
+    the weights of a sum are not positive or do not add up to 1.
+    """
+    for part in _parts(name, key):
+        _import_path(part, key)
+
+
+def load(name: str) -> Verifier:
+    """Import verifier `name`, or all those of a weighted sum. Raises `ConfigError` if there is none of that name, or its module has
+    no such function.
+
+    Whatever importing its module raises is passed on.
+    """
+    parts = _parts(name, "reward.verifier")
+    if "*" not in name:
+        return _load(name)
+    functions = [(_load(part), weight) for part, weight in parts.items()]
+
+    def weighted(prompt: str, completion: str, reference: str) -> float:
+        """1 less what every part takes away, so that full marks in all parts give exactly 1."""
+        missing = math.fsum(weight * (1 - function(prompt, completion, reference)) for function, weight in functions)
+        return min(1.0, max(0.0, 1 - missing))
+
+    return weighted
+
+
+def modules(name: str) -> list[str]:
+    """The modules of verifier `name`, or of all those of a weighted sum. Raises `ConfigError` as `check_name` does."""
+    return [_import_path(part).split(":")[0] for part in _parts(name, "reward.verifier")]
+
+
+def own(name: str) -> list[str]:
+    """Those of verifier `name`, or of a weighted sum, that are the user's. Raises `ConfigError` as `check_name` does."""
+    return [part for part in _parts(name, "reward.verifier") if part not in BUILT_IN]
+
+
+def composed(verifier: str, parts: Mapping[str, float]) -> str:
+    """The name of the verifier that gives `parts` (names and weights) their weights, and `verifier` the rest up to 1.
+
+    A `verifier` that is a weighted sum already stays as it is. `parts` are those of a checked `RewardConfig`, which add up to less than 1.
+    """
+    if not parts or "*" in verifier:
+        return verifier
+    weights = {verifier: 1 - math.fsum(parts.values())}
+    for part, weight in parts.items():
+        weights[part] = weights.get(part, 0) + weight
+    return "+".join(f"{weight!r}*{part}" for part, weight in weights.items())
+
+
+def _parts(name: str, key: str) -> dict[str, float]:
+    """The verifiers that `name` speaks of, and their weights."""
+    if "*" not in name:
+        return {name: 1.0}
+    parts: dict[str, float] = {}
+    for term in name.split("+"):
+        weight, _, part = term.partition("*")
+        if not _WEIGHT.fullmatch(weight) or part in parts:
+            raise ConfigError(f"{key}={name!r}: {term!r} is not a weight and a verifier that is named once. "
+                              "Write a sum as '0.9*math_verify+0.1*format_tags'")
+        parts[part] = float(weight)
+    if not (all(weight > 0 for weight in parts.values()) and abs(math.fsum(parts.values()) - 1) < 1e-6):
+        raise ConfigError(f"{key}={name!r}: the weights must be positive and add up to 1, not {math.fsum(parts.values())}")
+    return parts
+
+
+def _import_path(name: str, key: str = "reward.verifier") -> str:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if _IMPORT_PATH.fullmatch(name):
+        return current(name)
+    near = difflib.get_close_matches(name, BUILT_IN, n=1)
+    raise ConfigError(f"{key}={name!r}: no such verifier. Use one of {', '.join(sorted(BUILT_IN))}, or the import path "
+                      f"'package.module:function' of your own" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def _load(name: str) -> Verifier:
+    module_name, function_name = _import_path(name).split(":")
+    function = getattr(importlib.import_module(module_name), function_name, None)
+    if not callable(function):
+        raise ConfigError(f"reward.verifier={name!r}: module {module_name} has no function {function_name!r}. Correct the import path")
+    return function
+
+
+def numeric(prompt: str, completion: str, reference: str) -> float:
+    """1 if the first number on the first line of `completion` equals `reference`, else 0.
+
+    Only the first line counts, so that a base model which goes on to write further examples is judged by its answer
+    alone. Numbers may have a sign, thousands commas and decimals ("+1,234.50" equals "1234.5") but no exponent.
+    Raises `ValueError` if `reference` is not such a number.
+    """
+    found, expected = first_number(completion), _reference_number(reference)
+    return float(found == expected)
+
+
+def numeric_distance(prompt: str, completion: str, reference: str) -> float:
+    """1 / (1 + distance) of the first number on the first line from `reference`; 0 without a number.
+
+    Partial credit for models that cannot be right by chance yet. Raises `ValueError` if `reference` is not a number.
+    """
+    found, expected = first_number(completion), _reference_number(reference)
+    return 0.0 if found is None else float(1 / (1 + abs(found - expected)))
+
+
+def first_number(completion: str) -> Decimal | None:
+    """The first number on the first line of `completion`, exactly; None if there is none."""
+    found = _NUMBER.search(completion.split("\n", 1)[0])
+    return None if found is None else _value(found[0])
+
+
+def _reference_number(reference: str) -> Decimal:
+    expected = _NUMBER.fullmatch(reference.strip())
+    if expected is None:
+        raise ValueError(f"reference {reference!r} is not a number; numeric verifiers need one")
+    return _value(expected[0])
+
+
+def _value(text: str) -> Decimal:
+    return Decimal(text.replace(",", ""))

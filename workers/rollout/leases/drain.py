@@ -1,0 +1,62 @@
+"""A rollout worker that leaves before the run is over loses nothing: every token is handed over, or written down.
+
+    park        generation stops, running requests come back with their tokens so far, each lease becomes a GroupParked
+    hand over   what is finished and what is parked is sent until the coordinator has acknowledged it
+    spill       what it has not acknowledged in time becomes files in partials/, for the coordinator that comes next
+
+Waits: half of the time for the engine, the rest for acknowledgements; none of them without a coordinator in touch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from workers.rollout.engines.client import EngineError
+from workers.rollout.engines.sampler import Sampler
+from workers.rollout.leases.outbox import Results
+from workers.rollout.leases.runner import LeaseRunner
+from workers.run.folder import RunFolder
+
+
+@dataclass
+class Holdings:
+    """What a worker holds and may have to give back. Without an engine so far, `sampler` and `leases` are None."""
+
+    run: RunFolder
+    results: Results
+    sampler: Sampler | None = None
+    leases: LeaseRunner | None = None
+
+    def closing(self) -> None:
+        """From now on whatever ends unfinished is parked."""
+        if self.leases is not None:
+            self.leases.park_from_now()
+
+    async def park(self, limit_s: float) -> None:
+        """Stop generation and turn every running lease into a result."""
+        self.closing()
+        if self.sampler is None or self.leases is None:
+            return
+        try:
+            if not await self.sampler.halt(limit_s):
+                print(f"warning: the engine has not given back all tokens within {limit_s:g} s; what it had not sent yet is lost", flush=True)
+        except EngineError as error:
+            print(f"warning: the engine cannot give back what it is generating: {error}", flush=True)
+        await self.leases.abandon(limit_s / 2)
+
+    async def hand_over(self, limit_s: float, serving: asyncio.Task) -> None:
+        """Park, deliver as long as `serving` goes on, and spill the rest; all but the writing within `limit_s` seconds."""
+        deadline = time.monotonic() + limit_s
+        await self.park(limit_s / 2)
+        self.results.send_again()
+        delivering = asyncio.create_task(self.results.delivered(deadline - time.monotonic()))
+        await asyncio.wait([delivering, serving], return_when=asyncio.FIRST_COMPLETED)
+        delivering.cancel()
+        self.spill()
+
+    def spill(self) -> None:
+        """Write down what nobody has acknowledged."""
+        if num_spilled := self.results.spill(self.run):
+            print(f"{num_spilled} groups that no coordinator has taken are in {self.run.partials}", flush=True)

@@ -1,0 +1,255 @@
+"""Brings announced versions of the weights to this node.
+
+    announcement --ways--> zmq:  SourcesRequest -> Sources -> streaming.py: chunks into the node's store, served on as they come --> folder
+                           disk: shared_storage.py: seen on storage that all nodes share, verified where it lies ------------------> folder
+                           none is left: TransportFailed -> the trainer offers another one -> the same announcement, with more ways
+
+    folder --> LoadRequest -> LoadGranted --> (the holder loads it) --> Heartbeat(held)
+
+Waits, each named by `waiting_for`: for the coordinator's answers, for another way, each at most weights.timeout_s while there is a
+coordinator. A transfer that has begun is finished though a newer version is announced: else updates that come faster than a transfer
+would never arrive at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from workers.config import Config, Transport
+from workers.messages.types import Announcement, LoadGranted, LoadRequest, Message, Sources, SourcesRequest, TransportFailed, Version
+from workers.rollout.weights.shared_storage import from_shared_storage
+from workers.rollout.weights.streaming import Streaming
+from workers.rollout.weights.ways import DISK, Ways
+from workers.run.folder import RunFolder
+from workers.weights.manifest import WeightsError
+
+PERMIT_TIMEOUTS = 2
+"""After so many times weights.timeout_s without a permit a worker loads all the same."""
+NEWS_BEATS = 2
+"""So many heartbeats after a failure this worker would have heard of a newer version."""
+MAX_SKIPPED = 3
+"""So many versions in a row that could be had in no way are no chance."""
+
+
+class WeightsSuperseded(RuntimeError):
+    """A version that need not be fetched any more, or cannot be: a newer one has been announced."""
+
+
+class WeightFetch:
+    """What this worker does to get weights. The worker passes on what it hears: `announced` for every announcement, `take` for Sources and
+    LoadGranted. `send`: to the coordinator; `in_touch`: whether there is one. `endpoint`: where others fetch from here, for
+    Register ('' for nowhere). `waiting_for`: in words for people, '' while nothing is waited for.
+
+    `via`, `fetch_s`, `fetch_bytes`, `num_fallbacks`, `num_refetched`: as in `WorkerStatus`.
+    """
+
+    def __init__(self, run: RunFolder, config: Config, send: Callable[[Message], Awaitable[None]],
+                 in_touch: Callable[[], bool] = lambda: True) -> None:
+        self._config, self._send, self._in_touch = config.weights, send, in_touch
+        self._beat_s = config.transport.heartbeat_s
+        self._streaming = None if config.weights.transport is Transport.disk else Streaming(run, config)
+        self.endpoint = self._streaming.endpoint if self._streaming else ""
+        self.waiting_for = self.via = ""
+        self.fetch_s, self.num_fallbacks, self._num_skipped = 0.0, 0, 0
+        self._ways = Ways()
+        self._newest: Announcement | None = None
+        self._sources: Sources | None = None
+        self._granted: Version | None = None
+        self._news = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def fetch_bytes(self) -> int:
+        """Bytes that came from other nodes."""
+        return self._streaming.received if self._streaming else 0
+
+    @property
+    def num_refetched(self) -> int:
+        """Chunks that came with a wrong digest, and were asked for elsewhere."""
+        return self._streaming.num_corrupt if self._streaming else 0
+
+    def announced(self, announcement: Announcement) -> None:
+        """Take note of a newer version, or of more ways to get the one that is being fetched."""
+        self._newest = announcement
+        self._tell()
+
+    def take(self, message: Message) -> None:
+        """Sources and LoadGranted from the coordinator; anything else is ignored."""
+        match message:
+            case Sources():
+                self._sources = message
+            case LoadGranted():
+                self._granted = message.version
+        self._tell()
+
+    async def close(self) -> None:
+        """Serve others no more, and leave the node's store."""
+        if self._streaming is not None:
+            await asyncio.to_thread(self._streaming.close)
+
+    # -- fetching ------------------------------------------------------------------------------------------------------
+
+    async def fetch(self, announcement: Announcement) -> Path:
+        """The folder of this version on this node, complete and verified; it stays until the fetch after the next one. Raises `WeightsError`
+        where no transport brings it, `WeightsSuperseded` where a newer version makes it pointless."""
+        async with self._one_at_a_time:
+            started = time.monotonic()
+            try:
+                return await self._fetch(announcement)
+            finally:
+                self.fetch_s += time.monotonic() - started
+                self.waiting_for = ""
+
+    async def _fetch(self, announcement: Announcement) -> Path:
+        causes: dict[str, str] = {}
+        self._ways.begin()
+        while True:
+            way = next((way for way in self._ways.of(announcement) if way not in causes), None)
+            if way is None:
+                announcement = await self._another_way(announcement.version, causes)
+                continue
+            try:
+                folder = await (self._from_storage if way == DISK else self._stream)(announcement)
+            except WeightsError as error:
+                print(f"version {announcement.version} could not be had by {way}: {error}", flush=True)
+                self._ways.failed(way)
+                causes[way] = str(error)
+                continue
+            self._ways.worked(way)
+            self._num_skipped = 0
+            self.num_fallbacks += way != self._config.transport.value
+            self.via = way
+            return folder
+
+    async def _another_way(self, version: Version, causes: dict[str, str]) -> Announcement:
+        """The announcement of `version` with a way that has not failed. Raises `WeightsSuperseded`, `WeightsError`."""
+        def found() -> Announcement | None:
+            newest = self._newest
+            more = newest is not None and newest.version == version and not causes.keys() >= set(self._ways.of(newest))
+            return newest if more or self._is_old(version) else None
+
+        request = [TransportFailed(version, way, cause) for way, cause in causes.items()][-1:]
+        self.waiting_for = f"another way to get version {version}"
+        await self._until(found, NEWS_BEATS * self._beat_s)  # why it failed may be that there is a newer one
+        limit_s = 0.0 if DISK in causes else self._config.timeout_s
+        while not await self._until(found, limit_s, *request):
+            if self._in_touch():
+                raise _error(version, causes)
+            limit_s = self._config.timeout_s  # whoever published it is gone, perhaps; the next training job publishes another one
+        self.waiting_for = ""
+        newest = found()
+        assert newest is not None
+        if newest.version == version:
+            return newest
+        self._num_skipped += bool(causes)
+        for message in request if self._num_skipped > 1 else []:  # not by chance: the trainer must hear of it, though a newer one is there
+            await self._send(message)
+        if self._num_skipped >= MAX_SKIPPED and DISK in causes:
+            raise _error(version, causes)
+        raise WeightsSuperseded(f"it could not be had by {', '.join(causes)}, and {newest.version} is there")
+
+    async def _from_storage(self, announcement: Announcement) -> Path:
+        self.waiting_for = f"version {announcement.version} to be seen in {announcement.folder}"
+        soon = time.monotonic() + self._config.timeout_s / 4  # storage may take longer to show a version than training to make the next
+        return await from_shared_storage(announcement, self._config.timeout_s,
+                                         lambda: time.monotonic() < soon or not self._is_old(announcement.version))
+
+    async def _stream(self, announcement: Announcement) -> Path:
+        version, streaming = announcement.version, self._streaming
+        if streaming is None:
+            raise WeightsError("this worker was not configured to stream weights (weights.transport)")
+        streaming.expect(version)
+        sources = await self._ask(version)
+        failed: set[str] = set()
+        said: set[str] = set()
+
+        def note(endpoints: list[str]) -> None:
+            failed.update(endpoints)
+            self._tell()
+
+        job = asyncio.create_task(streaming.fetch(announcement, sources, note))
+        try:
+            while not job.done():
+                await self._news_or(job)
+                if self._is_old(version) and not streaming.arrived:
+                    break
+                if failed - said:
+                    said |= failed
+                    await self._send(SourcesRequest(version, sorted(failed)))
+        finally:
+            job.cancel()
+            await asyncio.wait([job])
+        if job.cancelled():
+            raise WeightsSuperseded("a newer one is there, and nothing of this one has come")
+        return job.result()
+
+    async def _ask(self, version: Version) -> Sources:
+        """Ask the coordinator whom to fetch from. Raises `WeightsSuperseded`."""
+        self._sources = None
+        self.waiting_for = f"the coordinator to say whom to fetch version {version} from"
+        await self._until(lambda: self._is_old(version) or self._has_sources(version), self._config.timeout_s, SourcesRequest(version))
+        self.waiting_for = ""
+        if self._is_old(version):
+            raise WeightsSuperseded("a newer one is there, and nothing of this one has come")
+        if self._sources is None:
+            print(f"the coordinator has not said whom to fetch version {version} from: the trainer's servers are asked", flush=True)
+            return Sources(version, [])
+        return self._sources
+
+    def _has_sources(self, version: Version) -> bool:
+        return self._sources is not None and self._sources.version == version
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def permit(self, version: Version) -> AsyncIterator[None]:
+        """The time of loading `version`, granted by the coordinator so that never all workers stand still at once (weights.rolling). It
+        ends with the heartbeat that says that the version is held."""
+        self._granted = None
+        self.waiting_for = f"permission to load version {version} (weights.rolling)"
+        limit_s = PERMIT_TIMEOUTS * self._config.timeout_s
+        if not await self._until(lambda: self._granted == version, limit_s, LoadRequest(version)):
+            print(f"the coordinator has not let this worker load version {version} in {limit_s:g} s: it loads all the same", flush=True)
+        self.waiting_for = ""
+        yield
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def _is_old(self, version: Version) -> bool:
+        return self._newest is not None and self._newest.version > version
+
+    def _tell(self) -> None:
+        """Wake whoever waits for news."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _news_or(self, job: asyncio.Task) -> None:
+        news = asyncio.create_task(self._news.wait())
+        await asyncio.wait([job, news], return_when=asyncio.FIRST_COMPLETED)
+        news.cancel()
+
+    async def _until(self, heard: Callable[[], object], limit_s: float, request: Message | None = None) -> bool:
+        """Wait until `heard`, saying `request` once a heartbeat; false after `limit_s` seconds."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            news = self._news  # taken before looking, so that nothing is missed while the request is sent
+            if heard():
+                return True
+            if request is not None:
+                await self._send(request)
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(self._beat_s, deadline - now)):
+                    await news.wait()
+
+
+def _error(version: Version, causes: dict[str, str]) -> WeightsError:
+    why = "; ".join(f"by {way}: {cause}" for way, cause in causes.items()) or "it was announced without a way to get it"
+    return WeightsError(f"version {version} cannot be had: {why}")

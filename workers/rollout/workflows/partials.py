@@ -1,0 +1,125 @@
+"""Unfinished groups: out of the records of a lease that was interrupted for good, and back into records where it goes on.
+
+    record --park--> Partial --> GroupParked --> coordinator --> Lease.partial --restore--> record
+
+`Turns` says what stands before each sample; without, every sample is an answer to the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from workers.messages.arrays import Bool, Float32, Int32
+from workers.messages.codec import MessageError
+from workers.messages.groups import check_partial
+from workers.messages.parts import Turns
+from workers.messages.types import Lease, Partial, Version
+from workers.rollout.engines.sampler import Sample
+from workers.rollout.workflows.transcript import EpisodeRecord, GroupRecord, Turn
+
+
+class PartialError(ValueError):
+    """A partial that does not fit its lease. Its text names the rule."""
+
+
+def park(lease: Lease, record: GroupRecord) -> Partial:
+    """What has been generated for `lease`."""
+    entries = [entry for episode in range(len(record.episodes)) for entry in _entries(episode, record)]
+    samples = [turn.sample for _, _, turn in entries]
+    epochs, steps, run_lengths = flatten_versions([version for sample in samples for version in sample.versions])
+    return Partial(
+        group_id=lease.group_id, attempt=lease.attempt, purpose=lease.purpose, lengths=_integers([len(sample.tokens) for sample in samples]),
+        finished=_flags([sample.finished for sample in samples]), tokens=_integers([token for sample in samples for token in sample.tokens]),
+        logprobs=Float32.of(np.array([logprob for sample in samples for logprob in sample.logprobs], np.float32)),
+        epochs=epochs, steps=steps, run_lengths=run_lengths, turns=_turns(entries, record.prompt))
+
+
+def flatten_versions(versions: Sequence[Version]) -> tuple[Int32, Int32, Int32]:
+    """The versions of tokens, run-length coded: epochs, steps, run lengths."""
+    runs = [(version, len(list(run))) for version, run in groupby(versions)]
+    return (_integers([version.epoch for version, _ in runs]), _integers([version.step for version, _ in runs]),
+            _integers([length for _, length in runs]))
+
+
+def _entries(episode: int, record: GroupRecord) -> list[tuple[int, int, Turn]]:
+    """Episode, dialogue and turn, for every turn that is given back; for an episode without any, the answer that it has not begun."""
+    found = [(episode, number, turn) for number, turn in record.episodes[episode].held()]
+    return found or [(episode, 0, Turn(record.prompt, Sample()))]
+
+
+def _turns(entries: list[tuple[int, int, Turn]], prompt: list[int]) -> Turns:
+    firsts = {entry[:2]: index for index, entry in reversed(list(enumerate(entries)))}
+    prompted = [firsts[entry[:2]] == index and entry[2].outside[: len(prompt)] == prompt for index, entry in enumerate(entries)]
+    outside = [turn.outside[len(prompt) if begins else 0:] for begins, (_, _, turn) in zip(prompted, entries, strict=True)]
+    return Turns(
+        episodes=_integers([episode for episode, _, _ in entries]), conversations=_integers([number for _, number, _ in entries]),
+        prompted=_flags(prompted), outside_lengths=_integers([len(tokens) for tokens in outside]),
+        outside=_integers([token for tokens in outside for token in tokens]), cut=_flags([turn.sample.cut for _, _, turn in entries]))
+
+
+def restore(lease: Lease, prompt: list[int], num_episodes: int, max_new_tokens: int) -> list[EpisodeRecord]:
+    """The records that `lease` begins with: those of its partial, or empty ones. Raises `PartialError` on a partial that does not fit."""
+    partial = lease.partial
+    if partial is None:
+        return [EpisodeRecord() for _ in range(num_episodes)]
+    _check(partial, lease, num_episodes, max_new_tokens)
+    samples = _samples(partial, max_new_tokens)
+    if partial.turns is None:
+        return [EpisodeRecord([(prompt, sample)]) for sample in samples]
+    turns = partial.turns
+    ends = np.cumsum(turns.outside_lengths).tolist()
+    outside = [turns.outside[start:end].tolist() for start, end in pairwise([0, *ends])]
+    recorded: list[list[tuple[list[int], Sample]]] = [[] for _ in range(num_episodes)]
+    said: dict[tuple[int, int], list[int]] = {}
+    for index, (episode, number) in enumerate(zip(turns.episodes.tolist(), turns.conversations.tolist(), strict=True)):
+        if partial.finished[index]:
+            samples[index].cut = bool(turns.cut[index])
+        before = [*said.get((episode, number), []), *(prompt if turns.prompted[index] else []), *outside[index]]
+        said[episode, number] = before + samples[index].tokens
+        recorded[episode].append((before, samples[index]))
+    return [EpisodeRecord(calls) for calls in recorded]
+
+
+def _samples(partial: Partial, max_new_tokens: int) -> list[Sample]:
+    runs = zip(partial.epochs.tolist(), partial.steps.tolist(), partial.run_lengths.tolist(), strict=True)
+    versions = [version for epoch, step, length in runs for version in [Version(epoch, step)] * length]
+    tokens, logprobs = partial.tokens.tolist(), partial.logprobs.tolist()
+    samples, start = [], 0
+    for length, finished in zip(partial.lengths.tolist(), partial.finished.tolist(), strict=True):
+        end = start + length
+        ended = finished or length == max_new_tokens
+        begun = length > 0 and not ended
+        samples.append(Sample(tokens[start:end], logprobs[start:end], versions[start:end], finished=ended, cut=length == max_new_tokens,
+                              num_interruptions=int(begun), tokens_interrupted=length if begun else 0))
+        start = end
+    return samples
+
+
+def _check(partial: Partial, lease: Lease, num_episodes: int, max_new_tokens: int) -> None:
+    try:
+        check_partial(partial)
+    except MessageError as error:
+        raise PartialError(str(error)) from error
+    lengths, turns = np.asarray(partial.lengths), partial.turns
+    rules = {
+        f"must be of group {lease.group_id} and for {lease.purpose.value}":
+            partial.group_id == lease.group_id and partial.purpose is lease.purpose,
+        f"must have {num_episodes} samples": turns is not None or lengths.size == num_episodes,
+        f"must have episodes below {num_episodes}": turns is None or bool((turns.episodes < num_episodes).all()),
+        f"must have at most workflow.max_new_tokens={max_new_tokens} tokens a sample": bool((lengths <= max_new_tokens).all()),
+        "a finished sample must have a token": not bool((np.asarray(partial.finished) & (lengths == 0)).any()),
+    }
+    for rule, holds in rules.items():
+        if not holds:
+            raise PartialError(f"group {partial.group_id}, given back in attempt {partial.attempt}: {rule}")
+
+
+def _integers(values: list[int]) -> Int32:
+    return Int32.of(np.array(values, np.int32))  # an empty list alone would be of float64
+
+
+def _flags(values: list[bool]) -> Bool:
+    return Bool.of(np.array(values, np.bool_))

@@ -1,0 +1,62 @@
+"""What makes up the trainer's state: whose it is, where each tensor of it belongs in the whole, and how it is put back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+import torch
+from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
+
+from workers.model.architecture import Architecture
+from workers.trainer.megatron.checkpoint.optimizer_shards import num_updates, restored, sharded_state
+from workers.trainer.megatron.trained_model import TrainedModel
+
+# A layer's tensors are named by its number in the whole model, whichever pipeline stage holds it.
+_NAMED_BY_LAYER = {"non_homogeneous_layers": True}
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The models in training, each with its optimizer and schedule, and the `architecture` to recognise them by."""
+
+    policy: TrainedModel
+    critic: TrainedModel | None
+    architecture: Architecture
+
+    def identity(self) -> dict[str, Any]:
+        """What a saved state must agree with, in the types of JSON."""
+        own = {name: value for name, value in asdict(self.architecture).items() if name != "eos_token_ids"}
+        own |= {"dtype": str(self.policy.model.config.params_dtype).removeprefix("torch."), "critic": self.critic is not None}
+        return msgspec.json.decode(msgspec.json.encode(own))
+
+    def tensors(self, loading: bool) -> dict[str, Any]:
+        """This rank's tensors in Megatron's sharded form; they share memory with the models' and the optimizers', so that what is
+        loaded into them is in its place."""
+        found = {}
+        for name, trained in self._models().items():
+            prefix = "" if name == "policy" else f"{name}."
+            model, _ = extract_sharded_tensors_and_factories(trained.model.sharded_state_dict(prefix, metadata=dict(_NAMED_BY_LAYER)))
+            found[name] = {"model": model, "optimizer": sharded_state(trained.optimizer, model, loading)}
+        return found
+
+    def common(self) -> dict[str, Any]:
+        """What is the same on all ranks: positions, and the states of torch's generators, for which rank 0's stand."""
+        positions = {name: {"num_steps": trained.scheduler.num_steps, "num_updates": num_updates(trained.optimizer)}
+                     for name, trained in self._models().items()}
+        states = {"cpu": torch.get_rng_state()} | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+        return {"positions": positions, "generators": states}
+
+    def restore(self, common: dict[str, Any]) -> None:
+        """Put back what `common` gave; learning rate and weight decay become those of the config at that step."""
+        for name, trained in self._models().items():
+            restored(trained.optimizer, common["positions"][name]["num_updates"])
+            trained.scheduler.num_steps = common["positions"][name]["num_steps"]
+            trained.scheduler.step(0)
+        torch.set_rng_state(common["generators"]["cpu"])
+        if torch.cuda.is_available() and "cuda" in common["generators"]:
+            torch.cuda.set_rng_state(common["generators"]["cuda"])
+
+    def _models(self) -> dict[str, TrainedModel]:
+        return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})

@@ -1,0 +1,109 @@
+"""The transformer layers of a model in Megatron-core's terms: its configuration, and the modules that layers are made of."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+
+from workers.config import Recompute, TrainerConfig
+from workers.model.architecture import Architecture
+from workers.trainer.megatron.model import moe
+from workers.trainer.megatron.model.packed_attention import PackedAttention
+from workers.trainer.megatron.parallel import cpu_backend
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch's RMSNorm, in the form of Megatron-core's layer specs; its gradient is summed over the ranks that share the tokens."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **kwargs: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+def transformer_config(architecture: Architecture, dtype: torch.dtype, trainer: TrainerConfig) -> TransformerConfig:
+    """Megatron-core's configuration of `architecture`, spread as `trainer.parallel` says: no dropout, no fused kernels but Transformer Engine's."""
+    parallel, on_cpu = trainer.parallel, cpu_backend.device().type == "cpu"
+    return TransformerConfig(
+        num_layers=architecture.num_layers,
+        hidden_size=architecture.hidden_size,
+        ffn_hidden_size=architecture.intermediate_size,
+        num_attention_heads=architecture.num_heads,
+        num_query_groups=architecture.num_kv_heads,
+        kv_channels=architecture.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=architecture.rms_norm_eps,
+        gated_linear_unit=True,
+        activation_func=functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=architecture.qkv_bias,
+        qk_layernorm=architecture.qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        # Every parameter is overwritten by load_hf, so there is nothing to initialise.
+        use_cpu_initialization=on_cpu,
+        perform_initialization=False,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        # Megatron's own output layer, which is made but never run, wants apex for it; Transformer Engine's layers do not.
+        gradient_accumulation_fusion=uses_transformer_engine() and importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None,
+        persist_layer_norm=False,
+        tensor_model_parallel_size=parallel.tp,
+        pipeline_model_parallel_size=parallel.pp,
+        context_parallel_size=parallel.cp,
+        expert_model_parallel_size=parallel.ep,
+        sequence_parallel=parallel.sequence and parallel.tp > 1,
+        variable_seq_lengths=True,  # of the tensors between pipeline stages
+        moe_token_dispatcher_type="alltoall",  # the one that takes such tensors
+        batch_p2p_comm=not on_cpu,
+        batch_p2p_sync=False,  # was for an error in old versions of torch
+        **_RECOMPUTE[trainer.recompute],
+        **moe.config_keywords(architecture, parallel),
+    )
+
+
+_RECOMPUTE: dict[Recompute, dict[str, Any]] = {
+    Recompute.none: {},
+    Recompute.selective: {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    Recompute.full: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+def uses_transformer_engine() -> bool:
+    """Whether layers are Transformer Engine's: where it is installed, and there is CUDA."""
+    return torch.cuda.is_available() and gpt_layer_specs.HAVE_TE
+
+
+def layer_specs(config: TransformerConfig, architecture: Architecture) -> TransformerBlockSubmodules:
+    """This pipeline stage's layers: Transformer Engine's matrices and norms where it is installed, else Megatron-core's local ones.
+
+    The attention is ours in both: theirs knows nothing of responses that share a prompt.
+    """
+    number = get_num_layers_to_build(config)
+    if uses_transformer_engine():
+        from megatron.core.extensions.transformer_engine import TENorm
+
+        layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm, **moe.spec_keywords(architecture))
+        layer.submodules.self_attention.submodules.core_attention = PackedAttention
+        return TransformerBlockSubmodules(layer_specs=[layer] * number, layer_norm=TENorm)
+    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm", **moe.spec_keywords(architecture))
+    if architecture.mixture is not None:
+        # Transformer Engine's layers keep this norm apart where there are experts: a checkpoint of either is one of both.
+        layer.submodules.sharded_state_dict_keys_map.pop("pre_mlp_layernorm.", None)
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = PackedAttention
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return TransformerBlockSubmodules(layer_specs=[layer] * number, layer_norm=RMSNorm)

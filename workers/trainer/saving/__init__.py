@@ -1,0 +1,2 @@
+"""Checkpoints of the run, exports of the model, and conversion between them.
+Start with run_saver.py."""

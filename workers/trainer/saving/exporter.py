@@ -1,0 +1,179 @@
+"""Writes the model as Hugging Face folders: every n steps into exports/STEP, and at the end into final_model.
+
+    all ranks   weights, tensor by tensor --rank 0--> .STEP.tmp/ (digest of each tensor)
+    a thread    --> on disk, read again: every tensor of the architecture, each as it was --> manifest.json --> exports/STEP/
+
+Training stands still for the first line only (`export_s`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from workers.config import Config, Dtype
+from workers.messages.types import Version
+from workers.model.architecture import Architecture, ModelError, check_tensors
+from workers.run.checkpoints import check_epoch
+from workers.run.files import sync
+from workers.run.folder import RunFolder
+from workers.trainer.background import LEAVE_S, Background
+from workers.trainer.megatron.model.model import DTYPES
+from workers.trainer.ranks import IDLE_S, Ranks, StillThere
+from workers.weights.manifest import WeightsError, make_manifest
+from workers.weights.safetensors_writer import write_hf_folder
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json")
+Weights = Callable[[], Iterator[tuple[str, Tensor]]]
+
+
+class Exporter:
+    """Rank 0's. `weights` gives the present weights under their Hugging Face names, to be gone through to the end."""
+
+    def __init__(self, run: RunFolder, config: Config, ranks: Ranks, architecture: Architecture, weights: Weights) -> None:
+        self._run, self._ranks, self._architecture, self._weights = run, ranks, architecture, weights
+        self._every, self._keep, self._final = config.trainer.export_every_steps, config.trainer.export_keep, config.trainer.export_final
+        self._model, self._dtype = Path(config.model.path), config.trainer.dtype
+        self._verifying = Background("export")
+        self._stood_s = 0.0
+
+    def due(self, step: int) -> bool:
+        """Whether the model after `step` is to be exported."""
+        return bool(self._every) and step % self._every == 0
+
+    def after_step(self, version: Version) -> None:
+        """Export if that is due. What cannot be written is no reason to stop: it is said. Raises `Fenced` where another incarnation has begun."""
+        started, due = time.monotonic(), self.due(version.step)
+        self._look(wait=due)
+        if due:
+            try:
+                self._begin(version)
+            except (WeightsError, OSError) as error:
+                self._say(error)
+        self._stood_s += time.monotonic() - started
+
+    def finish(self, version: Version) -> None:
+        """The run is complete: wait for the export under way; with `trainer.export_final` write the trained model too, and return when it is
+        verified. Raises WeightsError, OSError, `Fenced`."""
+        self._look(wait=True)
+        if self._final:
+            self._publish(self._run.final_model, version, self._write(self._run.final_model))
+
+    def abandon(self) -> None:
+        """This process leaves: what is still being verified is of no use."""
+        self._verifying.abandon(LEAVE_S)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Seconds that training stood still for exports since this was last asked."""
+        metrics = {"export_s": self._stood_s}
+        self._stood_s = 0.0
+        return metrics
+
+    def _look(self, wait: bool) -> None:
+        """Learn how the export before has ended, if it has; `wait` for its end."""
+        try:
+            while not self._verifying.end(IDLE_S if wait else 0) and wait:
+                self._ranks.tell(StillThere())
+        except (WeightsError, OSError) as error:
+            self._say(error)
+
+    def _begin(self, version: Version) -> None:
+        folder = self._run.exports / str(version.step)
+        self._run.exports.mkdir(mode=0o700, exist_ok=True)
+        for leftover in self._run.exports.glob(".*.tmp"):  # of incarnations that were killed while they exported
+            shutil.rmtree(leftover, ignore_errors=True)
+        digests = self._write(folder)
+        self._verifying.start(lambda: self._publish(folder, version, digests))
+
+    def _write(self, folder: Path) -> dict[str, str]:
+        """Write `folder` aside; returns the digest of every tensor, BLAKE3 in hex, by name."""
+        aside, tensors = _aside(folder), self._weights()
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            return write_model(aside, tensors, self._model, self._dtype)
+        finally:
+            for _ in tensors:  # the other ranks give all of them
+                pass
+
+    def _publish(self, folder: Path, version: Version, digests: dict[str, str]) -> None:
+        aside = _aside(folder)
+        with _removed_on_failure(aside):
+            verify(aside, self._architecture, DTYPES[self._dtype], digests)
+            make_manifest(aside, version)
+            for path in (*aside.iterdir(), aside):
+                sync(path)
+            check_epoch(self._run, version, "export of")
+            shutil.rmtree(folder, ignore_errors=True)  # of a lineage that is lost
+            aside.rename(folder)
+        sync(folder.parent)
+        if folder.parent == self._run.exports:
+            exports = sorted((path for path in folder.parent.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
+            for old in exports[: -self._keep]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _say(self, error: Exception) -> None:
+        print(f"the model could not be exported, training goes on: {error}", flush=True)
+
+
+def write_model(folder: Path, tensors: Iterator[tuple[str, Tensor]], model: Path, dtype: Dtype) -> dict[str, str]:
+    """Make `folder`: `tensors` in `dtype`, and what else belongs to the model in the folder `model`; on failure nothing is left of it.
+
+    Returns the digest of every tensor, BLAKE3 in hex, by name. Raises WeightsError, OSError.
+    """
+    digests: dict[str, str] = {}
+
+    def hashed() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in tensors:
+            kept = tensor.detach().to("cpu", DTYPES[dtype]).contiguous()
+            digests[name] = _digest(kept)
+            yield name, kept
+
+    folder.mkdir(mode=0o700)
+    with _removed_on_failure(folder):
+        write_hf_folder(folder, hashed(), model, dtype)
+        for name in TOKENIZER_FILES:
+            if (model / name).is_file():
+                shutil.copy(model / name, folder / name)
+    return digests
+
+
+def verify(folder: Path, architecture: Architecture, dtype: torch.dtype, digests: dict[str, str]) -> None:
+    """Raise `WeightsError` unless `folder` holds exactly the tensors of `architecture` in `dtype`, each with its digest (BLAKE3, hex)."""
+    try:
+        expected, left = architecture.tensor_shapes().keys(), dict(digests)
+        for path in check_tensors(folder, architecture):
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 -- no dict
+                    tensor = file.get_tensor(name)
+                    if tensor.dtype is not dtype or _digest(tensor) != left.pop(name, ""):
+                        raise WeightsError(f"{folder}: tensor {name} is not what was written. Check the file system")
+    except (ModelError, SafetensorError) as error:
+        raise WeightsError(f"{folder}: not what was written ({error}). Check the file system") from error
+    wrong = sorted(left.keys() | (digests.keys() ^ expected))
+    if wrong:
+        raise WeightsError(f"{folder}: tensors {', '.join(wrong[:5])} are missing, or are none of this architecture")
+
+
+@contextlib.contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.tmp")
+
+
+def _digest(tensor: Tensor) -> str:
+    return blake3(tensor.flatten().view(torch.uint8).numpy().data).hexdigest()

@@ -1,0 +1,32 @@
+"""One training step from a received share of a batch, as every rank does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from workers.messages.groups import group_episodes, head_step, samples
+from workers.messages.types import Batch, Group
+from workers.trainer.batch.group import TrainGroup
+from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.selftest.selftest import SelfTest
+
+
+def to_train_group(group: Group) -> TrainGroup:
+    """A received group as the engine takes it."""
+    views = samples(group)
+    return TrainGroup(
+        group_id=group.group_id, prompt=np.asarray(group.prompt, np.int32),
+        responses=[np.asarray(view.tokens, np.int32) for view in views],
+        behavior_logprobs=[np.asarray(view.logprobs, np.float32) for view in views],
+        loss_mask=[np.asarray(view.loss_mask, np.bool_) for view in views],
+        rewards=np.asarray(group.rewards, np.float32), versions=[np.asarray(view.steps, np.int32) for view in views],
+        head_version=head_step(group), episodes=np.asarray(group_episodes(group), np.int32))
+
+
+def train_batch(engine: MegatronEngine, share: Batch, stop_requested: Callable[[], bool], self_test: SelfTest) -> dict[str, float]:
+    """Train on a batch of which `share` is this copy's; returns the metrics. Raises, with everything as it was before: `StepAbandoned` where a
+    stop came in time, `SelfTestFailed` where the engines' log-probs are not the trainer's."""
+    groups = [to_train_group(group) for group in share.groups]
+    return engine.train_step(groups, share.minibatches, stop_requested=stop_requested, comparison=self_test.comparison(share, groups))
