@@ -130,7 +130,8 @@ def _try_workflow(config: Config, folder: Path, prompt: Prompt) -> list[str]:
 async def _run_group(config: Config, folder: Path, prompt: Prompt, limit_s: float) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     answers = Answers(tokenizer, prompt.response or prompt.reference, end_token(folder, tokenizer))
-    async with asyncio.timeout(limit_s), _one_process(config, prompt.verifier) as pool:
+    ends = asyncio.get_running_loop().time() + limit_s
+    async with _one_process(config, prompt.verifier) as pool, asyncio.timeout_at(ends):  # what blocked the loop is told, although both are then late
         workflow = Workflow(Parts(answers, pool, config.workflow, config.reward, config.engine.context_length, text_of(config),
                                   config.transport.max_message_mb << 20, config.evaluation))
         lease = Lease("trial", 1, Purpose.training, Version(0, 0), prompt.id, prompt.text, prompt.verifier, prompt.reference, config.run.seed)
