@@ -218,6 +218,17 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or found.suffix != ".md" or anchor in anchors(found), f"[{text}]({target}): no such heading"
 
 
+def test_the_layout_draws_the_folders_that_there_are() -> None:
+    layout = (ROOT / "docs/design.md").read_text().split("## Layout")[1].split("Who may import")[0]
+    drawn, at = set(), list[str]()
+    for indent, folder in re.findall(r"^( {4,})([a-z_]+)/\s", layout, re.MULTILINE):
+        at = [*at[:len(indent) // 2 - 2], folder]
+        drawn.add("/".join(at))
+    assert len(drawn) > 30 and not [folder for folder in sorted(drawn) if not (ROOT / folder).is_dir()]
+    there = {path.parent.name for root in ("launcher", "workers") for path in (ROOT / root).glob("*/__init__.py")}
+    assert not there - set(re.findall(r"[a-z_]+(?=/)", layout))
+
+
 @pytest.mark.parametrize("wrong", [
     ["experiment=demo", "trainer.num_steps=3"], ["experiment=dmo"], ["experiment=demo", "algorithm=grop"], ["--detach", "cluster=none"],
     ["experiment=demo", "workflow.turn_discount=0.5"],
