@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.types import Group, Lease
+from workers.messages.parts import Group, Lease
 
 EPOCH = 1
 MEAN_TOKENS, MAX_TOKENS = 64, 1024

@@ -22,22 +22,10 @@ from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import Coordinator
 from workers.coordinator.training.steps import StepRecord
 from workers.data.prompt import Prompt
+from workers.messages.from_coordinator import Batch, Leases, VersionAnnounced
+from workers.messages.from_worker import BatchRequest, GroupFinished, Heartbeat, Register, StepFinished
 from workers.messages.groups import token_steps
-from workers.messages.types import (
-    Announcement,
-    Batch,
-    BatchRequest,
-    GroupFinished,
-    Heartbeat,
-    HeldLease,
-    Leases,
-    Message,
-    Register,
-    Role,
-    StepFinished,
-    Version,
-    VersionAnnounced,
-)
+from workers.messages.parts import Announcement, HeldLease, Message, Role, Version
 from workers.trainer.coordinator_link.prefetch import Prefetch
 
 TRAINER = b"trainer"

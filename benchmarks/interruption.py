@@ -46,7 +46,7 @@ from benchmarks.engine import make_model
 from benchmarks.engine_child import EngineChild
 from benchmarks.interruption_requests import Engine, Stream, Workload, most_gained
 from benchmarks.quiet import QUIET, Others
-from workers.run.folder import MEMORY
+from workers.run.paths import MEMORY
 
 WAYS = ("interrupt", "wait", "never")
 WARM_UP = 2

@@ -15,7 +15,7 @@ import aiohttp
 import psutil
 
 from benchmarks.engine_child import EngineChild
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.rollout.engines.client import EngineClient
 
 SIGMA = 0.8

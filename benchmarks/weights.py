@@ -36,7 +36,7 @@ import psutil
 from benchmarks import weights_delta
 from benchmarks.quiet import QUIET, Others
 from benchmarks.weights_ways import Disk, Place, Plain, Zmq, make_weights
-from workers.run.folder import MEMORY
+from workers.run.paths import MEMORY
 
 RESERVE_BYTES = 1 << 30
 

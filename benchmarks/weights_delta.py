@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 
 from workers.config import WeightsConfig
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.run.digests import digest_of
-from workers.run.folder import MEMORY
+from workers.run.paths import MEMORY
 from workers.weights.delta import Deltas, DeltaSize, decode, make_deltas
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.children import answer_orders
 from workers.config import Security, TransportConfig, WeightsConfig
-from workers.messages.types import Announcement, Version
+from workers.messages.parts import Announcement, Version
 from workers.run.digests import digest_of
 from workers.run.files import sync
 from workers.run.folder import RunFolder

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.children import Child
 from workers.config import WeightsConfig
 from workers.coordinator.weights.fanout_tree import Distribution
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys
 

@@ -28,9 +28,10 @@ from workers.data.examples import Examples, end_token
 from workers.data.limits import tokens_within
 from workers.data.prompt import Prompt, PromptSource
 from workers.data.prompts import open_prompts
-from workers.model.architecture import Architecture, ModelError, check_tensors, read_architecture
+from workers.model.architecture import Architecture, ModelError, read_architecture
 from workers.model.initialize import make_smollm2, make_tiny
 from workers.model.parallel_limits import check_parallel
+from workers.model.tensors import check_tensors
 from workers.run import process_tree
 from workers.run.checkpoints import TRAINER
 from workers.run.files import write_atomic

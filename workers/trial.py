@@ -27,7 +27,8 @@ from workers.data.files import training_files
 from workers.data.limits import CHARACTERS_A_TOKEN
 from workers.data.prompt import Prompt
 from workers.data.rows import Row, read_rows
-from workers.messages.types import GroupFailed, Lease, Purpose, Version
+from workers.messages.from_worker import GroupFailed
+from workers.messages.parts import Lease, Purpose, Version
 from workers.reward.pool.pool import RewardPool, VerifierError
 from workers.reward.verifiers.registry import own
 from workers.rollout.engines.client import BadRequest, Generation, SamplingParams

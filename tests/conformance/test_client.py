@@ -10,7 +10,7 @@ import pytest
 
 from tests.conformance.endpoint import DEADLINE_S, TOLERANCE, Client, Endpoint
 from tests.conformance.models import CONTEXT, EOS, diverged_folder, prompt_of
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.rollout.engines.client import BadRequest, EngineClient, EngineError, SamplingParams
 
 ZERO, ONE = Version(1, 0), Version(1, 1)

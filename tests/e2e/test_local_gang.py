@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.e2e.runs import END_S, START_S, LiveRun, command_line, live_run, wait_for
-from workers.model.architecture import check_tensors, read_architecture
+from workers.model.architecture import read_architecture
+from workers.model.tensors import check_tensors
 from workers.run.files import read_lines
 
 TWO_RANKS = ("allocation.num_devices=3", "allocation.inference_fraction=0.34", "evaluation.every_steps=0")

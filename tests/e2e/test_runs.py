@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.e2e.runs import START_S, LiveRun, live_run
-from workers.model.architecture import check_tensors, read_architecture
+from workers.model.architecture import read_architecture
+from workers.model.tensors import check_tensors
 from workers.run.files import read_lines
 
 

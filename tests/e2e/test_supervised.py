@@ -9,7 +9,8 @@ import pytest
 
 from launcher.jobs.liveness import living
 from tests.e2e.runs import headway, live_run
-from workers.model.architecture import check_tensors, read_architecture
+from workers.model.architecture import read_architecture
+from workers.model.tensors import check_tensors
 from workers.run.files import read_lines
 from workers.run.folder import RunFolder
 

@@ -22,7 +22,7 @@ from tests.wire import test_sampler
 from tests.wire.test_engine_lives import raised, restarted
 from tests.wire.test_sampler import CONTEXT, Following, Rig, cuts_of, lease, running, until, write_endless_model
 from workers.config import EngineConfig, Server
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.rollout.engines.client import EngineError, SamplingParams
 from workers.rollout.engines.engine import Weights
 from workers.rollout.engines.sampler import Sample
@@ -190,7 +190,7 @@ import asyncio, json, sys
 from pathlib import Path
 import msgspec
 from workers.config import EngineConfig
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.rollout.engines.servers.process import ServerProcess
 
 async def work():

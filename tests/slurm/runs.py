@@ -16,7 +16,7 @@ import psutil
 
 from tests.slurm.cluster import LocalCluster
 from workers.config import Bound, Config, load
-from workers.coordinator.groups.ledger import index_of
+from workers.coordinator.groups.group_states import index_of
 from workers.coordinator.snapshot import LedgerState, decode
 from workers.run import checkpoints, incarnations
 from workers.run.files import read_lines

@@ -11,7 +11,8 @@ import numpy as np
 
 from workers.config import RewardConfig, WorkflowConfig
 from workers.messages.codec import encode, from_workers
-from workers.messages.types import Group, GroupParked, Lease, Partial, Purpose, Version
+from workers.messages.from_worker import GroupParked
+from workers.messages.parts import Group, Lease, Partial, Purpose, Version
 from workers.reward.pool.pool import RewardPool, VerifierError
 from workers.rollout.engines.client import Generation, SamplingParams
 from workers.rollout.engines.sampler import Sample

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.types import Group, Partial, Purpose
+from workers.messages.parts import Group, Partial, Purpose
 
 
 def make_group(group_id: str = "g0", attempt: int = 0, steps: list[int] | None = None, *, rewards: list[float] | None = None,

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from workers.config import Dtype
-from workers.messages.types import Announcement, Version
+from workers.messages.parts import Announcement, Version
 from workers.weights.manifest import make_manifest
 from workers.weights.safetensors_writer import write_hf_folder
 

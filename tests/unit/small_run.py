@@ -17,45 +17,29 @@ import numpy as np
 
 from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import Coordinator
+from workers.coordinator.groups.group_states import index_of
 from workers.coordinator.groups.heldout_evaluation import Result
-from workers.coordinator.groups.ledger import index_of
 from workers.coordinator.snapshot import decode
 from workers.coordinator.training.steps import StepRecord
 from workers.data.prompt import Prompt
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import from_workers, pack
-from workers.messages.types import (
-    Acknowledged,
-    Announcement,
-    Batch,
+from workers.messages.from_coordinator import Acknowledged, Batch, Drain, HeartbeatReply, Leases, Refused, Suspended, VersionAnnounced, Welcome
+from workers.messages.from_worker import (
     BatchRequest,
     CheckpointRequest,
-    Drain,
     Draining,
     Goodbye,
-    Group,
     GroupFailed,
     GroupFinished,
     GroupParked,
     GroupRejected,
     Heartbeat,
-    HeartbeatReply,
-    HeldLease,
-    Lease,
-    Leases,
-    Message,
-    Partial,
-    Purpose,
-    Refused,
     Register,
-    Role,
     StepFinished,
-    Suspended,
-    Version,
-    VersionAnnounced,
-    Welcome,
     WorkerFailed,
 )
+from workers.messages.parts import Announcement, Group, HeldLease, Lease, Message, Partial, Purpose, Role, Version
 from workers.trainer.coordinator_link.prefetch import Prefetch
 
 TRAINER = b"trainer"

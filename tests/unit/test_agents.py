@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from tests.unit.episodes import Chatter, Judge, make_lease, make_workflow
 from workers.config import ConfigError, WorkflowConfig
 from workers.messages.groups import check_group, group_episodes, samples
-from workers.messages.types import Group
+from workers.messages.parts import Group
 from workers.rollout.workflows.agent import load_agent, question
 from workers.rollout.workflows.agents.chat_messages import ChatMessage, ToolCall, as_messages, reply, to_json
 from workers.rollout.workflows.agents.conversation import Chat

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 from tests.unit.megatron_case import config, make_groups, train, write_model
 from workers.config import Transport
-from workers.messages.types import Announcement, Version
+from workers.messages.from_worker import Republished
+from workers.messages.parts import Announcement, Version
 from workers.run import checkpoints, incarnations
 from workers.run.checkpoints import Fenced
 from workers.run.folder import RunFolder
@@ -67,8 +68,8 @@ class Link:
         self.told.append(announcement)
         self.metrics = metrics
 
-    def republished(self, announcement: Announcement) -> None:
-        self.told.append(announcement)
+    def say(self, message: Republished) -> None:
+        self.told.append(message.announcement)
 
     def save(self, step: int, folder: Path, final: bool) -> None:
         (folder / checkpoints.COORDINATOR).write_text("ledger")

@@ -14,16 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from workers.model.architecture import (
-    MAX_HEADER_BYTES,
-    Architecture,
-    MixtureOfExperts,
-    ModelError,
-    check_tensors,
-    read_architecture,
-    safetensors_header,
-)
+from workers.model.architecture import Architecture, MixtureOfExperts, ModelError, read_architecture
 from workers.model.rope import inverse_frequencies
+from workers.model.tensors import MAX_HEADER_BYTES, check_tensors, safetensors_header
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,

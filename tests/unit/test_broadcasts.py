@@ -20,7 +20,9 @@ from workers.messages.broadcasts import (
     UpdateGroupJoined,
     UpdateGroupOpened,
 )
-from workers.messages.types import Draining, Goodbye, Heartbeat, Refused, Register, Role, Version
+from workers.messages.from_coordinator import Refused
+from workers.messages.from_worker import Draining, Goodbye, Heartbeat, Register
+from workers.messages.parts import Role, Version
 
 GROUP = "weights-7-1"
 OPENED = UpdateGroupOpened(GROUP, "10.0.0.1", 4711, "gloo", [["weight"]])

@@ -16,7 +16,7 @@ from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.metrics.recorder import Recorder
 from workers.run import incarnations
 from workers.run.checkpoints import (

@@ -11,35 +11,22 @@ from hypothesis import strategies as st
 from tests.unit.groups import make_group
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import MessageError, encode, from_coordinator, from_workers, pack
-from workers.messages.groups import check_group, check_partial, head_step, samples, token_steps
-from workers.messages.types import (
-    Announcement,
-    Batch,
+from workers.messages.from_coordinator import Batch, CheckpointPart, FallbackWanted, LoadGranted, Sources, Suspended, VersionAnnounced, VersionsNeeded
+from workers.messages.from_worker import (
     BatchRequest,
-    CheckpointPart,
     CheckpointRequest,
     Draining,
-    FallbackWanted,
-    Group,
     GroupFinished,
     GroupParked,
     Heartbeat,
-    HeldLease,
-    LoadGranted,
     LoadRequest,
-    Partial,
-    Purpose,
     Register,
     Republished,
-    Role,
-    Sources,
     SourcesRequest,
-    Suspended,
     TransportFailed,
-    Version,
-    VersionAnnounced,
-    VersionsNeeded,
 )
+from workers.messages.groups import check_group, check_partial, head_step, samples, token_steps
+from workers.messages.parts import Announcement, Group, HeldLease, Partial, Purpose, Role, Version
 
 LIMIT = 1 << 20
 

@@ -20,36 +20,32 @@ from workers.coordinator.snapshot import Snapshot, decode
 from workers.coordinator.training.steps import StepRecord
 from workers.data.prompt import Prompt
 from workers.messages.codec import MessageError
-from workers.messages.types import (
+from workers.messages.from_coordinator import (
     Acknowledged,
-    Announcement,
     Batch,
+    Drain,
+    Finish,
+    HeartbeatReply,
+    Leases,
+    Refused,
+    VersionAnnounced,
+    VersionsNeeded,
+    Welcome,
+)
+from workers.messages.from_worker import (
     BatchRequest,
     CheckpointRequest,
-    Drain,
     Draining,
-    Finish,
     Goodbye,
     GroupFailed,
     GroupFinished,
     GroupParked,
     Heartbeat,
-    HeartbeatReply,
-    HeldLease,
-    Lease,
-    Leases,
-    Purpose,
-    Refused,
     Register,
-    Role,
     StepFinished,
-    Version,
-    VersionAnnounced,
-    VersionsNeeded,
-    Welcome,
     WorkerFailed,
-    WorkerStatus,
 )
+from workers.messages.parts import Announcement, HeldLease, Lease, Purpose, Role, Version, WorkerStatus
 
 ROLLOUT, TRAINER, LEADER = b"rollout", b"trainer", b"leader"
 

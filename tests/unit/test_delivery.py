@@ -6,26 +6,9 @@ import pytest
 
 from tests.unit.test_coordinator import ROLLOUT, TRAINER, Play, only
 from workers.coordinator.monitoring.status import status
-from workers.messages.types import (
-    Announcement,
-    FallbackWanted,
-    Goodbye,
-    Heartbeat,
-    HeartbeatReply,
-    LoadGranted,
-    LoadRequest,
-    Message,
-    Refused,
-    Register,
-    Republished,
-    Role,
-    Sources,
-    SourcesRequest,
-    TransportFailed,
-    Version,
-    VersionAnnounced,
-    WorkerStatus,
-)
+from workers.messages.from_coordinator import FallbackWanted, HeartbeatReply, LoadGranted, Refused, Sources, VersionAnnounced
+from workers.messages.from_worker import Goodbye, Heartbeat, LoadRequest, Register, Republished, SourcesRequest, TransportFailed
+from workers.messages.parts import Announcement, Message, Role, Version, WorkerStatus
 
 V0, V1 = Version(7, 0), Version(7, 1)
 

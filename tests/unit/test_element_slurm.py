@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from workers.config import ClusterKind, Config, ConfigError
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.run import checkpoints, incarnations
 from workers.run.folder import RunFolder
+from workers.run.retention import Retention
 from workers.slurm import command as slurm_command
 from workers.slurm import job as slurm
 from workers.slurm.command import PATIENCE_S, RETRY_S, SlurmError
@@ -385,7 +386,7 @@ def test_a_run_that_has_ended_is_not_begun(trainer: TrainElement, command: Comma
 def save(run: RunFolder, version: Version) -> None:
     folder = checkpoints.begin(run, version)
     (folder / checkpoints.COORDINATOR).write_text("state")
-    checkpoints.commit(run, folder, version, checkpoints.Retention(2))
+    checkpoints.commit(run, folder, version, Retention(2))
 
 
 def test_a_crash_is_put_on_record_and_the_last_one_ends_the_run_at_once(trainer: TrainElement, command: Command) -> None:

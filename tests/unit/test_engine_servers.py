@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.config import AllocationConfig, Config, ConfigError, Dtype, EngineConfig, EngineParallelConfig, Server
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.rollout.engines import replica
 from workers.rollout.engines.servers.devices import of_job, of_replica, of_server
 from workers.rollout.engines.servers.process import SGLANG_START

@@ -14,7 +14,8 @@ from tests.unit.groups import make_group
 from tests.unit.test_coordinator import ROLLOUT, Play, leases
 from workers.config import EvaluationConfig, RewardConfig, WorkflowConfig
 from workers.coordinator.monitoring import status
-from workers.messages.types import Group, GroupFinished, Lease, Purpose
+from workers.messages.from_worker import GroupFinished
+from workers.messages.parts import Group, Lease, Purpose
 from workers.rollout.workflows.runner import Parts, Workflow
 from workers.rollout.workflows.text import PlainText
 

@@ -28,7 +28,7 @@ from workers.coordinator.monitoring.alarm_state import Health
 from workers.coordinator.monitoring.alarms import _ALL, alarms_of
 from workers.coordinator.monitoring.status import step_record
 from workers.coordinator.training.steps import StepRecord
-from workers.messages.types import BatchRequest
+from workers.messages.from_worker import BatchRequest
 from workers.run.folder import RunFolder
 
 Curve = Callable[[int], Any]

@@ -13,19 +13,9 @@ from tests.unit.groups import make_group
 from tests.unit.test_coordinator import ROLLOUT, TRAINER, Play
 from workers.coordinator.groups.routing import Room, Rooms, room_of
 from workers.coordinator.registry import Worker
-from workers.messages.types import (
-    BatchRequest,
-    CheckpointRequest,
-    GroupFinished,
-    Heartbeat,
-    HeldLease,
-    Lease,
-    Leases,
-    Purpose,
-    Register,
-    Role,
-    Version,
-)
+from workers.messages.from_coordinator import Leases
+from workers.messages.from_worker import BatchRequest, CheckpointRequest, GroupFinished, Heartbeat, Register
+from workers.messages.parts import HeldLease, Lease, Purpose, Role, Version
 
 SIZE = 2
 BIG = {"rollout__concurrency": 1000, "staleness__eta": 400, "run__num_steps": 1000, "workflow__group_size": SIZE}

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.groups import make_group, make_partial
-from workers.coordinator.groups.ledger import LOST_AFTER_S, Ledger, index_of
-from workers.messages.types import HeldLease, Purpose, Version
+from workers.coordinator.groups.group_states import index_of
+from workers.coordinator.groups.ledger import LOST_AFTER_S, Ledger
+from workers.messages.parts import HeldLease, Purpose, Version
 
 ONE, TWO = b"one", b"two"
 

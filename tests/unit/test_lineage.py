@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.groups import make_group, make_partial
 from workers.coordinator.groups.lineage import Lineage
 from workers.messages.arrays import Int32
-from workers.messages.types import Version
+from workers.messages.parts import Version
 
 INCARNATIONS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6)
 """For each: how far it got, and how far back of the newest state of all the one after it begins."""

@@ -19,7 +19,9 @@ from workers.coordinator.snapshot import Snapshot, decode
 from workers.coordinator.training.steps import HeldoutLoss, StepRecord
 from workers.data.examples import open_examples
 from workers.data.prompts import open_prompts
-from workers.messages.types import Announcement, Batch, BatchRequest, CheckpointRequest, Message, Refused, Register, Role, StepFinished, Version
+from workers.messages.from_coordinator import Batch, Refused
+from workers.messages.from_worker import BatchRequest, CheckpointRequest, Register, StepFinished
+from workers.messages.parts import Announcement, Message, Role, Version
 from workers.model.initialize import make_tiny
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.heldout import HeldoutExamples, to_group

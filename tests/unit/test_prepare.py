@@ -14,7 +14,7 @@ from workers import prepare
 from workers.config import ClusterKind, Config, ConfigError, Dtype, Transport
 from workers.model.architecture import Architecture
 from workers.prepare import check_weights_folder
-from workers.run import folder
+from workers.run import paths
 from workers.run.folder import RunFolder
 from workers.weights.locations import places
 
@@ -27,7 +27,7 @@ def architecture(tmp_path_factory: pytest.TempPathFactory) -> Architecture:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     (tmp_path / "memory").mkdir()
-    monkeypatch.setattr(folder, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(paths, "MEMORY", tmp_path / "memory")
     return RunFolder.create(tmp_path / "run")
 
 

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 transformers = pytest.importorskip("transformers")
 
 from workers.config import Dtype  # noqa: E402
-from workers.messages.types import Version  # noqa: E402
+from workers.messages.parts import Version  # noqa: E402
 from workers.model.architecture import read_architecture  # noqa: E402
 from workers.model.initialize import make_tiny  # noqa: E402
-from workers.run import folder as rundir  # noqa: E402
+from workers.run import paths  # noqa: E402
 from workers.run.digests import digest_of  # noqa: E402
 from workers.run.folder import RunFolder  # noqa: E402
 from workers.weights.layout import lay_out, small_files  # noqa: E402
@@ -304,7 +304,7 @@ def test_what_earlier_incarnations_left_is_removed_at_the_beginning_and_all_at_t
 
 def test_automatic_is_in_memory_where_there_is_such_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = tmp_path / "memory"
-    monkeypatch.setattr(rundir, "MEMORY", memory)
+    monkeypatch.setattr(paths, "MEMORY", memory)
     run = RunFolder(tmp_path / "run")
     assert run.weights("auto").parent == run.path and run.weights("run") == run.path / "weights"
     memory.mkdir()
@@ -322,7 +322,7 @@ def test_below_a_given_folder_runs_do_not_meet(tmp_path: Path) -> None:
 def test_removing_all_versions(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     parent = tmp_path / "parent"
     parent.mkdir()
-    monkeypatch.setattr(rundir, "MEMORY", parent)
+    monkeypatch.setattr(paths, "MEMORY", parent)
     where, run, other = str(parent) if kind == "given" else kind, RunFolder.create(tmp_path / "run"), RunFolder.create(tmp_path / "other")
     for folder in (run, other):
         publish(make(folder.store(where), model), model, Version(1, 7))

@@ -21,21 +21,9 @@ from workers.coordinator.monitoring.waiting_reasons import waiting
 from workers.coordinator.training.steps import StepRecord
 from workers.messages.arrays import Int32
 from workers.messages.codec import encode, from_workers
-from workers.messages.types import (
-    Acknowledged,
-    Batch,
-    BatchRequest,
-    GroupFailed,
-    GroupFinished,
-    GroupParked,
-    GroupRejected,
-    Lease,
-    Message,
-    Purpose,
-    Refused,
-    Register,
-    Role,
-)
+from workers.messages.from_coordinator import Acknowledged, Batch, Refused
+from workers.messages.from_worker import BatchRequest, GroupFailed, GroupFinished, GroupParked, GroupRejected, Register
+from workers.messages.parts import Lease, Message, Purpose, Role
 from workers.rollout.leases.outbox import Results
 from workers.rollout.workflows.group_filter import GroupFilter
 from workers.run.folder import RunFolder

@@ -18,7 +18,7 @@ from workers.coordinator.process import shutdown
 from workers.coordinator.snapshot import restore_evaluation, save_evaluation
 from workers.data.prompt import Prompt
 from workers.messages.groups import Group
-from workers.messages.types import Purpose
+from workers.messages.parts import Purpose
 from workers.metrics.recorder import Recorder
 from workers.run.folder import RunFolder
 

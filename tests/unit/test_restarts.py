@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests.unit.small_run import World, make_config
 from workers.config import Bound
-from workers.coordinator.groups.ledger import index_of
-from workers.messages.types import Acknowledged, Heartbeat, HeartbeatReply, Leases
+from workers.coordinator.groups.group_states import index_of
+from workers.messages.from_coordinator import Acknowledged, HeartbeatReply, Leases
+from workers.messages.from_worker import Heartbeat
 
 LOSSES = (Acknowledged, Heartbeat, HeartbeatReply, Leases)
 

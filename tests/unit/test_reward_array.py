@@ -24,7 +24,9 @@ from workers.config import AllocationConfig, ClusterKind, ConfigError, Placement
 from workers.coordinator.monitoring.status import fleet, status
 from workers.coordinator.monitoring.waiting_reasons import waiting
 from workers.entry import Element
-from workers.messages.types import BatchRequest, Draining, Goodbye, Heartbeat, Register, RewardElements, Role, WorkerFailed, WorkerStatus
+from workers.messages.from_coordinator import RewardElements
+from workers.messages.from_worker import BatchRequest, Draining, Goodbye, Heartbeat, Register, WorkerFailed
+from workers.messages.parts import Role, WorkerStatus
 from workers.run.folder import RunFolder
 
 RUN = RunFolder(Path("/runs/x"))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.coordinator.weights.load_permits import Grant, LoadPermits
-from workers.messages.types import Version
+from workers.messages.parts import Version
 
 V1, V2 = Version(1, 1), Version(1, 2)
 LIMIT_S = 10.0

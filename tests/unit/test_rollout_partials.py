@@ -14,9 +14,9 @@ import pytest
 from tests.unit.groups import make_group
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import encode, from_workers
+from workers.messages.from_worker import GroupFailed, GroupFinished, GroupParked
 from workers.messages.groups import check_partial
-from workers.messages.parts import Turns
-from workers.messages.types import GroupFailed, GroupFinished, GroupParked, Lease, Message, Partial, Purpose, Version
+from workers.messages.parts import Lease, Message, Partial, Purpose, Turns, Version
 from workers.rollout.engines.sampler import Sample
 from workers.rollout.leases import outbox as results_module
 from workers.rollout.leases.outbox import Results

@@ -7,7 +7,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.rollout.engines.restarts import LONGEST_S, Restarts
 from workers.rollout.engines.routing import Lengths, Request, Routing
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.unit.megatron_case import config, make_groups, train, write_model
 from workers.config import Config, Dtype
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.model.architecture import read_architecture
 from workers.run import checkpoints, incarnations
 from workers.run.checkpoints import Fenced

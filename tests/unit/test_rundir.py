@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import inspect
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 from tests.unit.together import NUM_PROCESSES, beside, together
 from workers.run.files import write_atomic, write_once
 from workers.run.folder import RunFolder, RunFolderError
+from workers.run.paths import Entry
 
 DEADLINE_S = 120.0
 HOLDER = ("import fcntl, os, sys, time; file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600); "
@@ -293,6 +295,6 @@ def test_a_launcher_that_leaves_in_order_is_not_gone(tmp_path: Path) -> None:
 
 def test_paths_lie_in_the_folder_and_do_not_clash(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    paths = [getattr(run, name) for name in dir(RunFolder) if isinstance(getattr(RunFolder, name), property)]
+    paths = [getattr(run, name) for name in dir(RunFolder) if isinstance(inspect.getattr_static(RunFolder, name), Entry)]
     assert len(paths) > 15 and len(set(paths)) == len(paths)
     assert all(path.parent == tmp_path for path in paths)

@@ -23,7 +23,8 @@ from tests.unit.megatron_case import config, make_groups, train, write_model
 from workers.algorithms.agreement import Agreement
 from workers.config import Advantage, Config, Dtype, Interrupt, Proximal, RunKind, SelfTestAction, Server
 from workers.messages.arrays import Float32, Int32
-from workers.messages.types import Batch, Version
+from workers.messages.from_coordinator import Batch
+from workers.messages.parts import Version
 from workers.model.architecture import Architecture
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import Comparison, MegatronEngine

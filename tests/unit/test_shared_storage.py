@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.messages.types import Announcement, Version
+from workers.messages.parts import Announcement, Version
 from workers.rollout.weights import shared_storage
 from workers.rollout.weights.shared_storage import from_shared_storage
 from workers.weights.manifest import MANIFEST, WeightsError, make_manifest

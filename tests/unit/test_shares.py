@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.unit.groups import make_group
 from workers.config import Config
 from workers.coordinator.training.batch_split import make_shares
-from workers.messages.types import Batch, Group
+from workers.messages.from_coordinator import Batch
+from workers.messages.parts import Group
 
 REWARDS = st.lists(st.sampled_from([-5.0, 0.25, 1.0, 5.0]), min_size=1, max_size=4)
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests.unit.groups import make_group, make_partial
 from workers.coordinator.groups.consumption import Totals
+from workers.coordinator.groups.group_states import Finished, Parked, Running
 from workers.coordinator.groups.heldout_evaluation import Evaluation
-from workers.coordinator.groups.ledger import Finished, Ledger, Parked, Running
+from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.rejections import WINDOW_BATCHES, Rejections
 from workers.coordinator.snapshot import (
     Snapshot,
@@ -25,7 +26,8 @@ from workers.coordinator.snapshot import (
     save_totals,
 )
 from workers.messages.codec import pack
-from workers.messages.types import Draining, Purpose
+from workers.messages.from_worker import Draining
+from workers.messages.parts import Purpose
 
 NUMBERS = st.integers(0, 9)
 STEPS = st.lists(NUMBERS, min_size=1, max_size=4)

@@ -12,7 +12,8 @@ from workers.config import Bound
 from workers.coordinator.core import Coordinator
 from workers.coordinator.process.recovered_partials import RecoveredPartials
 from workers.messages.codec import pack
-from workers.messages.types import Draining, GroupFinished, GroupParked, GroupRejected, Message, Version
+from workers.messages.from_worker import Draining, GroupFinished, GroupParked, GroupRejected
+from workers.messages.parts import Message, Version
 from workers.run import incarnations
 from workers.run.folder import RunFolder
 

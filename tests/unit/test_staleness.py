@@ -12,7 +12,7 @@ from tests.unit.groups import make_group, make_partial
 from workers.config import Bound
 from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.staleness import FinishedGroup, StalenessPolicy
-from workers.messages.types import HeldLease, Purpose, Version
+from workers.messages.parts import HeldLease, Purpose, Version
 
 NAMES = ["nothing", "admit", "admit", "admit", "finish", "finish", "reject", "fail", "park", "lose", "come_back", "appear", "form", "train"]
 # The length is bounded from below, or most histories would be of five events; shrunk ones have `nothing` instead.

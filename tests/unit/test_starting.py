@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 from tests.unit.together import together
 from workers.model import initialize
-from workers.model.architecture import ModelError, check_tensors, read_architecture
+from workers.model.architecture import ModelError, read_architecture
 from workers.model.initialize import TINY_CHARACTERS, make_smollm2, make_tiny
+from workers.model.tensors import check_tensors
 
 PROMPT = "12 + 34 = 46\n7 * 8 - 1 ="
 

@@ -21,7 +21,8 @@ from tests.unit.test_config import composed
 from tests.unit.test_keeper import entry, keeper, over_time
 from workers.config import AllocationConfig, Bound, ClusterKind, Config, ConfigError, DataConfig, DataKind, ParallelConfig, RunKind
 from workers.coordinator.groups import supervised_groups
-from workers.coordinator.groups.ledger import Ledger, index_of
+from workers.coordinator.groups.group_states import index_of
+from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.coordinator.groups.supervised_groups import Supervision
 from workers.data.examples import Example, end_token, open_examples

@@ -12,7 +12,8 @@ from workers.config import Config
 from workers.run.folder import RunFolder
 from workers.slurm.signals import Signals
 from workers.trainer.coordinator_link import client as trainer_link
-from workers.trainer.coordinator_link.client import CoordinatorLink, RunEnded
+from workers.trainer.coordinator_link.client import CoordinatorLink
+from workers.trainer.coordinator_link.endings import RunEnded
 
 
 class Parting:

@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.weights.delta import Deltas, decode, encode, make_deltas
 from workers.weights.manifest import WeightsError
 

@@ -20,7 +20,8 @@ transformers = pytest.importorskip("transformers")
 
 from tests.unit.model_folders import FAMILIES, write_random_model  # noqa: E402
 from workers.config import Dtype  # noqa: E402
-from workers.model.architecture import check_tensors, read_architecture  # noqa: E402
+from workers.model.architecture import read_architecture  # noqa: E402
+from workers.model.tensors import check_tensors  # noqa: E402
 from workers.weights import layout, safetensors_writer  # noqa: E402
 from workers.weights.layout import ALIGNMENT, lay_out, small_files  # noqa: E402
 from workers.weights.manifest import WeightsError  # noqa: E402

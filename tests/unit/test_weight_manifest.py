@@ -11,7 +11,7 @@ from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.run.digests import digest_of
 from workers.weights.manifest import MANIFEST, FileEntry, Manifest, WeightsError, describe_files, make_manifest, verify, write_manifest
 

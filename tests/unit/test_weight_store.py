@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.run.digests import digest_of
 from workers.run.folder import RunFolder
 from workers.weights.locks import Lock

@@ -5,7 +5,9 @@ from __future__ import annotations
 from tests.unit.test_coordinator import TRAINER, Play, leases, only
 from workers.coordinator.monitoring import status
 from workers.coordinator.training.steps import StepRecord
-from workers.messages.types import Batch, BatchRequest, Purpose
+from workers.messages.from_coordinator import Batch
+from workers.messages.from_worker import BatchRequest
+from workers.messages.parts import Purpose
 
 
 def test_a_run_without_evaluation_is_over_with_its_last_step() -> None:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.episodes import END, PROMPT, Chatter, Judge, leaf, make_lease, make_workflow, run_or_park
+from workers.messages.from_worker import GroupFailed
 from workers.messages.groups import check_group, check_partial, group_episodes, samples
-from workers.messages.types import Group, GroupFailed, Lease, Message, Partial, Purpose, Version
+from workers.messages.parts import Group, Lease, Message, Partial, Purpose, Version
 from workers.rollout.engines.client import BadRequest
 from workers.rollout.leases.outbox import Results
 from workers.rollout.leases.runner import LeaseRunner

@@ -21,7 +21,7 @@ from workers.config.workflow import WORKFLOWS
 from workers.messages.arrays import Float32, Int32
 from workers.messages.codec import MessageError
 from workers.messages.groups import check_group, group_episodes, group_firsts, samples
-from workers.messages.types import Group, Purpose
+from workers.messages.parts import Group, Purpose
 from workers.rollout.workflows.python_tool import program, shown
 from workers.rollout.workflows.runner import load
 

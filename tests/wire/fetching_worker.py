@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tests.wire.weight_nodes import read
 from workers.config import Config, Transport
-from workers.messages.types import Heartbeat, Role, Version, WorkerStatus
+from workers.messages.from_worker import Heartbeat
+from workers.messages.parts import Role, Version, WorkerStatus
 from workers.rollout.weights.fetch import WeightFetch
 from workers.rollout.weights.updates import WeightHolder
 from workers.run.digests import digest_of

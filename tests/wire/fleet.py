@@ -26,26 +26,9 @@ from workers.config import (
     WorkflowConfig,
 )
 from workers.messages.codec import MessageError
-from workers.messages.types import (
-    Acknowledged,
-    Announcement,
-    GroupFailed,
-    GroupFinished,
-    GroupParked,
-    GroupRejected,
-    Heartbeat,
-    HeartbeatReply,
-    Lease,
-    Leases,
-    LoadGranted,
-    LoadRequest,
-    Message,
-    Partial,
-    Purpose,
-    Register,
-    Version,
-    Welcome,
-)
+from workers.messages.from_coordinator import Acknowledged, HeartbeatReply, Leases, LoadGranted, Welcome
+from workers.messages.from_worker import GroupFailed, GroupFinished, GroupParked, GroupRejected, Heartbeat, LoadRequest, Register
+from workers.messages.parts import Announcement, Lease, Message, Partial, Purpose, Version
 from workers.rollout.worker import RolloutWorker
 from workers.run.folder import RunFolder
 from workers.slurm.termination import Termination

@@ -12,7 +12,7 @@ from workers.run import incarnations
 from workers.run.folder import RunFolder
 from workers.slurm.job import SlurmElement
 from workers.slurm.signals import Signals
-from workers.trainer import ranks
+from workers.trainer import follower, ranks
 from workers.trainer.coordinator_link.client import CoordinatorLink
 from workers.trainer.worker import TrainerWorker
 
@@ -24,7 +24,7 @@ def main() -> None:
     config, signals = load(run.config), Signals()
     element = SlurmElement("1", "1_0", "1", 0, int(rank), int(world), int(rank), float("inf"))
     if element.rank > 0:
-        print("left:", ranks.follow(run, config, element, signals))
+        print("left:", follower.follow(run, config, element, signals))
         check_threads()
         return
     epoch = incarnations.claim(run, "", "", 0, socket.gethostname(), os.getpid(), 0)

@@ -25,15 +25,18 @@ from tests.unit.megatron_case import config as make_config
 from tests.unit.megatron_case import make_groups, train
 from tests.wire.gangs import in_turn
 from workers.config import ClusterKind, Config, Dtype, ParallelConfig, Transport
-from workers.messages.types import Announcement, Finish, Version
+from workers.messages.from_coordinator import Finish
+from workers.messages.from_worker import Republished
+from workers.messages.parts import Announcement, Version
 from workers.run import incarnations
 from workers.run.folder import RunFolder
 from workers.trainer.coordinator_link.client import CoordinatorLink
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import collectives
-from workers.trainer.ranks import Order, Ranks, StillThere, TrainStep, WriteWeights
+from workers.trainer.orders import Order, PublishWeights, ShareWeights, StillThere, TrainStep, WriteWeights
+from workers.trainer.ranks import Ranks
 from workers.trainer.weights.announcer import Announcer
-from workers.trainer.weights.rank_publisher import PublishWeights, RankPublisher, ShareWeights
+from workers.trainer.weights.rank_publisher import RankPublisher
 from workers.transport.weights.fetcher import FetchProgress, fetch
 from workers.transport.weights.messages import WeightKeys
 from workers.weights.manifest import WeightsError, verify
@@ -65,8 +68,8 @@ class Link:
         self.announced.append(announcement)
         self.metrics.append(metrics)
 
-    def republished(self, announcement: Announcement) -> None:
-        self.announced.append(announcement)
+    def say(self, message: Republished) -> None:
+        self.announced.append(message.announcement)
 
     def wake(self) -> None:
         self.woken.set()

@@ -27,8 +27,10 @@ from tests.wire import fleet
 from tests.wire.fleet import Weights, ended, generated, make_config, make_run, playing, working
 from tests.wire.test_drain import oracle
 from workers.config import Server
+from workers.messages.from_coordinator import Finish
+from workers.messages.from_worker import Goodbye, GroupFinished, GroupParked, Register
 from workers.messages.groups import check_group, check_partial, group_episodes, samples
-from workers.messages.types import Finish, Goodbye, Group, GroupFinished, GroupParked, Register, Version
+from workers.messages.parts import Group, Version
 from workers.rollout.workflows.agents.conversation import Chat
 from workers.rollout.workflows.agents.endpoint import Endpoint, _endpoints, admitted, shared_endpoint
 from workers.rollout.workflows.episode import LLM, Episode, Reward, WorkflowError

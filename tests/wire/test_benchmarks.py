@@ -13,7 +13,7 @@ import pytest
 from benchmarks.children import ROOT
 from benchmarks.interruption_requests import Workload, most_gained
 from workers.config import WeightsConfig
-from workers.run.folder import MEMORY
+from workers.run.paths import MEMORY
 
 
 def last_line(module: str, *options: str) -> dict[str, Any]:

@@ -18,25 +18,10 @@ from tests.wire.fleet import DEADLINE_S, Weights, ended, engine_state, generated
 from workers.config import Server
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import from_workers
+from workers.messages.from_coordinator import Acknowledged, Drain, Finish, Suspended
+from workers.messages.from_worker import Draining, Goodbye, GroupFailed, GroupFinished, GroupParked, Heartbeat, Register, WorkerFailed
 from workers.messages.groups import check_group, check_partial, group_episodes, samples
-from workers.messages.types import (
-    Acknowledged,
-    Drain,
-    Draining,
-    Finish,
-    Goodbye,
-    Group,
-    GroupFailed,
-    GroupFinished,
-    GroupParked,
-    Heartbeat,
-    Partial,
-    Purpose,
-    Register,
-    Suspended,
-    Version,
-    WorkerFailed,
-)
+from workers.messages.parts import Group, Partial, Purpose, Version
 from workers.rollout.worker import RolloutWorker
 from workers.run.folder import RunFolder
 from workers.slurm import termination

@@ -9,18 +9,9 @@ import pytest
 
 from tests.wire.fleet import DEADLINE_S, Weights, make_config, make_lease, make_run, playing, working
 from workers.config import Config, ConfigError, Server
-from workers.messages.types import (
-    Announcement,
-    Finish,
-    GroupFailed,
-    GroupFinished,
-    GroupRejected,
-    Heartbeat,
-    Purpose,
-    Register,
-    Version,
-    WorkerFailed,
-)
+from workers.messages.from_coordinator import Finish
+from workers.messages.from_worker import GroupFailed, GroupFinished, GroupRejected, Heartbeat, Register, WorkerFailed
+from workers.messages.parts import Announcement, Purpose, Version
 from workers.run.folder import RunFolder
 
 LENGTH = 5

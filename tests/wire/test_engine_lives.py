@@ -17,7 +17,7 @@ from tests.conformance.models import prompt_of, write_model
 from tests.wire import test_sampler
 from tests.wire.test_sampler import DEADLINE_S, LONG, LONG_PARAMS, TOLERANCE, Following, Rig, cuts_of, lease, running, until, write_endless_model
 from workers.config import Interrupt, Server
-from workers.messages.types import Announcement, Version
+from workers.messages.parts import Announcement, Version
 from workers.rollout.engines.client import BadRequest, EngineClient, EngineError, NoAnswer, SamplingParams
 from workers.rollout.engines.engine import Engine
 from workers.rollout.engines.sampler import Sample

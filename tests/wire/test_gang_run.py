@@ -38,21 +38,11 @@ from workers.config import (
     WeightsConfig,
     WorkflowConfig,
 )
-from workers.coordinator.groups.ledger import index_of
+from workers.coordinator.groups.group_states import index_of
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.types import (
-    Announcement,
-    Group,
-    GroupFinished,
-    Heartbeat,
-    Lease,
-    Leases,
-    Message,
-    Purpose,
-    Role,
-    TransportFailed,
-    Version,
-)
+from workers.messages.from_coordinator import Leases
+from workers.messages.from_worker import GroupFinished, Heartbeat, TransportFailed
+from workers.messages.parts import Announcement, Group, Lease, Message, Purpose, Role, Version
 from workers.run.files import read_lines
 from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys

@@ -21,7 +21,7 @@ from tests.conformance.models import FAMILIES, prompt_of, write_model
 from tests.unit.megatron_case import train
 from tests.unit.published import Publisher
 from workers.config import Config, EngineConfig, TrainerConfig
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.rollout.engines.client import EngineClient, Generation, SamplingParams
 from workers.rollout.engines.servers.process import ServerProcess
 from workers.trainer.batch.group import TrainGroup

@@ -16,24 +16,9 @@ from tests.wire.fleet import TRANSPORT, Play, Weights, ended, generated, make_co
 from tests.wire.test_drain import assert_nothing_runs, until_out_of_touch
 from tests.wire.test_engine_lives import pid_of
 from workers.messages.codec import from_workers
-from workers.messages.types import (
-    Announcement,
-    Finish,
-    Goodbye,
-    GroupFinished,
-    GroupParked,
-    Heartbeat,
-    HeartbeatReply,
-    HeldLease,
-    LoadRequest,
-    Message,
-    Purpose,
-    Register,
-    Role,
-    Suspended,
-    Version,
-    Welcome,
-)
+from workers.messages.from_coordinator import Finish, HeartbeatReply, Suspended, Welcome
+from workers.messages.from_worker import Goodbye, GroupFinished, GroupParked, Heartbeat, LoadRequest, Register
+from workers.messages.parts import Announcement, HeldLease, Message, Purpose, Role, Version
 from workers.run.folder import RunFolder
 from workers.slurm.termination import Termination
 from workers.transport import peer as peer_module

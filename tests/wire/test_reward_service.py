@@ -17,8 +17,10 @@ import zmq.asyncio
 
 from tests.wire.fleet import TRANSPORT, make_config, make_run, playing
 from workers.config import ConfigError, RewardConfig
+from workers.messages.from_coordinator import Drain, Finish
+from workers.messages.from_worker import Draining, Goodbye, Heartbeat, Register, WorkerFailed
+from workers.messages.parts import Role
 from workers.messages.rewards import ScoreWanted
-from workers.messages.types import Drain, Draining, Finish, Goodbye, Heartbeat, Register, Role, WorkerFailed
 from workers.reward.pool.messages import PYTHON_TOOL
 from workers.reward.pool.pool import RewardPool, VerifierError
 from workers.reward.remote import load_balancer

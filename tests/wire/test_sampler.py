@@ -30,8 +30,9 @@ from tests.unit.published import Publisher
 from workers.config import Config, EngineConfig, Interrupt, ModelConfig, RewardConfig, WorkflowConfig
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import encode, from_workers
+from workers.messages.from_worker import GroupFinished
 from workers.messages.groups import check_group, samples
-from workers.messages.types import Announcement, Group, GroupFinished, Lease, Partial, Purpose, Version
+from workers.messages.parts import Announcement, Group, Lease, Partial, Purpose, Version
 from workers.model.architecture import Architecture, read_architecture
 from workers.reward.pool.pool import RewardPool, VerifierError
 from workers.reward.shaping import scale

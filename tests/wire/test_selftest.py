@@ -25,7 +25,8 @@ from tests.wire import selftest_rank
 from tests.wire.gangs import run_ranks
 from workers.config import Config, EngineConfig, TrainerConfig
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.types import Batch, Group, Version
+from workers.messages.from_coordinator import Batch
+from workers.messages.parts import Group, Version
 from workers.rollout.engines.client import EngineClient, SamplingParams
 from workers.rollout.engines.servers.process import ServerProcess
 from workers.trainer.megatron.engine import MegatronEngine

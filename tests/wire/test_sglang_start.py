@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from workers.config import EngineConfig, EngineParallelConfig, Server
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.rollout.engines.client import BadRequest, EngineClient, EngineError
 from workers.rollout.engines.servers.process import ServerProcess
 
@@ -210,7 +210,7 @@ import asyncio, sys
 from pathlib import Path
 import psutil
 from workers.config import EngineConfig, Server
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.rollout.engines.servers.process import ServerProcess
 
 async def work():

@@ -13,10 +13,12 @@ from tests.unit.groups import make_group
 from tests.wire.fleet import TRANSPORT, make_run, playing
 from workers.config import Config, TransportConfig
 from workers.coordinator.training.batch_split import make_shares
-from workers.messages.types import Batch, BatchRequest, Finish, Goodbye, Heartbeat, Refused, Register, Role
+from workers.messages.from_coordinator import Batch, Finish, Refused
+from workers.messages.from_worker import BatchRequest, Goodbye, Heartbeat, Register
+from workers.messages.parts import Role
 from workers.run.folder import RunFolder
 from workers.trainer.coordinator_link import share_link
-from workers.trainer.coordinator_link.client import RunEnded
+from workers.trainer.coordinator_link.endings import RunEnded
 from workers.trainer.coordinator_link.share_link import ShareLink
 
 WAIT_S = 120.0

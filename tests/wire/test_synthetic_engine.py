@@ -26,7 +26,7 @@ from tests.conformance.endpoint import DEADLINE_S, Client, Endpoint
 from tests.conformance.models import CONTEXT, EOS, SECOND_EOS, VOCAB, prompt_of, write_pair
 from tests.wire import test_engine_api as api
 from workers.config import EngineConfig, Server
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.model.architecture import ModelError, read_architecture
 from workers.rollout.engines.client import SamplingParams
 from workers.rollout.engines.servers.embedded.requests import Request, Sampling

@@ -18,19 +18,9 @@ import zmq.asyncio
 from tests.unit.groups import make_group
 from workers.config import ConfigError, TransportConfig
 from workers.messages.codec import MessageError
-from workers.messages.types import (
-    Announcement,
-    Finish,
-    Goodbye,
-    GroupFinished,
-    Heartbeat,
-    HeartbeatReply,
-    Register,
-    Role,
-    Version,
-    VersionAnnounced,
-    Welcome,
-)
+from workers.messages.from_coordinator import Finish, HeartbeatReply, VersionAnnounced, Welcome
+from workers.messages.from_worker import Goodbye, GroupFinished, Heartbeat, Register
+from workers.messages.parts import Announcement, Role, Version
 from workers.run.folder import RunFolder, RunFolderError
 from workers.transport.client import ClientSockets, CoordinatorLost, NoCoordinator, RunOver, find_coordinator
 from workers.transport.keys import KeyPair, make_keys, read_keys
@@ -153,7 +143,7 @@ async def test_sending_to_a_dead_peer_says_so(run: RunFolder, server: ServerSock
 import asyncio, sys
 from pathlib import Path
 from workers.run.folder import RunFolder
-from workers.messages.types import Heartbeat
+from workers.messages.from_worker import Heartbeat
 from tests.wire.test_transport import connect
 async def main():
     client = await connect(RunFolder(Path({str(run.path)!r})))

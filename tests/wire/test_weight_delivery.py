@@ -18,16 +18,9 @@ from tests.wire.fetching_worker import make_config
 from tests.wire.weight_nodes import PROJECT, Origin, make_weights, step
 from workers.coordinator.core import Coordinator
 from workers.messages.codec import MessageError
-from workers.messages.types import (
-    Announcement,
-    FallbackWanted,
-    Message,
-    Register,
-    Republished,
-    Role,
-    StepFinished,
-    Version,
-)
+from workers.messages.from_coordinator import FallbackWanted
+from workers.messages.from_worker import Register, Republished, StepFinished
+from workers.messages.parts import Announcement, Message, Role, Version
 from workers.run.digests import digest_of
 from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys, read_keys
@@ -127,7 +120,7 @@ class Fleet:
 
     @property
     def alive(self) -> Message:
-        from workers.messages.types import HeartbeatReply
+        from workers.messages.from_coordinator import HeartbeatReply
         return HeartbeatReply(self.core.training.announcement, known=True)
 
     async def _flush(self) -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from tests.wire.fetching_worker import make_config
 from tests.wire.weight_nodes import Origin, make_weights, read, step
-from workers.messages.types import Announcement, LoadGranted, LoadRequest, Message, Sources, SourcesRequest, TransportFailed, Version
+from workers.messages.from_coordinator import LoadGranted, Sources
+from workers.messages.from_worker import LoadRequest, SourcesRequest, TransportFailed
+from workers.messages.parts import Announcement, Message, Version
 from workers.rollout.weights.fetch import MAX_SKIPPED, WeightFetch, WeightsSuperseded
 from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys
@@ -176,6 +178,11 @@ async def test_where_memory_is_full_the_way_is_shared_storage(hand: Hand, origin
     folder = origin.store.published(V0)
     hand.fetch.announced(Announcement(V0, str(folder), announcement.digest, announcement.sources))
     assert await fetching == folder and hand.fetch.via == "disk" and hand.fetch.num_fallbacks == 1
+    num_said = len(hand.sent)
+    later = origin.publish(V1, weights)
+    folder = origin.store.published(V1)
+    assert await hand.get(Announcement(V1, str(folder), later.digest, later.sources)) == folder, "once and for good: streaming is not tried again"
+    assert len(hand.sent) == num_said and hand.fetch.num_fallbacks == 2
 
 
 async def test_a_fetch_that_is_cancelled_ends_and_the_next_one_goes_on(hand: Hand, origin: Origin) -> None:

@@ -24,7 +24,7 @@ from workers.config import Config, ModelConfig, Transport
 from workers.coordinator.weights import broadcast_group
 from workers.coordinator.weights.broadcast_group import Phase, Sending, UpdateGroup
 from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
-from workers.messages.types import Announcement, Message, Version
+from workers.messages.parts import Announcement, Message, Version
 from workers.model.architecture import read_architecture
 from workers.rollout.engines.client import SamplingParams
 from workers.rollout.engines.engine import Engine

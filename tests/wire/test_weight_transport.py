@@ -20,7 +20,7 @@ from tests.wire.weight_nodes import CHUNK, CONFIG, LOOPBACK, NAMES, WAIT_S, Orig
 from workers.config import TransportConfig
 from workers.config.choices import Security
 from workers.config.training import WeightsConfig
-from workers.messages.types import Announcement, Version
+from workers.messages.parts import Announcement, Version
 from workers.run.digests import digest_of
 from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys

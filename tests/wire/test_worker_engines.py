@@ -12,8 +12,10 @@ from tests.wire.fleet import Weights, ended, make_config, make_lease, make_run, 
 from tests.wire.test_drain import assert_nothing_runs, versions_of
 from tests.wire.test_engine_lives import pid_of
 from workers.config import Config
+from workers.messages.from_coordinator import Finish
+from workers.messages.from_worker import GroupFailed, GroupFinished, GroupParked, Heartbeat, WorkerFailed
 from workers.messages.groups import check_group, check_partial
-from workers.messages.types import Finish, GroupFailed, GroupFinished, GroupParked, Heartbeat, Version, WorkerFailed
+from workers.messages.parts import Version
 from workers.rollout.worker import RolloutWorker
 from workers.run.folder import RunFolder
 from workers.slurm.termination import Termination, WorkerEnded

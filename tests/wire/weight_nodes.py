@@ -12,7 +12,7 @@ import numpy as np
 
 from workers.config import TransportConfig
 from workers.config.training import WeightsConfig
-from workers.messages.types import Announcement, Version
+from workers.messages.parts import Announcement, Version
 from workers.run.folder import RunFolder
 from workers.transport.weights.fetcher import FetchProgress, fetch
 from workers.transport.weights.messages import WeightKeys

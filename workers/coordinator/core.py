@@ -25,12 +25,11 @@ from workers.coordinator.state import State
 from workers.coordinator.training.steps import Refusal
 from workers.coordinator.worker_loss import follow_up
 from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
-from workers.messages.types import (
+from workers.messages.from_coordinator import Drain, HeartbeatReply, Refused, RewardElements, VersionAnnounced, VersionsNeeded, Welcome
+from workers.messages.from_worker import (
     PROTOCOL,
-    Announcement,
     BatchRequest,
     CheckpointRequest,
-    Drain,
     Draining,
     Goodbye,
     GroupFailed,
@@ -38,22 +37,15 @@ from workers.messages.types import (
     GroupParked,
     GroupRejected,
     Heartbeat,
-    HeartbeatReply,
     LoadRequest,
-    Message,
-    Refused,
     Register,
     Republished,
-    RewardElements,
-    Role,
     SourcesRequest,
     StepFinished,
     TransportFailed,
-    VersionAnnounced,
-    VersionsNeeded,
-    Welcome,
     WorkerFailed,
 )
+from workers.messages.parts import Announcement, Message, Role
 
 DRAIN_S = 60.0
 """How long workers may take to give back what they hold when the whole run is to pause."""

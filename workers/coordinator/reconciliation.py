@@ -15,8 +15,10 @@ from workers.coordinator.groups.lineage import Lineage
 from workers.coordinator.groups.results import Results
 from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.coordinator.training.steps import Training
+from workers.messages.from_coordinator import Acknowledged
+from workers.messages.from_worker import GroupFinished, GroupParked, GroupRejected
 from workers.messages.groups import check_group, check_partial
-from workers.messages.types import Acknowledged, Group, GroupFinished, GroupParked, GroupRejected, HeldLease, Partial, Purpose, Version
+from workers.messages.parts import Group, HeldLease, Partial, Purpose, Version
 
 RETURN_S = 20.0
 """How long leases from before a restart wait for the workers that hold them."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.messages.types import Heartbeat, Register, Role, Version, WorkerStatus
+from workers.messages.from_worker import Heartbeat, Register
+from workers.messages.parts import Role, Version, WorkerStatus
 
 
 @dataclass

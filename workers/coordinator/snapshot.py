@@ -10,12 +10,12 @@ from collections import Counter, deque
 
 from workers.coordinator.groups.concurrency import ConcurrencyState
 from workers.coordinator.groups.consumption import Totals
+from workers.coordinator.groups.group_states import Finished, Parked, Running
 from workers.coordinator.groups.heldout_evaluation import Evaluation
-from workers.coordinator.groups.ledger import Finished, Ledger, Parked, Running
+from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.rejections import RejectionsState
 from workers.messages.codec import Decoder, MessageError, pack
-from workers.messages.parts import Struct
-from workers.messages.types import Group, Message, Partial
+from workers.messages.parts import Group, Message, Partial, Struct
 
 MAX_BYTES = 1 << 40
 

@@ -22,7 +22,9 @@ from workers.coordinator.snapshot import Snapshot, restore_evaluation, restore_l
 from workers.coordinator.training.steps import Training
 from workers.coordinator.weights.broadcasts import Broadcasts
 from workers.coordinator.weights.delivery import Delivery
-from workers.messages.types import CheckpointRequest, Drain, Message, Role
+from workers.messages.from_coordinator import Drain
+from workers.messages.from_worker import CheckpointRequest
+from workers.messages.parts import Message, Role
 
 ATTEMPTS_PER_EPOCH = 1000
 """More often than that no group is leased in one incarnation."""

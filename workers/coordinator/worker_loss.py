@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from workers.coordinator.registry import Worker
 from workers.coordinator.state import State
-from workers.messages.types import Role
+from workers.messages.parts import Role
 
 
 def follow_up(state: State, worker: Worker, cause: str = "", in_order: bool = False) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from workers.config import Config
 from workers.data.prompt import Prompt
 from workers.messages.groups import group_episodes, group_firsts, samples
-from workers.messages.types import Group, Lease, Purpose
+from workers.messages.parts import Group, Lease, Purpose
 from workers.reward.pool.pool import VerifierError
 from workers.rollout.engines.client import BadRequest, EngineError
 from workers.rollout.engines.engine import BEGINNING

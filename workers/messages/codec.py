@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 
 from workers.messages.arrays import TypedArray
-from workers.messages.types import FromCoordinator, FromWorker, Message
+from workers.messages.from_coordinator import FromCoordinator
+from workers.messages.from_worker import FromWorker
+from workers.messages.parts import Message
 
 
 class MessageError(ValueError):

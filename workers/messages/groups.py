@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workers.messages.codec import MessageError
-from workers.messages.parts import Turns
-from workers.messages.types import Group, Partial
+from workers.messages.parts import Group, Partial, Turns
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a Hugging Face model folder holds, read from config.json and the safetensors headers, without torch.
+"""What a Hugging Face model is, read from its folder's config.json, without torch. Its tensors: tensors.py.
 
 The engine, the trainer and the checks before submission all read a model folder through here, so that all three
 accept and refuse the same models with the same words.
@@ -7,13 +7,11 @@ accept and refuse the same models with the same words.
 from __future__ import annotations
 
 import json
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 SUPPORTED = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
              "Qwen3MoeForCausalLM": "qwen3_moe"}
-MAX_HEADER_BYTES = 100_000_000
 MISTRAL_WINDOW = 4096
 """What transformers' MistralConfig takes where config.json names no sliding_window."""
 LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -215,40 +213,3 @@ def _check(folder: Path, raw: dict, architecture: Architecture) -> None:
     if architecture.num_heads % architecture.num_kv_heads:
         raise ModelError(f"{folder}: num_attention_heads={architecture.num_heads} must be a multiple of "
                          f"num_key_value_heads={architecture.num_kv_heads}. Take the config.json that came with the model")
-
-
-def safetensors_header(path: Path) -> dict[str, dict]:
-    """The header of one safetensors file: name -> {dtype, shape, data_offsets}. Raises `ModelError` if broken or cut short."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > MAX_HEADER_BYTES:
-                raise ValueError(f"header of {length} bytes")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in header.values() if isinstance(entry["shape"], list)), default=0)
-        if path.stat().st_size != 8 + length + end:
-            raise ValueError(f"{path.stat().st_size} bytes instead of {8 + length + end}")
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error) as error:
-        raise ModelError(f"{path}: broken safetensors file ({error}). Copy the model again") from error
-    return header
-
-
-def check_tensors(folder: Path, architecture: Architecture) -> list[Path]:
-    """Check that `folder` holds every tensor of `architecture` with the right shape; returns its safetensors files.
-
-    Raises `ModelError` naming the first tensor that is missing or of the wrong shape.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ModelError(f"{folder}: no *.safetensors file. Give the folder of a Hugging Face model in safetensors format")
-    found: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        found.update({name: tuple(entry["shape"]) for name, entry in safetensors_header(file).items()})
-    for name, shape in architecture.tensor_shapes().items():
-        if name not in found:
-            raise ModelError(f"{folder}: tensor {name} is missing. Copy the model again")
-        if found[name] != shape:
-            raise ModelError(f"{folder}: tensor {name} has shape {found[name]}, config.json asks for {shape}. "
-                             "Take both from the same model")
-    return files

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.model.architecture import Architecture, ModelError, check_tensors, read_architecture, safetensors_header
+from workers.model.architecture import Architecture, ModelError, read_architecture
+from workers.model.tensors import check_tensors, safetensors_header
 
 TYPES = {"F32", "BF16", "F16"}
 """Types of tensors, in safetensors' terms."""

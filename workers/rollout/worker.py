@@ -20,24 +20,9 @@ from tokenizers import Tokenizer
 
 from workers.config import ClusterKind, Config
 from workers.messages.broadcasts import Broadcast, BroadcastRefused, JoinUpdateGroup, LeaveUpdateGroup, PrepareBroadcast
-from workers.messages.types import (
-    Acknowledged,
-    Announcement,
-    Drain,
-    Draining,
-    Heartbeat,
-    HeldLease,
-    Leases,
-    LoadGranted,
-    Message,
-    Refused,
-    RewardElements,
-    Role,
-    Sources,
-    Welcome,
-    WorkerFailed,
-    WorkerStatus,
-)
+from workers.messages.from_coordinator import Acknowledged, Drain, Leases, LoadGranted, Refused, RewardElements, Sources, Welcome
+from workers.messages.from_worker import Draining, Heartbeat, WorkerFailed
+from workers.messages.parts import Announcement, HeldLease, Message, Role, WorkerStatus
 from workers.model.architecture import read_architecture
 from workers.reward.pool.pool import functions
 from workers.reward.remote.client import RemoteRewards
@@ -51,6 +36,7 @@ from workers.rollout.leases.runner import LeaseRunner
 from workers.rollout.weights.broadcast import GroupMember, membership
 from workers.rollout.weights.fetch import WeightFetch
 from workers.rollout.weights.updates import WeightHolder
+from workers.rollout.worker_status import worker_status
 from workers.rollout.workflows.group_filter import GroupFilter
 from workers.rollout.workflows.runner import Parts, Workflow
 from workers.rollout.workflows.text import text_of
@@ -248,27 +234,16 @@ class RolloutWorker:
         return running + self._holdings.results.held()
 
     def _heartbeat(self) -> Heartbeat:
-        holder, fetch, engines, rewards, leases = (
-            self._holder, self._fetch, self._engines, self._rewards, self._holdings.leases if self._holdings else None)
+        holder, engines, leases = self._holder, self._engines, self._holdings.leases if self._holdings else None
         if engines is None or leases is None:
             return Heartbeat(None, holder.fetching, WorkerStatus(waiting_for="its start"), leases=self._held())
         leaving = self._told is not None and self._told.done()
-        status = WorkerStatus(
-            waiting_for="its results to be taken" if leaving else self._waiting_for(engines, leases),
-            num_running=leases.num_running, tokens_generated=leases.tokens_generated, tokens_interrupted=leases.tokens_interrupted,
-            num_updates=holder.num_updates, update_s=engines.mean("update_s"), pause_s=engines.mean("pause_s"), load_s=engines.mean("load_s"),
-            num_restarts=sum(engine.num_restarts for engine in engines.engines), fetch_s=fetch.fetch_s,
-            weights_via="nccl" if holder.by_broadcast else fetch.via,
-            fetch_bytes=fetch.fetch_bytes, num_fallbacks=fetch.num_fallbacks, num_refetched=fetch.num_refetched, idle_s=leases.idle_s,
-            reward_busy_s=rewards.busy_s, rewards_killed=rewards.num_killed, rewards_failed=rewards.num_failed,
-            rewards_late=rewards.num_late, rewards_done=rewards.num_scored + rewards.num_executed,
-            rewards_waiting=rewards.num_waiting, rewards_wait_s=rewards.wait_s)
+        waiting_for = "its results to be taken" if leaving else self._waiting_for(engines, leases)
+        status = worker_status(waiting_for, leases, engines, holder, self._fetch, self._rewards)
         return Heartbeat(engines.held, holder.fetching, status, 0 if leaving else engines.capacity, self._held(), engines.tokens_in_flight,
                          self._member.ranks if self._member is not None and not leaving else 0)
 
     def _waiting_for(self, engines: Engines, leases: LeaseRunner) -> str:
-        if engines.waiting_for or self._fetch.waiting_for:
-            return engines.waiting_for or self._fetch.waiting_for
-        if self._rewards.waiting_for:
-            return self._rewards.waiting_for
+        if waiting_for := engines.waiting_for or self._fetch.waiting_for or self._rewards.waiting_for:
+            return waiting_for
         return "weights" if engines.held is None else "" if leases.num_running else "leases"

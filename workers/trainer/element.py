@@ -221,7 +221,7 @@ def run_trainer(run: RunFolder, config: Config, num_ranks: int) -> str:
     signals = Signals()
     element = slurm.current() if config.cluster.kind is ClusterKind.slurm else None
     if element is not None and element.rank > 0:
-        from workers.trainer import ranks
+        from workers.trainer.follower import follow
 
-        return ranks.follow(run, config, element, signals)
+        return follow(run, config, element, signals)
     return TrainElement(run, config, element, signals, num_ranks).live()

@@ -90,9 +90,9 @@ def main(path: str, rank: str, size: str, epoch: str, parent: str) -> None:
     signals = Signals()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nobody but rank 0 is asked to leave in order
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
-    from workers.trainer import ranks
+    from workers.trainer.follower import follow
 
-    print(f"left: {ranks.follow(run, config, place(int(rank), int(size), int(epoch)), signals)}")
+    print(f"left: {follow(run, config, place(int(rank), int(size), int(epoch)), signals)}")
 
 
 if __name__ == "__main__":

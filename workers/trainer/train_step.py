@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from workers.messages.from_coordinator import Batch
 from workers.messages.groups import group_episodes, head_step, samples
-from workers.messages.types import Batch, Group
+from workers.messages.parts import Group
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.selftest.selftest import SelfTest

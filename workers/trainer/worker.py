@@ -24,16 +24,19 @@ from pathlib import Path
 from torch import Tensor
 
 from workers.config import Config, Transport
-from workers.messages.types import Announcement, Finish, Version
+from workers.messages.from_coordinator import Finish
+from workers.messages.parts import Announcement, Version
 from workers.run.checkpoints import Checkpoint, Fenced, check_epoch
 from workers.run.folder import RunFolder
-from workers.trainer.coordinator_link.client import CoordinatorLink, DrainRequested, RunEnded
+from workers.trainer.coordinator_link.client import CoordinatorLink
+from workers.trainer.coordinator_link.endings import DrainRequested, RunEnded
 from workers.trainer.coordinator_link.inbox import Received
 from workers.trainer.heldout import HeldoutExamples
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import process_group
 from workers.trainer.megatron.parallel.stop import StepAbandoned
-from workers.trainer.ranks import IDLE_S, MeasureHeldout, Order, Ranks, StillThere, TrainStep, WriteWeights, spread_in_copy
+from workers.trainer.orders import MeasureHeldout, Order, StillThere, TrainStep, WriteWeights
+from workers.trainer.ranks import IDLE_S, Ranks, spread_in_copy
 from workers.trainer.saving.exporter import Exporter
 from workers.trainer.saving.run_saver import RunSaver
 from workers.trainer.selftest.selftest import SelfTest, SelfTestFailed

@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from workers.config import TransportConfig
 from workers.messages.codec import encode, from_coordinator
-from workers.messages.types import Message
+from workers.messages.parts import Message
 from workers.run.folder import RunFolder
 from workers.transport.keys import KeyPair
 from workers.transport.rendezvous import Address, newest

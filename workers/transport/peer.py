@@ -23,21 +23,9 @@ import time
 from collections.abc import Callable
 
 from workers.config import TransportConfig
-from workers.messages.types import (
-    Announcement,
-    Finish,
-    Goodbye,
-    Heartbeat,
-    HeartbeatReply,
-    HeldLease,
-    Message,
-    Refused,
-    Register,
-    Role,
-    Suspended,
-    VersionAnnounced,
-    Welcome,
-)
+from workers.messages.from_coordinator import Finish, HeartbeatReply, Refused, Suspended, VersionAnnounced, Welcome
+from workers.messages.from_worker import Goodbye, Heartbeat, Register
+from workers.messages.parts import Announcement, HeldLease, Message, Role
 from workers.run.folder import RunFolder
 from workers.transport.client import LINGER_MS, ClientSockets, CoordinatorLost, NoCoordinator, find_coordinator, new_routing_id
 from workers.transport.keys import read_keys

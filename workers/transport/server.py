@@ -17,7 +17,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 
 from workers.config import ConfigError, TransportConfig
 from workers.messages.codec import MessageError, encode, from_workers
-from workers.messages.types import Message
+from workers.messages.parts import Message
 from workers.transport.keys import KeyPair
 
 MIB = 1 << 20

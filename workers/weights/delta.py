@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import zstandard
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.weights.manifest import WeightsError
 from workers.weights.mmap import MappedFiles
 

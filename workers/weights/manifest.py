@@ -19,7 +19,7 @@ from typing import Annotated
 
 import msgspec
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.run.digests import digest_of
 
 MANIFEST = "manifest.json"

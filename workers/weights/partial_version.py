@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.run.digests import digest_of
 from workers.weights.delta import Deltas, decode
 from workers.weights.manifest import MANIFEST, Chunk, Manifest, WeightsError

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from workers.config import Dtype
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.run.files import sync
 from workers.weights.delta import DeltaSize, make_deltas
 from workers.weights.layout import NAMES, ShardFile

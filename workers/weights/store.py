@@ -23,7 +23,7 @@ import threading
 import time
 from pathlib import Path
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.weights.locks import Lock
 from workers.weights.manifest import WeightsError
 from workers.weights.partial_version import Incoming, allocate

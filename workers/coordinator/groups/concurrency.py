@@ -28,8 +28,7 @@ import numpy as np
 
 from workers.config.generation import AUTO
 from workers.messages.groups import group_episodes
-from workers.messages.parts import Struct
-from workers.messages.types import Group
+from workers.messages.parts import Group, Struct
 
 SATURATED = 0.97
 """The share of what engines bring with all their room in use that is worth more groups."""

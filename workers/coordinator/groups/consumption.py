@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workers.messages.groups import group_firsts, head_step, samples, token_steps
-from workers.messages.types import Group
+from workers.messages.parts import Group
 
 
 @dataclass(frozen=True)

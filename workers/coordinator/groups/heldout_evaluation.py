@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from workers.coordinator.groups.ledger import LOST_AFTER_S
 from workers.messages.groups import group_firsts, token_steps
-from workers.messages.types import Group
+from workers.messages.parts import Group
 
 Samples = tuple[list[float], list[str]]
 """Of one prompt: the score of each sample, and the answer in each ('': none)."""

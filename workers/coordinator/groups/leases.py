@@ -13,7 +13,8 @@ from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.routing import Rooms, room_of
 from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.coordinator.registry import Registry
-from workers.messages.types import Lease, Leases, Purpose, Version
+from workers.messages.from_coordinator import Leases
+from workers.messages.parts import Lease, Purpose, Version
 
 
 class Prompt(Protocol):

@@ -21,61 +21,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from workers.coordinator.groups.group_states import Finished, Leased, Parked, Running, index_of
 from workers.coordinator.groups.staleness import FinishedGroup
-from workers.messages.types import Group, HeldLease, Partial
+from workers.messages.parts import Group, HeldLease, Partial
 
 LOST_AFTER_S = 10.0
 """A running lease that its worker leaves out of all heartbeats for so long has been lost on its way."""
-
-
-@dataclass
-class Running:
-    """A leased group: its prompt's index, the attempt, the worker, the version it was admitted at, and since when it has been missed."""
-
-    index: int
-    attempt: int
-    worker: bytes
-    admitted_at: int
-    partial: Partial | None = None
-    missed_since: float | None = None
-
-
-@dataclass
-class Parked:
-    """A group that was given back with what had been generated."""
-
-    index: int
-    admitted_at: int
-    partial: Partial
-
-
-@dataclass
-class Finished:
-    """A finished group waiting to be consumed, or in training."""
-
-    group: Group
-    admitted_at: int
-    order: int
-
-
-class Leased(NamedTuple):
-    """A lease as it is handed out. `num_failures`: how often the group has failed before."""
-
-    group_id: str
-    prompt_index: int
-    attempt: int
-    admitted_at: int
-    num_failures: int
-    partial: Partial | None
-
-
-def index_of(group_id: str) -> int:
-    """The prompt's index in a group's id, `g<k>`. Raises ValueError on any other."""
-    if group_id[:1] != "g" or not group_id[1:].isdecimal():
-        raise ValueError(f"group {group_id!r}: must be g<number>")
-    return int(group_id[1:])
 
 
 @dataclass

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from workers.messages.arrays import Int32
-from workers.messages.types import Group, Partial, Version
+from workers.messages.parts import Group, Partial, Version
 
 
 @dataclass

@@ -17,19 +17,10 @@ from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.lineage import Lineage
 from workers.coordinator.groups.rejections import Rejections
 from workers.messages.codec import MessageError
+from workers.messages.from_coordinator import Acknowledged, Refused
+from workers.messages.from_worker import GroupFailed, GroupFinished, GroupParked, GroupRejected
 from workers.messages.groups import check_group, check_partial, group_firsts
-from workers.messages.types import (
-    Acknowledged,
-    Group,
-    GroupFailed,
-    GroupFinished,
-    GroupParked,
-    GroupRejected,
-    Message,
-    Partial,
-    Purpose,
-    Refused,
-)
+from workers.messages.parts import Group, Message, Partial, Purpose
 
 MAX_HOPELESS = 4
 """So many groups whose verifier has never given a score, and none before that was finished, end the run."""

@@ -13,9 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
-from workers.coordinator.groups.ledger import Leased, Ledger
+from workers.coordinator.groups.group_states import Leased
+from workers.coordinator.groups.ledger import Ledger
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.types import Group, Purpose
+from workers.messages.parts import Group, Purpose
 
 MAX_UNUSABLE = 100
 """So many examples in a row that cannot be trained on end the run."""

@@ -10,7 +10,7 @@ from workers.coordinator.monitoring.waiting_reasons import waiting
 from workers.coordinator.training.steps import HeldoutLoss, StepRecord
 from workers.coordinator.weights.broadcast_group import Phase
 from workers.evaluation.statistics import Judged, figures
-from workers.messages.types import Role, WorkerStatus
+from workers.messages.parts import Role, WorkerStatus
 
 MAX_PROMPT, MAX_REFERENCE, MAX_RESPONSE = 1000, 200, 2000
 """Characters of heldout_samples.jsonl: the end of a prompt, the beginnings of the others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workers.coordinator.state import State
-from workers.messages.types import Role
+from workers.messages.parts import Role
 
 
 def waiting(state: State) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
     sockets --receive--> core.handle -----> outbox --send--> workers
     clock, stop file, launcher's lock, SIGTERM, newest epoch --> core.tick / core.end / core.drain / core.left
-                              core.training.records --> metrics.jsonl, TensorBoard, health --> alarms;   every second --> status.json
+                              core.training.records --> run_records.py: metrics.jsonl, ..., alarms;   every second --> status.json
                               core.checkpoint --> coordinator.msgpack, beside the trainer's part
 
 Waits: only for messages, with a tick every quarter of a second. How it ends is in shutdown.py.
@@ -23,22 +23,23 @@ from pathlib import Path
 from workers.config import ClusterKind, ConfigError, load
 from workers.coordinator.core import Coordinator
 from workers.coordinator.monitoring import status as reporting
-from workers.coordinator.monitoring.alarm_state import Health
 from workers.coordinator.process.recovered_partials import RecoveredPartials
+from workers.coordinator.process.run_records import RunRecords
 from workers.coordinator.process.shutdown import Shutdown, cancel_waiting
 from workers.coordinator.process.slurm_watch import SlurmWatch
 from workers.coordinator.snapshot import SnapshotError, decode
-from workers.coordinator.training.steps import HeldoutLoss, StepRecord
 from workers.data.examples import open_examples
 from workers.data.prompts import open_prompts
 from workers.messages.codec import MessageError
-from workers.messages.types import CheckpointPart, CheckpointRequest, Refused, Version
-from workers.metrics.recorder import Recorder
+from workers.messages.from_coordinator import CheckpointPart, Refused
+from workers.messages.from_worker import CheckpointRequest
+from workers.messages.parts import Version
 from workers.run import checkpoints
 from workers.run.checkpoints import COORDINATOR
-from workers.run.files import is_full, read_lines, write_atomic
+from workers.run.files import is_full, write_atomic
 from workers.run.folder import RunFolder, RunFolderError
 from workers.run.processes import PARENT_DIED, end_with_parent, enlist
+from workers.run.retention import scores
 from workers.transport.addresses import address_of
 from workers.transport.keys import read_keys
 from workers.transport.rendezvous import Address, publish
@@ -60,10 +61,7 @@ class CoordinatorWorker:
         examples = open_examples(self.config) if self.config.supervised else None
         self.core = Coordinator(self.config, prompts, epoch, time.monotonic(), snapshot, examples)
         self.spilled = RecoveredPartials(run, self.core, self.config.transport.max_message_mb)
-        self.recorder = Recorder(run, snapshot.positions, snapshot.step) if snapshot else Recorder(run)
-        self.evaluations = read_lines(run.evaluations)
-        self.health = Health(self.config)
-        self.health.resume(read_lines(run.metrics))
+        self.records = RunRecords(run, self.core, snapshot)
         self._started = time.monotonic() - (snapshot.seconds if snapshot else 0.0)
         self._fleet_watch = SlurmWatch(run, self.core)
         self._next_status = self._next_tick = 0.0
@@ -95,7 +93,7 @@ class CoordinatorWorker:
             receiving.cancel()
             watching.cancel()
             self.sockets.close(linger_ms=1000)
-            self.on_disk(self.recorder.close)
+            self.on_disk(self.records.close)
 
     def _told_to_end(self) -> None:
         if self.core.replaceable:
@@ -122,7 +120,7 @@ class CoordinatorWorker:
             return
         (peer, request), self.core.checkpoint = self.core.checkpoint, None
         self.record()
-        content = self.core.snapshot(self.seconds, self.recorder.positions()).encode()
+        content = self.core.snapshot(self.seconds, self.records.positions()).encode()
         self.spilled.in_checkpoint(Version(self.epoch, request.step))
         self._saving = asyncio.create_task(self._write_part(peer, request, content))
 
@@ -178,37 +176,13 @@ class CoordinatorWorker:
     def _write_status(self) -> None:
         now = time.monotonic()
         status = reporting.status(self.core, now, self.seconds, time.time(), self.sockets.num_refused, self.sockets.num_malformed)
-        status["alarms"] = self.health.active
-        status["checkpoint"] = checkpoints.describe(self.run, checkpoints.scores(self.evaluations), time.time())
+        status["alarms"] = self.records.health.active
+        status["checkpoint"] = checkpoints.describe(self.run, scores(self.records.evaluations), time.time())
         write_atomic(self.run.status, json.dumps(status).encode())
 
     def record(self) -> None:
         """Write finished steps and evaluations, unless another incarnation has taken over."""
-        self.on_disk(self._record)
-
-    def _record(self) -> None:
-        records, self.core.training.records = self.core.training.records, []
-        if not records or self.run.newest_epoch() != self.epoch:
-            return
-        for record in records:
-            if isinstance(record, StepRecord):
-                self._record_step(reporting.step_record(self.core, record, self.seconds))
-                self.recorder.consumed(record.step - 1, record.consumed)
-                continue
-            self.evaluations.append(reporting.heldout_record(self.core, record, self.seconds) if isinstance(record, HeldoutLoss)
-                                    else reporting.evaluation_record(self.core, record, self.seconds))
-            self.recorder.evaluation(self.evaluations[-1])
-            if not isinstance(record, HeldoutLoss):
-                self.recorder.samples(reporting.samples_record(self.core, record))
-
-    def _record_step(self, record: dict) -> None:
-        """Write a step with what it means for the alarms; one that is to end the run does."""
-        changes = self.health.step(record)
-        for change in changes:
-            print(change, flush=True)
-        self.recorder.step(record | self.health.metrics | ({"alarm_changes": changes} if changes else {}))
-        if cause := self.health.cause:
-            self.core.end(cause)
+        self.on_disk(lambda: self.records.write(self.seconds))
 
     async def flush(self) -> None:
         """Send what the state machine has to say."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from workers.coordinator.core import Coordinator
 from workers.messages.codec import MessageError, from_workers
-from workers.messages.types import GroupFinished, GroupParked, GroupRejected, Version
+from workers.messages.from_worker import GroupFinished, GroupParked, GroupRejected
+from workers.messages.parts import Version
 from workers.run.folder import RunFolder
 
 

@@ -22,7 +22,9 @@ from typing import Protocol
 from workers.config import Config
 from workers.coordinator.core import Coordinator
 from workers.coordinator.monitoring import status as reporting
-from workers.messages.types import Finish, HeartbeatReply, Role, Suspended
+from workers.coordinator.process.run_records import RunRecords
+from workers.messages.from_coordinator import Finish, HeartbeatReply, Suspended
+from workers.messages.parts import Role
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder
 from workers.run.processes import describe_exit
@@ -69,7 +71,7 @@ class Process(Protocol):
     run: RunFolder
     config: Config
     sockets: ServerSockets
-    evaluations: list[dict]
+    records: RunRecords
 
     @property
     def seconds(self) -> float: ...
@@ -131,7 +133,7 @@ class Shutdown:
         receiving.cancel()
         await asyncio.wait([cancelling], timeout=GOODBYE_S)
         self.run.end(self.core.ended or "", "coordinator")
-        summary = reporting.summary(self.core, self.process.evaluations, seconds)
+        summary = reporting.summary(self.core, self.process.records.evaluations, seconds)
         self.process.on_disk(lambda: write_atomic(self.run.summary, json.dumps(summary, indent=2).encode() + b"\n"))
         self.run.remove_weights(self.process.config.weights.dir)
         await write_report(self.run)

@@ -10,7 +10,7 @@ import asyncio
 import time
 
 from workers.coordinator.core import Coordinator
-from workers.messages.types import Role
+from workers.messages.parts import Role
 from workers.run.folder import RunFolder
 from workers.slurm import job
 from workers.slurm.command import SlurmError

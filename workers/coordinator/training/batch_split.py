@@ -15,7 +15,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from workers.config import Config
-from workers.messages.types import Batch, Group
+from workers.messages.from_coordinator import Batch
+from workers.messages.parts import Group
 
 # Lengths within a quarter of an octave count as similar: their order is drawn.
 STRATA_PER_OCTAVE = 4

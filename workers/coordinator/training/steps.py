@@ -20,13 +20,16 @@ from typing import NamedTuple
 
 from workers.config import Config
 from workers.coordinator.groups.consumption import BatchAges, Totals, measure
+from workers.coordinator.groups.group_states import index_of
 from workers.coordinator.groups.heldout_evaluation import Evaluation, Result
-from workers.coordinator.groups.ledger import Ledger, index_of
+from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.rejections import Rejections, Sampled
 from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.coordinator.registry import Registry
 from workers.coordinator.training.batch_split import make_shares
-from workers.messages.types import Announcement, Batch, BatchRequest, Message, Republished, StepFinished, Version
+from workers.messages.from_coordinator import Batch
+from workers.messages.from_worker import BatchRequest, Republished, StepFinished
+from workers.messages.parts import Announcement, Message, Version
 
 HELDOUT_LOSS, HELDOUT_TOKENS = "heldout_loss", "heldout_tokens"
 """Metrics of a supervised run's StepFinished: nats per token of the held-out responses, and how many tokens these have."""

@@ -13,7 +13,7 @@ from workers.messages.broadcasts import (
     UpdateGroupJoined,
     UpdateGroupOpened,
 )
-from workers.messages.types import Role, Version
+from workers.messages.parts import Role, Version
 
 FromTrainer = UpdateGroupOpened | BroadcastWanted
 FromMember = UpdateGroupJoined | UpdateGroupBroken | BroadcastReady

@@ -12,17 +12,9 @@ from workers.config import WeightsConfig
 from workers.coordinator.registry import Registry, Worker
 from workers.coordinator.weights.fanout_tree import Distribution
 from workers.coordinator.weights.load_permits import LoadPermits
-from workers.messages.types import (
-    Announcement,
-    FallbackWanted,
-    LoadGranted,
-    LoadRequest,
-    Message,
-    Role,
-    Sources,
-    SourcesRequest,
-    TransportFailed,
-)
+from workers.messages.from_coordinator import FallbackWanted, LoadGranted, Sources
+from workers.messages.from_worker import LoadRequest, SourcesRequest, TransportFailed
+from workers.messages.parts import Announcement, Message, Role
 
 LAST_RESORT = "disk"
 """Behind this transport there is no other."""

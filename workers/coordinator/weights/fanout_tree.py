@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 
 KEPT = 2
 """So many versions have a tree: the newest, and the one before, which some still fetch."""

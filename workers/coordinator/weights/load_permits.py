@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 
 
 class Grant(NamedTuple):

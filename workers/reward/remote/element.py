@@ -14,7 +14,9 @@ import signal
 from typing import Any
 
 from workers.config import ClusterKind, Config
-from workers.messages.types import Drain, Draining, Heartbeat, Message, Refused, Role, Welcome, WorkerFailed, WorkerStatus
+from workers.messages.from_coordinator import Drain, Refused, Welcome
+from workers.messages.from_worker import Draining, Heartbeat, WorkerFailed
+from workers.messages.parts import Message, Role, WorkerStatus
 from workers.reward.pool.pool import RewardPool, functions
 from workers.reward.remote.service import RewardService
 from workers.run.folder import RunFolder

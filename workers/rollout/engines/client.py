@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aiohttp
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 
 
 class EngineError(RuntimeError):

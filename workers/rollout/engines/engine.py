@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.config import EngineConfig, Interrupt
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.rollout.engines.client import EngineClient, EngineError, NoAnswer
 from workers.rollout.engines.interruption import Interruption
 from workers.rollout.engines.restarts import Restarts

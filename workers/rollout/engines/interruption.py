@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from workers.config import EngineConfig, Interrupt
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.rollout.engines.client import BadRequest, EngineClient
 
 BEGIN_AGAIN_S = 1.0

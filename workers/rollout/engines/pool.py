@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from workers.config import Config
-from workers.messages.types import Lease, Version
+from workers.messages.parts import Lease, Version
 from workers.rollout.engines.engine import Engine, Weights
 from workers.rollout.engines.routing import Lengths, Routing, key_of
 from workers.rollout.engines.servers.process import ServerProcess

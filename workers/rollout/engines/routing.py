@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from workers.messages.types import HeldLease, Lease, Version
+from workers.messages.parts import HeldLease, Lease, Version
 
 Key = tuple[str, int]
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from workers.messages.types import Lease, Version
+from workers.messages.parts import Lease, Version
 from workers.rollout.engines.client import BadRequest, EngineError, Generation, SamplingParams
 from workers.rollout.engines.engine import Engine
 from workers.rollout.engines.pool import Engines

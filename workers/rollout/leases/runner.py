@@ -13,7 +13,8 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from workers.messages.types import Group, GroupFailed, GroupParked, HeldLease, Lease, Purpose
+from workers.messages.from_worker import GroupFailed, GroupParked
+from workers.messages.parts import Group, HeldLease, Lease, Purpose
 from workers.reward.pool.pool import VerifierError
 from workers.rollout.engines.client import BadRequest, EngineError
 from workers.rollout.engines.pool import Engines

@@ -114,7 +114,7 @@ class GroupMember:
     def look(self) -> None:
         """Servers have changed: one that was started again is in no group, and may lack what the others got by broadcast."""
         if self._joined is not None and not self._is_in(self._joined.group):
-            self._begin(self._broken("a server has been started again"))
+            self._begin(self._leave(self._joined.group, "a server has been started again"))
         if self._idle.is_set() and any(engine.client is not None and engine.held is None for engine in self._engines):
             self._holder.look_again()
 
@@ -158,14 +158,10 @@ class GroupMember:
         outcomes = await asyncio.gather(*joins, return_exceptions=True)
         return next((str(outcome) for outcome in outcomes if isinstance(outcome, Exception)), "")
 
-    async def _leave(self, group: str) -> None:
+    async def _leave(self, group: str, cause: str = "") -> None:
         async with self._turn:
             if self._joined is not None and self._joined.group == group:
-                await self._quit("")
-
-    async def _broken(self, cause: str) -> None:
-        async with self._turn:
-            await self._quit(cause)
+                await self._quit(cause)
 
     async def _quit(self, cause: str) -> None:
         """Leave the group, if there is one; a `cause` is told."""

@@ -14,20 +14,22 @@ would never arrive at all.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from workers.config import Config, Transport
-from workers.messages.types import Announcement, LoadGranted, LoadRequest, Message, Sources, SourcesRequest, TransportFailed, Version
+from workers.messages.from_coordinator import LoadGranted, Sources
+from workers.messages.from_worker import LoadRequest, SourcesRequest, TransportFailed
+from workers.messages.parts import Announcement, Message, Version
+from workers.rollout.weights.news import News
 from workers.rollout.weights.shared_storage import from_shared_storage
 from workers.rollout.weights.streaming import Streaming
-from workers.rollout.weights.ways import DISK, Ways
 from workers.run.folder import RunFolder
 from workers.weights.manifest import WeightsError
 
+ZMQ, DISK = "zmq", "disk"
 PERMIT_TIMEOUTS = 2
 """After so many times weights.timeout_s without a permit a worker loads all the same."""
 NEWS_BEATS = 2
@@ -51,16 +53,15 @@ class WeightFetch:
     def __init__(self, run: RunFolder, config: Config, send: Callable[[Message], Awaitable[None]],
                  in_touch: Callable[[], bool] = lambda: True) -> None:
         self._config, self._send, self._in_touch = config.weights, send, in_touch
-        self._beat_s = config.transport.heartbeat_s
         self._streaming = None if config.weights.transport is Transport.disk else Streaming(run, config)
         self.endpoint = self._streaming.endpoint if self._streaming else ""
         self.waiting_for = self.via = ""
         self.fetch_s, self.num_fallbacks, self._num_skipped = 0.0, 0, 0
-        self._ways = Ways()
+        self._prefers = ZMQ
         self._newest: Announcement | None = None
         self._sources: Sources | None = None
         self._granted: Version | None = None
-        self._news = asyncio.Event()
+        self._news = News(config.transport.heartbeat_s, send)
         self._one_at_a_time = asyncio.Lock()
 
     @property
@@ -76,7 +77,7 @@ class WeightFetch:
     def announced(self, announcement: Announcement) -> None:
         """Take note of a newer version, or of more ways to get the one that is being fetched."""
         self._newest = announcement
-        self._tell()
+        self._news.tell()
 
     def take(self, message: Message) -> None:
         """Sources and LoadGranted from the coordinator; anything else is ignored."""
@@ -85,7 +86,7 @@ class WeightFetch:
                 self._sources = message
             case LoadGranted():
                 self._granted = message.version
-        self._tell()
+        self._news.tell()
 
     async def close(self) -> None:
         """Serve others no more, and leave the node's store."""
@@ -107,9 +108,8 @@ class WeightFetch:
 
     async def _fetch(self, announcement: Announcement) -> Path:
         causes: dict[str, str] = {}
-        self._ways.begin()
         while True:
-            way = next((way for way in self._ways.of(announcement) if way not in causes), None)
+            way = next((way for way in self._offered(announcement) if way not in causes), None)
             if way is None:
                 announcement = await self._another_way(announcement.version, causes)
                 continue
@@ -117,27 +117,31 @@ class WeightFetch:
                 folder = await (self._from_storage if way == DISK else self._stream)(announcement)
             except WeightsError as error:
                 print(f"version {announcement.version} could not be had by {way}: {error}", flush=True)
-                self._ways.failed(way)
                 causes[way] = str(error)
                 continue
-            self._ways.worked(way)
+            self._prefers = way
             self._num_skipped = 0
             self.num_fallbacks += way != self._config.transport.value
             self.via = way
             return folder
 
+    def _offered(self, announcement: Announcement) -> list[str]:
+        """The transports by which this version is offered, the one to try first first."""
+        ways = [way for way, there in ((ZMQ, announcement.sources), (DISK, announcement.folder)) if there]
+        return sorted(ways, key=lambda way: way != self._prefers)
+
     async def _another_way(self, version: Version, causes: dict[str, str]) -> Announcement:
         """The announcement of `version` with a way that has not failed. Raises `WeightsSuperseded`, `WeightsError`."""
         def found() -> Announcement | None:
             newest = self._newest
-            more = newest is not None and newest.version == version and not causes.keys() >= set(self._ways.of(newest))
+            more = newest is not None and newest.version == version and not causes.keys() >= set(self._offered(newest))
             return newest if more or self._is_old(version) else None
 
         request = [TransportFailed(version, way, cause) for way, cause in causes.items()][-1:]
         self.waiting_for = f"another way to get version {version}"
-        await self._until(found, NEWS_BEATS * self._beat_s)  # why it failed may be that there is a newer one
+        await self._news.until(found, NEWS_BEATS * self._news.beat_s)  # why it failed may be that there is a newer one
         limit_s = 0.0 if DISK in causes else self._config.timeout_s
-        while not await self._until(found, limit_s, *request):
+        while not await self._news.until(found, limit_s, *request):
             if self._in_touch():
                 raise _error(version, causes)
             limit_s = self._config.timeout_s  # whoever published it is gone, perhaps; the next training job publishes another one
@@ -170,12 +174,12 @@ class WeightFetch:
 
         def note(endpoints: list[str]) -> None:
             failed.update(endpoints)
-            self._tell()
+            self._news.tell()
 
         job = asyncio.create_task(streaming.fetch(announcement, sources, note))
         try:
             while not job.done():
-                await self._news_or(job)
+                await self._news.or_end_of(job)
                 if self._is_old(version) and not streaming.arrived:
                     break
                 if failed - said:
@@ -192,7 +196,7 @@ class WeightFetch:
         """Ask the coordinator whom to fetch from. Raises `WeightsSuperseded`."""
         self._sources = None
         self.waiting_for = f"the coordinator to say whom to fetch version {version} from"
-        await self._until(lambda: self._is_old(version) or self._has_sources(version), self._config.timeout_s, SourcesRequest(version))
+        await self._news.until(lambda: self._is_old(version) or self._has_sources(version), self._config.timeout_s, SourcesRequest(version))
         self.waiting_for = ""
         if self._is_old(version):
             raise WeightsSuperseded("a newer one is there, and nothing of this one has come")
@@ -213,7 +217,7 @@ class WeightFetch:
         self._granted = None
         self.waiting_for = f"permission to load version {version} (weights.rolling)"
         limit_s = PERMIT_TIMEOUTS * self._config.timeout_s
-        if not await self._until(lambda: self._granted == version, limit_s, LoadRequest(version)):
+        if not await self._news.until(lambda: self._granted == version, limit_s, LoadRequest(version)):
             print(f"the coordinator has not let this worker load version {version} in {limit_s:g} s: it loads all the same", flush=True)
         self.waiting_for = ""
         yield
@@ -222,32 +226,6 @@ class WeightFetch:
 
     def _is_old(self, version: Version) -> bool:
         return self._newest is not None and self._newest.version > version
-
-    def _tell(self) -> None:
-        """Wake whoever waits for news."""
-        self._news.set()
-        self._news = asyncio.Event()
-
-    async def _news_or(self, job: asyncio.Task) -> None:
-        news = asyncio.create_task(self._news.wait())
-        await asyncio.wait([job, news], return_when=asyncio.FIRST_COMPLETED)
-        news.cancel()
-
-    async def _until(self, heard: Callable[[], object], limit_s: float, request: Message | None = None) -> bool:
-        """Wait until `heard`, saying `request` once a heartbeat; false after `limit_s` seconds."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            news = self._news  # taken before looking, so that nothing is missed while the request is sent
-            if heard():
-                return True
-            if request is not None:
-                await self._send(request)
-            now = time.monotonic()
-            if now >= deadline:
-                return False
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(self._beat_s, deadline - now)):
-                    await news.wait()
 
 
 def _error(version: Version, causes: dict[str, str]) -> WeightsError:

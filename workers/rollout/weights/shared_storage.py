@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from workers.messages.types import Announcement
+from workers.messages.parts import Announcement
 from workers.run.digests import digest_of
 from workers.weights.manifest import MANIFEST, Manifest, WeightsError, verify
 

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers.config import Config
-from workers.messages.types import Announcement, Sources, Version
+from workers.messages.from_coordinator import Sources
+from workers.messages.parts import Announcement, Version
 from workers.run.folder import RunFolder
 from workers.transport.weights.fetcher import FetchProgress, fetch
 from workers.transport.weights.server import WeightKeys, WeightServer

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
-from workers.messages.types import Announcement, Version
+from workers.messages.parts import Announcement, Version
 from workers.model.architecture import Architecture, ModelError
 from workers.model.compatibility import check_same_model
 from workers.rollout.engines.engine import Weights

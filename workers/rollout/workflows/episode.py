@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workers.config import WorkflowConfig
-from workers.messages.types import Purpose
+from workers.messages.parts import Purpose
 from workers.rollout.workflows.text import Messages, TextFormat
 from workers.rollout.workflows.transcript import Dialogue, Turn
 

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from workers.messages.from_worker import GroupFailed, GroupFinished, GroupRejected
 from workers.messages.groups import group_firsts
-from workers.messages.types import Group, GroupFailed, GroupFinished, GroupRejected, Purpose
+from workers.messages.parts import Group, Purpose
 from workers.run.user_code import import_function, told
 
 Filter = Callable[[list[float], list[int]], bool]

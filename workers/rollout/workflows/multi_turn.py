@@ -7,7 +7,7 @@ In training an answer that is right at turn t has its score times workflow.turn_
 
 from __future__ import annotations
 
-from workers.messages.types import Purpose
+from workers.messages.parts import Purpose
 from workers.rollout.workflows.episode import LLM, Episode, Reward
 
 RIGHT = 1.0

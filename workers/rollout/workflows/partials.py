@@ -15,8 +15,7 @@ import numpy as np
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import MessageError
 from workers.messages.groups import check_partial
-from workers.messages.parts import Turns
-from workers.messages.types import Lease, Partial, Version
+from workers.messages.parts import Lease, Partial, Turns, Version
 from workers.rollout.engines.sampler import Sample
 from workers.rollout.workflows.transcript import EpisodeRecord, GroupRecord, Turn
 

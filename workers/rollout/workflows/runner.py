@@ -19,7 +19,7 @@ import msgspec
 
 from workers.config import ConfigError, EvaluationConfig, RewardConfig, WorkflowConfig
 from workers.config.workflow import WORKFLOWS
-from workers.messages.types import Group, Lease, Purpose
+from workers.messages.parts import Group, Lease, Purpose
 from workers.reward.rewards import Rewards
 from workers.reward.verifiers.answers import extract
 from workers.reward.verifiers.registry import composed

@@ -13,7 +13,7 @@ import numpy as np
 
 from workers.config import RewardConfig, WorkflowConfig
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.types import Group, Lease, Purpose, Version
+from workers.messages.parts import Group, Lease, Purpose, Version
 from workers.reward import shaping
 from workers.rollout.workflows.episode import WorkflowError
 from workers.rollout.workflows.partials import flatten_versions

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from workers.config import EvaluationConfig, WorkflowConfig
-from workers.messages.types import Lease, Purpose
+from workers.messages.parts import Lease, Purpose
 from workers.reward.pool.pool import VerifierError
 from workers.reward.rewards import Rewards
 from workers.rollout.engines.client import EngineError, SamplingParams

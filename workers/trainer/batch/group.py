@@ -90,3 +90,11 @@ def check_per_response(name: str, values: list[list[np.ndarray]], groups: list[T
             raise ValueError(f"group {group.group_id}: {name} is not aligned with the responses. Give one value for each response token")
         if not all(np.isfinite(row[mask]).all() for row, mask in zip(rows, group.loss_mask, strict=True)):
             raise ValueError(f"group {group.group_id}: {name} must be finite for trained tokens. Recompute it with the current weights")
+
+
+def check_step(groups: list[TrainGroup], minibatches: list[list[int]], proximal: list[list[np.ndarray]] | None) -> None:
+    """Raise ValueError unless `minibatches` hold each group once, and `proximal`, if given, fits them (`check_per_response`)."""
+    if sorted(index for part in minibatches for index in part) != list(range(len(groups))):
+        raise ValueError(f"minibatches {minibatches} must hold each of the {len(groups)} groups once. Divide the batch with divide_batch")
+    if proximal is not None:
+        check_per_response("proximal log-probs", proximal, groups)

@@ -1,5 +1,4 @@
-"""The trainer's side of the conversation with the coordinator, in a thread of its own, so that heartbeats go on while
-the main thread computes.
+"""The trainer's side of the conversation with the coordinator, in a thread of its own (threaded_peer.py).
 
     main thread   ask(step)          --BatchRequest-->   coordinator   --Batch--> kept, until next_batch(step) takes it
                   step_finished(...) --StepFinished-->                 --VersionsNeeded--> kept: `needed`; --FallbackWanted--> `fallbacks`
@@ -15,7 +14,6 @@ nothing to save.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import queue
@@ -27,42 +25,21 @@ from pathlib import Path
 
 from workers.config import ClusterKind, Config
 from workers.messages.broadcasts import Broadcast, BroadcastRefused, LeaveUpdateGroup, OpenUpdateGroup
-from workers.messages.types import (
-    Announcement,
-    Batch,
-    BatchRequest,
-    CheckpointPart,
-    CheckpointRequest,
-    Drain,
-    FallbackWanted,
-    Heartbeat,
-    Message,
-    Refused,
-    Republished,
-    Role,
-    StepFinished,
-    Version,
-    VersionsNeeded,
-    WorkerFailed,
-)
+from workers.messages.from_coordinator import Batch, CheckpointPart, Drain, FallbackWanted, Refused, VersionsNeeded
+from workers.messages.from_worker import BatchRequest, CheckpointRequest, Heartbeat, StepFinished, WorkerFailed
+from workers.messages.parts import Announcement, Message, Role, Version
 from workers.run.folder import RunFolder
 from workers.run.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
 from workers.slurm.signals import Signals
-from workers.trainer.coordinator_link.coordinator_process import JOIN_S, CoordinatorProcess
+from workers.trainer.coordinator_link.coordinator_process import CoordinatorProcess
+from workers.trainer.coordinator_link.endings import DrainRequested, RunEnded
 from workers.trainer.coordinator_link.inbox import Inbox, Received
 from workers.trainer.coordinator_link.prefetch import Prefetch
+from workers.trainer.coordinator_link.threaded_peer import ThreadedPeer
 from workers.transport.peer import Peer
 
 GRACE_S = 3.0
 SAVE_S = 120.0
-
-
-class RunEnded(Exception):
-    """The run is over; the text is the cause, empty if it is complete."""
-
-
-class DrainRequested(Exception):
-    """This incarnation is to save its state and leave; the text says why."""
 
 
 class CoordinatorLink:
@@ -85,24 +62,23 @@ class CoordinatorLink:
         self._asking, self._telling = Prefetch(), threading.Lock()
         self._batches: Inbox[Received | None] = Inbox()
         self._parts: Inbox[CheckpointPart] = Inbox()
-        self._left, self._told = threading.Event(), threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._peer: Peer | None = None
-        self._drain_reason = ""
+        self._told = threading.Event()
+        self._drain_reason = self._parting = ""
+        peer = Peer(run, config.transport, Role.trainer, config.transport.heartbeat_timeout_s, heartbeat=Heartbeat, on_message=self._on_message,
+                    on_announcement=lambda _: None, min_epoch=epoch)
+        self._peer = ThreadedPeer(peer, "coordinator-link", self._over, self._lost)
         self._coordinator = CoordinatorProcess(run, epoch, checkpoint)
         signals.on_signal = self._signalled
         if signals.received is not None:
             self._signalled()
         self._coordinator.watch(self._coordinator_ended)
-        self._thread = threading.Thread(target=self._serve, name="coordinator-link", daemon=True)
-        self._thread.start()
+        self._peer.start()
 
     # -- main thread ---------------------------------------------------------------------------------------------------
 
     def wait_until_welcome(self) -> None:
         """Wait for the coordinator's welcome. Raises `RunEnded`."""
-        while not self._ready.wait(0.2):
+        while not self._peer.welcomed.wait(0.2):
             self._raise_if_ended()
 
     @property
@@ -123,7 +99,7 @@ class CoordinatorLink:
 
     def _ask(self, steps: list[int]) -> None:
         for step in steps:
-            self._send(BatchRequest(step, 0, self.num_shares))
+            self._peer.send(BatchRequest(step, 0, self.num_shares))
 
     def next_batch(self, step: int, timeout_s: float | None = None) -> Received | None:
         """Rank 0's share of the batch of `step`; waits for it, or returns None after `timeout_s`, or when there is something else to be looked
@@ -148,20 +124,16 @@ class CoordinatorLink:
     def step_finished(self, announcement: Announcement, metrics: dict[str, float]) -> None:
         """Tell that new weights are published. From any thread."""
         with self._telling:
-            self._send(StepFinished(announcement, metrics))
+            self._peer.send(StepFinished(announcement, metrics))
             self._ask(self._asking.announced(announcement.version.step))
 
-    def republished(self, announcement: Announcement) -> None:
-        """Tell that the last version can be had in more ways. From any thread."""
-        self._send(Republished(announcement))
-
     def say(self, message: Message) -> None:
-        """Tell the coordinator something about broadcasts of weights; it answers `on_broadcast`. From any thread."""
-        self._send(message)
+        """Tell the coordinator something about weights; what it says about broadcasts goes to `on_broadcast`. From any thread."""
+        self._peer.send(message)
 
     def save(self, step: int, folder: Path, final: bool) -> None:
         """Have the coordinator write its part of the checkpoint of `step` into `folder`. Raises `RunEnded`; TimeoutError after `SAVE_S`."""
-        self._send(CheckpointRequest(step, str(folder), final))
+        self._peer.send(CheckpointRequest(step, str(folder), final))
         while True:
             try:
                 part = self._parts.take(SAVE_S)
@@ -172,20 +144,15 @@ class CoordinatorLink:
 
     def fail(self, cause: str) -> None:
         """Tell that the trainer cannot go on, and end the process soon. Where it is replaced by another one, the run goes on."""
-        self._crashed(cause)
-        if not self._replaceable:
-            self._run.end(cause, "trainer")
-        self._send(WorkerFailed(cause))
-        self._finish_serving(cause)
+        self._record(cause)
+        self._peer.send(WorkerFailed(cause))
+        self._peer.finish(cause)
         self._end(cause)
 
     def close(self, parting: str = "") -> int:
         """Leave (`parting`: why, where the run goes on): end the link, wait for the coordinator to exit; returns its exit status."""
-        self._left.set()
-        if parting and self._peer is not None:
-            self._peer.parting = parting
-            self._finish_serving(parting)
-        self._thread.join(JOIN_S)
+        self._parting = parting
+        self._peer.leave(parting, finish=bool(parting))
         status = self._coordinator.close()
         if not self._replaceable or self._run.ended() is not None:
             self._run.remove_weights(self._config.weights.dir)
@@ -205,42 +172,19 @@ class CoordinatorLink:
 
     # -- link thread ---------------------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            cause = self._loop.run_until_complete(self._converse())
-        except BaseException as error:  # noqa: BLE001 -- the main thread must learn of whatever ends this one
-            if self._left.is_set():
-                return
-            cause = f"the trainer lost the coordinator: {first_cause(error)}"
-            self._crashed(cause)
-            if not self._replaceable:
-                self._run.end(cause, "trainer")
-            if not isinstance(error, ConnectionError | ExceptionGroup):
-                traceback.print_exc()
+    def _over(self, cause: str) -> None:
+        if self._parting:
+            return
+        if cause and self._run.ended() is not None:
+            self._crashed(cause)  # on record before Goodbye leaves: the report is written when all workers have gone
         self._end(cause)
 
-    async def _converse(self) -> str:
-        self._peer = Peer(self._run, self._config.transport, Role.trainer, self._config.transport.heartbeat_timeout_s,
-                          heartbeat=Heartbeat, on_message=self._on_message, on_announcement=lambda _: None, min_epoch=self._epoch)
-        async with self._peer as peer:
-            serving = asyncio.create_task(peer.serve())
-            welcoming = asyncio.create_task(peer.welcomed())
-            await asyncio.wait([serving, welcoming], return_when=asyncio.FIRST_COMPLETED)
-            if welcoming.done() and welcoming.exception() is None:
-                self._ready.set()
-            try:
-                cause = await serving
-            finally:
-                welcoming.cancel()
-            if cause and not peer.parting and self._run.ended() is not None:
-                self._crashed(cause)  # on record before Goodbye leaves: the report is written when all workers have gone
-            if not peer.parting:
-                self._end(cause)
-            while not cause and not self._left.is_set():  # complete: stay in touch until the main thread has exported and left
-                await peer.beat()
-                await asyncio.sleep(self._config.transport.heartbeat_s)
-            return cause
+    def _lost(self, error: BaseException) -> None:
+        if not isinstance(error, ConnectionError | ExceptionGroup):
+            traceback.print_exception(error)
+        cause = f"the trainer lost the coordinator: {first_cause(error)}"
+        self._record(cause)
+        self._end(cause)
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, Batch):
@@ -259,15 +203,12 @@ class CoordinatorLink:
         elif isinstance(message, Refused):
             self.fail(f"the coordinator refused the trainer's message: {message.reason}")
 
-    def _send(self, message: Message) -> None:
-        if self._peer is not None and self._ready.is_set() and not self._loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self._peer.send(message), self._loop)
-
-    def _finish_serving(self, cause: str) -> None:
-        if self._peer is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._peer.finish, cause)
-
     # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _record(self, cause: str) -> None:
+        self._crashed(cause)
+        if not self._replaceable:
+            self._run.end(cause, "trainer")
 
     def _end(self, cause: str) -> None:
         self._batches.end(RunEnded(cause))
@@ -276,9 +217,9 @@ class CoordinatorLink:
             threading.Thread(target=self._exit_if_main_stays, name="exit", daemon=True).start()
 
     def _exit_if_main_stays(self) -> None:
-        if self._left.wait(GRACE_S):
+        if self._peer.left.wait(GRACE_S):
             return
-        self._thread.join(GRACE_S)  # lets Goodbye leave
+        self._peer.join(GRACE_S)  # lets Goodbye leave
         self._crashed("the run has ended, and the trainer with it in the middle of a step")
         self._coordinator.abandon()
         if not self._replaceable or self._run.ended() is not None:
@@ -290,16 +231,14 @@ class CoordinatorLink:
         return 0 if self._run.stop_requested() is not None and os.environ.get("SLURM_NTASKS", "1") == "1" else 1
 
     def _coordinator_ended(self, status: int) -> None:
-        if self._left.is_set():
+        if self._peer.left.is_set():
             return
         if (outcome := self._run.ended()) is not None:
             self._end(outcome["cause"])
             return
         cause = self._coordinator.describe_end(status)
-        self._crashed(cause)
-        if not self._replaceable:
-            self._run.end(cause, "trainer")
-        self._finish_serving(cause)
+        self._record(cause)
+        self._peer.finish(cause)
         self._end(cause)
 
     def _raise_if_ended(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from typing import Generic, NamedTuple, TypeVar
 
-from workers.messages.types import Batch
+from workers.messages.from_coordinator import Batch
 
 Item = TypeVar("Item")
 

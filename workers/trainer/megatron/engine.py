@@ -41,7 +41,7 @@ from workers.algorithms.agreement import Agreement
 from workers.config import Config, OffPolicy
 from workers.model.architecture import read_architecture
 from workers.model.rope import inverse_frequencies
-from workers.trainer.batch.group import TrainGroup, check_per_response
+from workers.trainer.batch.group import TrainGroup, check_step
 from workers.trainer.megatron.checkpoint import checkpoint
 from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError, Saving
 from workers.trainer.megatron.checkpoint.training_state import TrainingState
@@ -181,7 +181,7 @@ class MegatronEngine:
         on a loss or gradient that is not finite, and the weights are then those before the failing minibatch.
         """
         self._check(groups)
-        _check_step(groups, minibatches, proximal)
+        check_step(groups, minibatches, proximal)
         self._check_advantages(advantages)
         step = self.num_steps + 1
         gate = StopGate(stop_requested, step)
@@ -246,10 +246,3 @@ class MegatronEngine:
         self._check_whole()
         for group in groups:
             group.check(self.architecture.vocab_size)
-
-
-def _check_step(groups: list[TrainGroup], minibatches: list[list[int]], proximal: TokenValues | None) -> None:
-    if sorted(index for part in minibatches for index in part) != list(range(len(groups))):
-        raise ValueError(f"minibatches {minibatches} must hold each of the {len(groups)} groups once. Divide the batch with divide_batch")
-    if proximal is not None:
-        check_per_response("proximal log-probs", proximal, groups)

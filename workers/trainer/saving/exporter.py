@@ -20,14 +20,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workers.config import Config, Dtype
-from workers.messages.types import Version
-from workers.model.architecture import Architecture, ModelError, check_tensors
+from workers.messages.parts import Version
+from workers.model.architecture import Architecture, ModelError
+from workers.model.tensors import check_tensors
 from workers.run.checkpoints import check_epoch
 from workers.run.files import sync
 from workers.run.folder import RunFolder
 from workers.trainer.background import LEAVE_S, Background
 from workers.trainer.megatron.model.model import DTYPES
-from workers.trainer.ranks import IDLE_S, Ranks, StillThere
+from workers.trainer.orders import StillThere
+from workers.trainer.ranks import IDLE_S, Ranks
 from workers.weights.manifest import WeightsError, make_manifest
 from workers.weights.safetensors_writer import write_hf_folder
 

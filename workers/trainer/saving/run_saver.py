@@ -15,15 +15,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers.config import Config
-from workers.messages.types import CheckpointRequest, Version
+from workers.messages.from_worker import CheckpointRequest
+from workers.messages.parts import Version
 from workers.run import checkpoints
-from workers.run.checkpoints import Checkpoint, Retention
+from workers.run.checkpoints import Checkpoint
 from workers.run.folder import RunFolder
+from workers.run.retention import Retention
 from workers.trainer.background import LEAVE_S, Files, PartSaver
 from workers.trainer.coordinator_link.client import CoordinatorLink
 from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.ranks import IDLE_S, Ranks, StillThere
+from workers.trainer.orders import StillThere
+from workers.trainer.ranks import IDLE_S, Ranks
 
 
 class RunSaver:

@@ -19,7 +19,8 @@ import numpy as np
 
 from workers.algorithms.agreement import Agreement
 from workers.config import Config, Interrupt, SelfTestAction
-from workers.messages.types import Batch, Group, Version
+from workers.messages.from_coordinator import Batch
+from workers.messages.parts import Group, Version
 from workers.model.architecture import Architecture
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import Comparison

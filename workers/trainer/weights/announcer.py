@@ -19,15 +19,17 @@ from functools import partial
 import msgspec
 
 from workers.config import Config, Transport
-from workers.messages.types import Announcement, Version
+from workers.messages.from_worker import Republished
+from workers.messages.parts import Announcement, Version
 from workers.run.checkpoints import check_epoch
 from workers.run.digests import digest_of
 from workers.run.folder import RunFolder
 from workers.trainer.background import LEAVE_S
 from workers.trainer.coordinator_link.client import CoordinatorLink
-from workers.trainer.ranks import IDLE_S, Ranks, StillThere
+from workers.trainer.orders import PublishWeights, ShareWeights, StillThere
+from workers.trainer.ranks import IDLE_S, Ranks
 from workers.trainer.weights.broadcast import WeightGroup
-from workers.trainer.weights.rank_publisher import Part, PublishWeights, RankPublisher, ShareWeights
+from workers.trainer.weights.rank_publisher import Part, RankPublisher
 from workers.weights.manifest import Manifest
 
 NOTHING_NEEDED = Version(0, 0)
@@ -110,7 +112,7 @@ class Announcer:
         announcement = msgspec.structs.replace(announcement, folder=folder)
         self._last = manifest, announcement, folder
         print(f"version {announcement.version} lies in {folder} too, and so will those that follow", flush=True)
-        self._link.republished(announcement)
+        self._link.say(Republished(announcement))
 
     def _fallback_wanted(self) -> bool:
         cause = self._link.fallbacks.get(Transport.zmq.value)

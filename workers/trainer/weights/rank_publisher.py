@@ -21,13 +21,14 @@ import msgspec
 import torch
 
 from workers.config import Config, Transport
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.run.folder import RunFolder
 from workers.trainer.background import LEAVE_S, Background
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.hf_conversion import own_source, sources
 from workers.trainer.megatron.parallel import process_group
 from workers.trainer.megatron.parallel.mailbox import Mailbox
+from workers.trainer.orders import PublishWeights, ShareWeights
 from workers.transport.weights.messages import WeightKeys
 from workers.transport.weights.server import ServerCounters, WeightServer
 from workers.weights.layout import lay_out, small_files
@@ -40,20 +41,6 @@ START_S = 120.0
 PART_S = 600.0
 GPU_THREADS = 4
 """Where GPUs train, so many threads make digests; where CPUs do, one takes little from them."""
-
-
-class PublishWeights(msgspec.Struct, frozen=True, tag=True):
-    """Publish `version`. Older ones than `needed` are fetched by nobody; `shared`: copy it to shared storage as well."""
-
-    version: Version
-    needed: Version
-    shared: bool
-
-
-class ShareWeights(msgspec.Struct, frozen=True, tag=True):
-    """Copy `version`, the last one that was published, to shared storage as well."""
-
-    version: Version
 
 
 class Part(msgspec.Struct, frozen=True):

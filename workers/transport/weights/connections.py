@@ -12,7 +12,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from workers.config.choices import Security
 from workers.config.training import WeightsConfig
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.transport.monitor import ALIVE_MS, DEAD_MS, GONE
 from workers.transport.server import MIB
 from workers.transport.weights.messages import ChunkWanted, FromFetcher, FromServer, ManifestWanted, WeightKeys, encode, from_server

@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from workers.config.training import WeightsConfig
-from workers.messages.types import Announcement, Version
+from workers.messages.parts import Announcement, Version
 from workers.run.digests import digest_of
 from workers.transport.weights.connections import Gone, Reply, WeightLinks
 from workers.transport.weights.fetch_plan import FetchPlan, Request

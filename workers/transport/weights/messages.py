@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from blake3 import blake3
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.run.folder import RunFolder
 from workers.transport.keys import KeyPair, read_keys
 from workers.weights.manifest import FileName

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.transport.weights.messages import ChunkWanted
 from workers.weights.delta import Deltas
 from workers.weights.manifest import Chunk, WeightsError

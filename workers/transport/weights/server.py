@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hmac
 import os
 import threading
 import weakref
@@ -27,7 +26,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from workers.config import TransportConfig
 from workers.config.choices import Security
 from workers.config.training import WeightsConfig
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.transport.addresses import address_of
 from workers.transport.monitor import ALIVE_MS, DEAD_MS
 from workers.transport.server import AllowList, bind
@@ -45,6 +44,7 @@ from workers.transport.weights.messages import (
     from_fetcher,
 )
 from workers.transport.weights.offers import CompleteOffer, IncomingOffer, Missing, Offer
+from workers.transport.weights.sessions import Sessions
 from workers.weights.partial_version import Incoming
 
 MAX_REQUEST_BYTES = 1 << 16
@@ -76,8 +76,7 @@ class WeightServer:
     def __init__(self, config: TransportConfig, weights: WeightsConfig, keys: WeightKeys) -> None:
         self._keys, self._counters, self._allow = keys, ServerCounters(), AllowList(keys.client.public)
         self._offers: dict[Version, Offer | None] = {}  # None: expected
-        self._sessions: dict[bytes, Hello] = {}
-        self._nonces: set[bytes] = set()  # 16 bytes for every fetch that was ever let in
+        self._sessions = Sessions(keys)
         self._waiting: dict[Version, list[Waiting]] = {}
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -193,26 +192,14 @@ class WeightServer:
                 self._counters.num_malformed += 1
                 continue
             self._obey()  # what was offered before it was asked for is there
-            if isinstance(request, Hello):
-                self._meet(peer, request)
-            elif (session := self._sessions.get(peer)) is None or session.nonce != request.nonce:
-                self._refuse(peer)
+            if isinstance(request, Hello) and self._sessions.begin(peer, request, self.endpoint):
+                self._counters.num_fetchers += 1
+            elif not isinstance(request, Hello) and (version := self._sessions.version(peer, request.nonce)) is not None:
+                self._answer(peer, version, request)
             else:
-                self._answer(peer, session.version, request)
-
-    def _meet(self, peer: bytes, hello: Hello) -> None:
-        token = self._keys.token(self.endpoint, hello.version, hello.nonce)
-        if hello.nonce in self._nonces or not hmac.compare_digest(token, hello.token):
-            self._refuse(peer)
-            return
-        self._nonces.add(hello.nonce)
-        self._sessions[peer] = hello
-        self._counters.num_fetchers += 1
-
-    def _refuse(self, peer: bytes) -> None:
-        self._counters.num_refused += 1
-        self._sessions.pop(peer, None)
-        self._send(peer, Unavailable(ALL, "no valid token of this run"))
+                self._counters.num_refused += 1
+                self._sessions.end(peer)
+                self._send(peer, Unavailable(ALL, "no valid token of this run"))
 
     def _answer(self, peer: bytes, version: Version, request: ManifestWanted | ChunkWanted) -> None:
         number = request.number if isinstance(request, ChunkWanted) else ALL
@@ -243,7 +230,7 @@ class WeightServer:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            self._sessions.pop(peer, None)  # gone, or it asks for far more than it reads
+            self._sessions.end(peer)  # gone, or it asks for far more than it reads
             return False
         return True
 
@@ -255,5 +242,4 @@ class WeightServer:
     def _withdraw(self, version: Version) -> None:
         self._offers.pop(version, None)
         self._retry(version)
-        for peer in [peer for peer, session in self._sessions.items() if session.version == version]:
-            del self._sessions[peer]
+        self._sessions.end_all(version)

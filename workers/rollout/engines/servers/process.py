@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workers.config import EngineConfig, Server
-from workers.messages.types import Version
+from workers.messages.parts import Version
 from workers.rollout.engines.client import EngineClient, EngineError
 from workers.rollout.engines.servers.embedded.__main__ import API_KEY_VARIABLE
 from workers.rollout.engines.servers.sglang import options

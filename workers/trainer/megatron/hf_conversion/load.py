@@ -10,7 +10,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from workers.model.architecture import Architecture, check_tensors
+from workers.model.architecture import Architecture
+from workers.model.tensors import check_tensors
 from workers.trainer.megatron.hf_conversion.names import HFTensors, Split
 from workers.trainer.megatron.hf_conversion.shards import join, own_parameters, shard_shape, share_of, sharing_group
 

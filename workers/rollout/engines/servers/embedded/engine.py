@@ -20,19 +20,39 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from workers.model.architecture import ModelError
 from workers.rollout.engines.servers.embedded.api import RequestError
-from workers.rollout.engines.servers.embedded.compute import Compute
-from workers.rollout.engines.servers.embedded.requests import Finish, Request
+from workers.rollout.engines.servers.embedded.requests import Copy, Finish, Request, Segment
 from workers.rollout.engines.servers.embedded.scheduler import Scheduler
 from workers.rollout.engines.servers.embedded.text import Text
 
 Result = TypeVar("Result")
+
+
+class Compute(Protocol):
+    """Computes the steps that the scheduler plans: runner.py, or the synthetic engine's model. All calls come from the engine's thread, inside
+    `on_thread()`."""
+
+    def on_thread(self) -> AbstractContextManager[object]:
+        """Entered once, on the engine's thread, around everything else."""
+
+    def apply(self, copies: Sequence[Copy], capacity: int) -> None:
+        """Carry out `copies` in order, then make the cache hold `capacity` positions a row."""
+
+    def prefill(self, segments: Sequence[Segment]) -> None:
+        """Compute what later steps need of `segments`."""
+
+    def decode(self, requests: list[Request]) -> tuple[list[int], list[float]]:
+        """The next token of each request and its log-prob; `requests[i]` owns row i."""
+
+    def replace_weights(self, source: Path | Mapping[str, Any], keep_cache: bool) -> None:
+        """Take a folder's weights, or these tensors. Raises `ModelError` and keeps the present ones if they are not all of this model's."""
 
 
 class Engine:

@@ -29,7 +29,7 @@ def keep_freed_memory() -> None:
 
 
 class Forward:
-    """A `Compute` (compute.py): `Model`, and the sampling parameters of the batch that it decodes."""
+    """A `Compute` (engine.py): `Model`, and the sampling parameters of the batch that it decodes."""
 
     def __init__(self, model: Model, num_threads: int) -> None:
         self._model, self._num_threads = model, num_threads

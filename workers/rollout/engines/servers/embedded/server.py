@@ -30,8 +30,7 @@ from aiohttp import web
 
 from workers.model.architecture import Architecture
 from workers.rollout.engines.servers.embedded.api import Abort, Continue, Generate, Limits, Pause, RequestError, decode_body, require
-from workers.rollout.engines.servers.embedded.compute import Compute
-from workers.rollout.engines.servers.embedded.engine import Engine, counters
+from workers.rollout.engines.servers.embedded.engine import Compute, Engine, counters
 from workers.rollout.engines.servers.embedded.gate import Gate
 from workers.rollout.engines.servers.embedded.requests import Request, Span
 from workers.rollout.engines.servers.embedded.scheduler import Scheduler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from workers.config import EngineConfig
-from workers.messages.types import Version
+from workers.messages.parts import Version
 
 KEPT_BACK = 2
 """Positions of a context that SGLang gives to no request: it would end the longest answers so much earlier."""

@@ -1,15 +1,12 @@
-"""Every message of a run, as plain typed structs. Adding one here is all that a new message needs.
+"""What workers say to the coordinator, as plain typed structs. A new message stands here and in `FromWorker`, and nowhere else.
 
-Worker -> coordinator    Register  Heartbeat  Draining  GroupFinished  GroupRejected  GroupFailed  GroupParked
-                         SourcesRequest  LoadRequest  TransportFailed
-                         UpdateGroupOpened  UpdateGroupJoined  UpdateGroupBroken  BroadcastWanted  BroadcastReady
-                         BatchRequest  StepFinished  Republished  CheckpointRequest  WorkerFailed  Goodbye
-Coordinator -> worker    Welcome  Refused  HeartbeatReply  Leases  Acknowledged  RewardElements  Sources  LoadGranted
-                         OpenUpdateGroup  JoinUpdateGroup  LeaveUpdateGroup  PrepareBroadcast  Broadcast  BroadcastRefused
-                         Batch  VersionsNeeded  FallbackWanted  CheckpointPart  Drain  Suspended  Finish
-Coordinator -> all       VersionAnnounced (published; repeated in every HeartbeatReply)
+    every worker      Register  Heartbeat  WorkerFailed  Goodbye
+    rollout worker    Draining  GroupFinished  GroupRejected  GroupFailed  GroupParked  SourcesRequest  LoadRequest  TransportFailed
+                      UpdateGroupJoined  UpdateGroupBroken  BroadcastReady                     (broadcasts.py)
+    trainer           BatchRequest  StepFinished  Republished  CheckpointRequest
+                      UpdateGroupOpened  UpdateGroupBroken  BroadcastWanted                    (broadcasts.py)
 
-A struct with an unknown field, a missing field, or a field of the wrong type is refused by the codec.
+The answers are in from_coordinator.py. A struct with an unknown field, a missing field, or a field of the wrong type is refused by the codec.
 """
 
 from __future__ import annotations
@@ -18,40 +15,10 @@ from typing import Annotated
 
 import msgspec
 
-from workers.messages.broadcasts import (
-    Broadcast,
-    BroadcastReady,
-    BroadcastRefused,
-    BroadcastWanted,
-    JoinUpdateGroup,
-    LeaveUpdateGroup,
-    OpenUpdateGroup,
-    PrepareBroadcast,
-    UpdateGroupBroken,
-    UpdateGroupJoined,
-    UpdateGroupOpened,
-)
-from workers.messages.parts import (
-    Announcement,
-    Count,
-    Group,
-    HeldLease,
-    Lease,
-    Message,
-    Name,
-    Partial,
-    Path,
-    Purpose,
-    Role,
-    Text,
-    Version,
-    WorkerStatus,
-)
-
-__all__ = ["Announcement", "Group", "HeldLease", "Lease", "Message", "Partial", "Purpose", "Role", "Version", "WorkerStatus"]
+from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
+from workers.messages.parts import Announcement, Count, Group, HeldLease, Message, Name, Partial, Path, Role, Text, Version, WorkerStatus
 
 PROTOCOL = 7
-
 
 class Register(Message, frozen=True):
     """First message of a worker to a coordinator; repeated after a reconnection. `leases`: what it holds from before, perhaps
@@ -189,125 +156,6 @@ class Goodbye(Message, frozen=True):
     reason: Text = ""
 
 
-class Welcome(Message, frozen=True):
-    """Answer to Register."""
-
-    slot: Count
-    epoch: Count
-    announcement: Announcement | None
-
-
-class Refused(Message, frozen=True):
-    """Answer to a message that cannot be taken, with the reason."""
-
-    reason: Text
-
-
-class HeartbeatReply(Message, frozen=True):
-    """Repeats the newest version, so that a lost publication costs one heartbeat."""
-
-    announcement: Announcement | None
-    known: bool
-
-
-class Leases(Message, frozen=True):
-    """Work for a rollout worker, against its credit."""
-
-    leases: list[Lease]
-
-
-class Acknowledged(Message, frozen=True):
-    """The group's result arrived (`accepted`), or is not wanted: it had arrived before, or another worker has the lease now. A worker
-    that still works on it gives it up."""
-
-    group_id: Name
-    attempt: Count
-    accepted: bool
-
-
-class RewardElements(Message, frozen=True):
-    """Where a rollout worker can have completions judged now (`reward.placement=array`): with every heartbeat."""
-
-    endpoints: list[Name]
-
-
-class Batch(Message, frozen=True):
-    """One copy's share of the batch of one training step.
-
-    `groups` in the order of their prompts; `minibatches[m]` holds the indices into them that belong to PPO minibatch m (of this copy's
-    groups: perhaps none). `formed_at`: monotonic clock of the coordinator's node, seconds.
-    """
-
-    step: Count
-    share: Count
-    num_shares: Annotated[int, msgspec.Meta(ge=1)]
-    groups: list[Group]
-    minibatches: list[list[Count]]
-    formed_at: float
-
-
-class VersionsNeeded(Message, frozen=True):
-    """Published versions older than `oldest` are fetched by nobody: the trainer may remove them. Answer to StepFinished."""
-
-    oldest: Version
-
-
-class Sources(Message, frozen=True):
-    """Answer to SourcesRequest: other workers that have `version`, or get it now, nearest first. The trainer's own servers come last, and
-    stand in the announcement. `leads`: others are told to fetch from this worker; those of its node that do not lead let it go first."""
-
-    version: Version
-    endpoints: list[Name]
-    leads: bool = True
-
-
-class LoadGranted(Message, frozen=True):
-    """Answer to LoadRequest, when enough other workers generate."""
-
-    version: Version
-
-
-class FallbackWanted(Message, frozen=True):
-    """To the trainer: a worker cannot get weights by `transport`; offer them by the next one too, the present version at once."""
-
-    transport: Name
-    cause: Text
-
-
-class CheckpointPart(Message, frozen=True):
-    """The coordinator's part of the checkpoint of `step` is written: the answer to the CheckpointRequest that said `final`."""
-
-    step: Count
-    final: bool
-
-
-class Drain(Message, frozen=True):
-    """Give back everything (GroupFinished, GroupParked), say Goodbye and leave: the whole run pauses."""
-
-    reason: Text
-
-
-class Suspended(Message, frozen=True):
-    """This coordinator goes away and another one will come: go on with what you hold, keep the results, look for the next one."""
-
-    reason: Text
-
-
-class Finish(Message, frozen=True):
-    """The run has ended: close everything and say Goodbye. An empty `cause` means that it is complete."""
-
-    cause: Text
-
-
-class VersionAnnounced(Message, frozen=True):
-    """New weights are there."""
-
-    announcement: Announcement
-
-
 FromWorker = (Register | Heartbeat | Draining | GroupFinished | GroupRejected | GroupFailed | GroupParked | BatchRequest | StepFinished | Republished
               | CheckpointRequest | SourcesRequest | LoadRequest | TransportFailed | UpdateGroupOpened | UpdateGroupJoined | UpdateGroupBroken
               | BroadcastWanted | BroadcastReady | WorkerFailed | Goodbye)
-FromCoordinator = (Welcome | Refused | HeartbeatReply | Leases | Acknowledged | RewardElements | Sources | LoadGranted | Batch | VersionsNeeded
-                   | FallbackWanted | OpenUpdateGroup | JoinUpdateGroup | LeaveUpdateGroup | PrepareBroadcast | Broadcast | BroadcastRefused
-                   | CheckpointPart | Drain | Suspended | Finish | VersionAnnounced)

@@ -1,0 +1,49 @@
+"""Writes what has been finished: steps to metrics.jsonl and TensorBoard, with what they mean for the alarms; evaluations; consumed prompts."""
+
+from __future__ import annotations
+
+from workers.coordinator.core import Coordinator
+from workers.coordinator.monitoring import status as reporting
+from workers.coordinator.monitoring.alarm_state import Health
+from workers.coordinator.snapshot import Snapshot
+from workers.coordinator.training.steps import HeldoutLoss, StepRecord
+from workers.metrics.recorder import Recorder
+from workers.run.files import read_lines
+from workers.run.folder import RunFolder
+
+
+class RunRecords:
+    """The records of `run` from `snapshot` on, or from its beginning; `evaluations`: all lines of evaluations.jsonl."""
+
+    def __init__(self, run: RunFolder, core: Coordinator, snapshot: Snapshot | None) -> None:
+        self._run, self._core = run, core
+        self._recorder = Recorder(run, snapshot.positions, snapshot.step) if snapshot else Recorder(run)
+        self.evaluations = read_lines(run.evaluations)
+        self.health = Health(core.config)
+        self.health.resume(read_lines(run.metrics))
+        self.positions, self.close = self._recorder.positions, self._recorder.close
+
+    def write(self, seconds: float) -> None:
+        """Write finished steps and evaluations, unless another incarnation has taken over. `seconds`: since the run began. Raises OSError."""
+        records, self._core.training.records = self._core.training.records, []
+        if not records or self._run.newest_epoch() != self._core.epoch:
+            return
+        for record in records:
+            if isinstance(record, StepRecord):
+                self._write_step(reporting.step_record(self._core, record, seconds))
+                self._recorder.consumed(record.step - 1, record.consumed)
+                continue
+            self.evaluations.append(reporting.heldout_record(self._core, record, seconds) if isinstance(record, HeldoutLoss)
+                                    else reporting.evaluation_record(self._core, record, seconds))
+            self._recorder.evaluation(self.evaluations[-1])
+            if not isinstance(record, HeldoutLoss):
+                self._recorder.samples(reporting.samples_record(self._core, record))
+
+    def _write_step(self, record: dict) -> None:
+        """Write a step with what it means for the alarms; one that is to end the run does."""
+        changes = self.health.step(record)
+        for change in changes:
+            print(change, flush=True)
+        self._recorder.step(record | self.health.metrics | ({"alarm_changes": changes} if changes else {}))
+        if cause := self.health.cause:
+            self._core.end(cause)
