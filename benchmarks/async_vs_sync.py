@@ -40,11 +40,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from benchmarks.children import ROOT
 from benchmarks.quiet import QUIET, Others
 from workers.model.architecture import read_architecture
 from workers.model.initialize import make_tiny
 
-ROOT = Path(__file__).resolve().parent.parent
 ETA = 4
 WARM_UP = 6
 """Steps left out at the beginning: until the buffer of an asynchronous run is in its steady state."""

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 from workers.config import Config
 from workers.data.prompt import Prompt
 from workers.model.architecture import read_architecture
-from workers.rollout.engines.servers.embedded.engine import Engine
+from workers.rollout.engines.servers.embedded.engine_loop import Engine
 from workers.rollout.engines.servers.embedded.model import Model
+from workers.rollout.engines.servers.embedded.model_runner import Forward
 from workers.rollout.engines.servers.embedded.requests import Request, Sampling
-from workers.rollout.engines.servers.embedded.runner import Forward
 from workers.rollout.engines.servers.embedded.scheduler import Scheduler
 from workers.rollout.engines.servers.embedded.text import Text
 

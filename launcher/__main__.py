@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from launcher.arguments import FAILED, refuse
-from launcher.cli.page import COMMANDS, STARTS, WITH_VALUE, page
+from launcher.cli.help_page import COMMANDS, STARTS, WITH_VALUE, page
 from launcher.share import CONF
 
 UNUSABLE = {
@@ -25,7 +25,7 @@ UNUSABLE = {
     errno.ENAMETOOLONG: "is too long for the name of a file. Give a shorter path",
     errno.ELOOP: "is a symbolic link that leads to itself. Give another path",
 }
-MODULES = {"config": "launcher.cli.reference", "runs": "launcher.cli.runs", "report": "launcher.report", "resume": "launcher.launch.resume",
+MODULES = {"config": "launcher.cli.config_reference", "runs": "launcher.cli.runs", "report": "launcher.report", "resume": "launcher.launch.resume",
            **{name: f"launcher.monitoring.{name}" for name in ("status", "watch", "logs", "stop")}}
 """Of the commands that start nothing."""
 

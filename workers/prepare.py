@@ -213,7 +213,7 @@ def check_functions(config: Config, folder: Path, prompts: list[Prompt], tried: 
     # Imported here: a supervised run needs neither.
     from workers.rollout.workflows.agent import load_agent
     from workers.rollout.workflows.group_filter import GroupFilter
-    from workers.rollout.workflows.runner import load as load_workflow
+    from workers.rollout.workflows.workflow import load as load_workflow
     from workers.trial import imported, try_functions
 
     with imported("workflow"):

@@ -23,9 +23,9 @@ from workers.config import Config, ConfigError, DataConfig
 from workers.config.workflow import WORKFLOWS
 from workers.data.adapters import ADAPTERS, Adapter, load_adapter
 from workers.data.examples import end_token
-from workers.data.files import training_files
 from workers.data.limits import CHARACTERS_A_TOKEN
 from workers.data.prompt import Prompt
+from workers.data.prompt_files import training_files
 from workers.data.rows import Row, read_rows
 from workers.messages.from_worker import GroupFailed
 from workers.messages.parts import Lease, Purpose, Version
@@ -35,8 +35,8 @@ from workers.rollout.engines.client import BadRequest, Generation, SamplingParam
 from workers.rollout.engines.sampler import Sample
 from workers.rollout.workflows.episode import WorkflowError
 from workers.rollout.workflows.group_filter import GroupFilter
-from workers.rollout.workflows.runner import Parts, Workflow
-from workers.rollout.workflows.text import text_of
+from workers.rollout.workflows.rendering import text_of
+from workers.rollout.workflows.workflow import Parts, Workflow
 from workers.run.user_code import TookTooLong, first, in_time, told
 
 NUM_PROMPTS = 3

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.cli.composing import hydra_itself
-from launcher.cli.page import COMMANDS, STARTS
+from launcher.cli.help_page import COMMANDS, STARTS
 from workers.config import ConfigError
 
 _REQUEST = re.compile(r"(install|uninstall|query)=(bash|zsh|fish)")

@@ -26,7 +26,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.cli import effect, files, mistakes
+from launcher.cli import config_files, effect, mistakes
 from launcher.config.schema import FullConfig, missing, register, to_object
 from workers.config import ConfigError, RunKind
 
@@ -69,7 +69,7 @@ class Composer:
         try:
             return compose("config", overrides=list(arguments))
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
-            raise ConfigError(files.explain(error, arguments, self.folders, self.groups)) from error
+            raise ConfigError(config_files.explain(error, arguments, self.folders, self.groups)) from error
 
     def check(self, arguments: Sequence[str]) -> Composed:
         """Compose and check. Raises `ConfigError`, `RunFolderError`."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.cli import files, keys, mistakes
+from launcher.cli import config_files, mistakes, schema_keys
 from launcher.config.schema import FullConfig
 from workers.config import Advantage, ClusterKind, ConfigError, DataKind, ModelSource, OffPolicy, Placement, Schedule, Server, Surrogate, Transport
 from workers.config.alarms import SUPERVISED_ALARMS
@@ -135,7 +135,7 @@ def given(arguments: Sequence[str]) -> dict[str, object]:
     found: dict[str, object] = {}
     for override in map(mistakes.parse, arguments):
         value = override.value()
-        if isinstance(value, dict) and keys.find(override.key_or_group) is None:
+        if isinstance(value, dict) and schema_keys.find(override.key_or_group) is None:
             found |= {f"{override.key_or_group}.{inner}": one for inner, one in value.items()}
         else:
             found[override.key_or_group] = value
@@ -160,20 +160,20 @@ def judge(config: FullConfig, given: dict[str, object]) -> list[str]:
     for key, value in given.items():
         rule = broken(config, key, value)
         if rule is not None and rule.instead:
-            raise ConfigError(f"{key}={keys.written(value)}: would be without effect: {rule.why}. {rule.instead}, or leave it out")
-        notes += [f"{key}={keys.written(value)} has no effect: {rule.why}"] if rule is not None else []
+            raise ConfigError(f"{key}={schema_keys.written(value)}: would be without effect: {rule.why}. {rule.instead}, or leave it out")
+        notes += [f"{key}={schema_keys.written(value)} has no effect: {rule.why}"] if rule is not None else []
     return notes
 
 
 def judge_files(composer: Composing, arguments: Sequence[str], config: FullConfig, given: dict[str, object]) -> list[str]:
     """The same for what files set, unless something else that was chosen has taken its effect. Raises `ConfigError`."""
     notes, alone = [], {}
-    for file in files.chosen(arguments, composer.folders, composer.groups):
+    for file in config_files.chosen(arguments, composer.folders, composer.groups):
         for setting in file.settings():
             if setting.key.startswith("cluster.") and config.cluster.kind is ClusterKind.slurm:  # a site is described for all roles
                 continue
-            known = keys.find(setting.key)
-            standard = known is not None and keys.written(setting.value) == known.shown
+            known = schema_keys.find(setting.key)
+            standard = known is not None and schema_keys.written(setting.value) == known.shown
             rule = None if standard or setting.key in given or "${" in str(setting.value) else broken(config, setting.key, setting.value)
             if rule is None:
                 continue
@@ -187,7 +187,7 @@ def judge_files(composer: Composing, arguments: Sequence[str], config: FullConfi
     return notes
 
 
-def _alone(composer: Composing, file: files.ConfigFile) -> FullConfig | None:
+def _alone(composer: Composing, file: config_files.ConfigFile) -> FullConfig | None:
     """What a file makes of the defaults by itself; None where it needs other choices."""
     try:
         found = OmegaConf.to_object(composer.composed([f"{file.group}={file.option}"]))

@@ -22,8 +22,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.cli import keys
-from launcher.cli.page import COMMANDS
+from launcher.cli import schema_keys
+from launcher.cli.help_page import COMMANDS
 from launcher.config.schema import FullConfig
 from workers.config import ConfigError
 
@@ -75,7 +75,7 @@ def _meant(argument: str, groups: Groups) -> str:
         return f"For a model folder: model=hf model.path={argument}" if model else f"For a run folder: headway status {argument}"
     if os.sep not in argument and ":" in argument:
         return f"Write {argument.replace(':', '=', 1)}"
-    if (known := keys.find(argument)) is not None:
+    if (known := schema_keys.find(argument)) is not None:
         return f"Write {argument}=VALUE, without spaces: {known.told} ({known.kind})"
     return "`headway --help` shows the commands, `headway config` the keys"
 
@@ -99,7 +99,7 @@ def _check(argument: str, groups: Groups, sweep: bool) -> str:
         if not override.value() or not isinstance(override.value(), str | QuotedString):
             raise ConfigError(f"{argument}: must be the path of one folder, in which the runs of the sweep are made")
         return argument
-    if name.split(".")[0] not in {key.split(".")[0] for key in keys.all_keys()} and "." not in name and "/" not in name:
+    if name.split(".")[0] not in {key.split(".")[0] for key in schema_keys.all_keys()} and "." not in name and "/" not in name:
         _refuse_name(argument, name, groups)
     check_key(name, plain)
     if override.is_sweep_override() and not sweep:
@@ -111,33 +111,33 @@ def _check(argument: str, groups: Groups, sweep: bool) -> str:
     else:
         for value in override.sweep_iterator():
             plain_value = Override._convert_value(value)  # without signs of quotation, inside lists too
-            check_value(name, plain_value, f"{name}={keys.written(plain_value)}")
+            check_value(name, plain_value, f"{name}={schema_keys.written(plain_value)}")
     return f"++{plain}" if added or not _stands(name) else plain
 
 
 def _stands(name: str) -> bool:
     """Whether the schema itself has the key, and all that stands below it; what users name themselves has to be added."""
-    known = keys.all_keys().get(name)
-    return typing.get_origin(known.type) is not dict if known is not None else name in keys.sections()
+    known = schema_keys.all_keys().get(name)
+    return typing.get_origin(known.type) is not dict if known is not None else name in schema_keys.sections()
 
 
 def _refuse_name(argument: str, name: str, groups: Groups) -> None:
     """Refuse a single word that is neither a group nor a section."""
-    words = [*groups, *sorted(one for one in keys.sections() if "." not in one)]
+    words = [*groups, *sorted(one for one in schema_keys.sections() if "." not in one)]
     if near := difflib.get_close_matches(name, words, 1):
         raise ConfigError(f"{argument}: there is no {name}. Did you mean {near[0]}? `headway config` lists groups and keys")
 
 
 def check_key(name: str, said: str) -> None:
     """Refuse a key that there is not, with those that are most like it; `said`: how and where it was given. Raises `ConfigError`."""
-    if keys.find(name) is not None or keys.is_section(name):
+    if schema_keys.find(name) is not None or schema_keys.is_section(name):
         return
-    if alike := difflib.get_close_matches(name, keys.sections(), 1, 0.8):
+    if alike := difflib.get_close_matches(name, schema_keys.sections(), 1, 0.8):
         raise ConfigError(f"{said}: there is no key {name}. Did you mean the section {alike[0]}?")
-    near = keys.nearest(name)
+    near = schema_keys.nearest(name)
     lines: dict[str, list[str]] = {}
     for one in near:
-        lines.setdefault(keys.all_keys()[one].told, []).append(one)
+        lines.setdefault(schema_keys.all_keys()[one].told, []).append(one)
     told = ", or ".join(f"{', '.join(names)} ({line})" for line, names in lines.items())
     raise ConfigError(f"{said}: there is no key {name}. " + (f"Did you mean {told}?" if told else "`headway config` lists all keys"))
 
@@ -146,10 +146,11 @@ def check_value(name: str, value: object, said: str) -> None:
     """Refuse a value of another type than the key's. Raises `ConfigError`."""
     if isinstance(value, str) and "${" in value:
         return
-    known, (part, section) = keys.find(name), keys.named_section(name)
+    known, (part, section) = schema_keys.find(name), schema_keys.named_section(name)
     if isinstance(value, str) and name.endswith((".path", ".dir")) and re.match(r"~[^/]", value) and os.path.expanduser(value) == value:
         raise ConfigError(f"{said}: there is no user {value[1:].split('/')[0]} here. Give the whole path")
-    if known is None or (isinstance(value, dict) and value and keys.named_section(f"{name}.{keys.ANY}")[0] == f"{name}.{keys.ANY}"):
+    any_key = f"{name}.{schema_keys.ANY}"
+    if known is None or (isinstance(value, dict) and value and schema_keys.named_section(any_key)[0] == any_key):
         if not isinstance(value, dict):
             raise ConfigError(f"{said}: {name} is a section of keys. Give one of them, such as {_first(name)}=VALUE")
         for inner, one in value.items():
@@ -166,9 +167,9 @@ def check_value(name: str, value: object, said: str) -> None:
 
 
 def _first(section: str) -> str:
-    part, _ = keys.named_section(section)
-    known = section.replace(part, f"{part.rpartition('.')[0]}.{keys.ANY}", 1) if part else section
-    return next(f"{section}{name.removeprefix(known)}" for name in keys.all_keys() if name.startswith(f"{known}."))
+    part, _ = schema_keys.named_section(section)
+    known = section.replace(part, f"{part.rpartition('.')[0]}.{schema_keys.ANY}", 1) if part else section
+    return next(f"{section}{name.removeprefix(known)}" for name in schema_keys.all_keys() if name.startswith(f"{known}."))
 
 
 def _article(kind: str) -> str:
@@ -187,7 +188,7 @@ def _made() -> DictConfig:
 
 def _ambiguous(argument: str, name: str) -> str:
     value = argument.partition("=")[2]
-    known = keys.find(name)
+    known = schema_keys.find(name)
     one_list = known is not None and known.kind.startswith("list")
     meant = f"a list is written {name}=[{value}]" if one_list else f"several values need a sweep: headway sweep ... {name}={value}"
     return f"{argument}: {meant}; a text with a comma is quoted: \"{name}='{value}'\""
@@ -198,7 +199,7 @@ def _check_group(override: Override, argument: str, groups: Groups) -> None:
     name, given = override.key_or_group, override.value()
     if name not in groups:
         raise ConfigError(f"{argument}: there is no group {name}. Groups: {', '.join(groups)}")
-    if override.package and not keys.is_section(override.package):
+    if override.package and not schema_keys.is_section(override.package):
         raise ConfigError(f"{argument}: there is no section {override.package}. Write {name}=OPTION")
     for option in override.sweep_string_iterator() if override.is_discrete_sweep() else [given]:
         if isinstance(option, dict):

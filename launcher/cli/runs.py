@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.arguments import Parser, refuse
-from launcher.jobs.liveness import living, on_slurm
+from launcher.jobs.liveness import on_slurm, still_there
 from launcher.monitoring.logs import tail
 from launcher.slurm.queries import QueueEntry, asked_once
 from launcher.views.queue_view import duration
@@ -96,7 +96,7 @@ def _state(run: RunFolder) -> str:
         state = str(outcome.get("state"))
         return "stopped" if state == "failed" and str(outcome.get("cause")).startswith("stopped") else state
     try:
-        left = living(run)
+        left = still_there(run)
     except (SlurmError, ValueError, KeyError):
         return "?"
     if not left:

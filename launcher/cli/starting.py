@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.arguments import FAILED, Parser, refuse
-from launcher.cli.page import COMMANDS, OF_HYDRA, RUN_FLAGS
+from launcher.cli.help_page import COMMANDS, OF_HYDRA, RUN_FLAGS
 from launcher.interrupts import Interrupted
 
 if TYPE_CHECKING:

@@ -80,7 +80,7 @@ def no_room(run: RunFolder) -> str:
     return "" if free >= MIN_FREE_BYTES else f"{run.full_disk()} ({free >> 10} KiB are free). Free some space"
 
 
-def living(run: RunFolder) -> Sequence[psutil.Process | QueueEntry]:
+def still_there(run: RunFolder) -> Sequence[psutil.Process | QueueEntry]:
     """Everything of the run that has not ended: its processes on this machine, or its elements, those that wait too.
 
     Raises `SlurmError`.
@@ -109,7 +109,7 @@ def cancel(run: RunFolder, pending_only: bool = False) -> None:
 def wait_for_end(run: RunFolder, timeout_s: float) -> bool:
     """Wait until nothing of the run is left; false if something is after `timeout_s`. Raises `SlurmError`."""
     deadline = time.monotonic() + timeout_s
-    while left := living(run):
+    while left := still_there(run):
         if time.monotonic() > deadline:
             return False
         processes = [one for one in left if isinstance(one, psutil.Process)]
@@ -126,7 +126,7 @@ def kill(run: RunFolder) -> int:
     Raises `SlurmError`.
     """
     if on_slurm(run):
-        num_left = len(living(run))
+        num_left = len(still_there(run))
         cancel(run)
         wait_for_end(run, KILL_S)
     else:

@@ -14,7 +14,7 @@ from rich.console import Console
 from launcher.config.schema import FullConfig
 from launcher.interrupts import Interrupted
 from launcher.jobs.job_specs import JobSpec
-from launcher.jobs.liveness import kill, living
+from launcher.jobs.liveness import kill, still_there
 from launcher.jobs.submit import submit
 from launcher.monitoring.stop import stop, told
 from launcher.monitoring.watch import follow, notice_dead_jobs
@@ -87,9 +87,9 @@ def stay(run: RunFolder, config: FullConfig, console: Console, reap: Callable[[]
             notice_dead_jobs(run, config.allocation.min_replicas, gone_since)
             return False
         ended_at.append(time.monotonic())
-        if living(run) and ended_at[-1] - ended_at[0] > LINGER_S:
+        if still_there(run) and ended_at[-1] - ended_at[0] > LINGER_S:
             console.print(f"{kill(run)} processes had not ended {LINGER_S:g} s after the run, and were killed")
-        return not living(run)
+        return not still_there(run)
 
     follow(run, config.run.name, console, config.launch.plain or not console.is_terminal, over)
 

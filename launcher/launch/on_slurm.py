@@ -26,7 +26,7 @@ from launcher.jobs.submit import describe, submit
 from launcher.launch.local import start_here
 from launcher.memory import capacity, fit
 from launcher.monitoring.watch import supervise_and_follow
-from launcher.preflight import check, dtypes
+from launcher.preflight import check, dtype_choice
 from launcher.preflight.node_probe import probing
 from launcher.slurm import queries
 from launcher.slurm.site import settle_nodes
@@ -94,7 +94,7 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
     if os.sep in config.engine.python:  # and not a name that is looked up
         config.engine.python = absolute(config.engine.python)
     console.print(f"plan: {config.plan().describe()}")
-    console.print(f"      {dtypes.settle(config)}", soft_wrap=True)
+    console.print(f"      {dtype_choice.settle(config)}", soft_wrap=True)
     console.print(f"      {plan_advice.generation(config)}", soft_wrap=True)
     for warning in plan_advice.warnings(config, plan_advice.has_chat_template(Path(config.model.path).expanduser())):
         console.print(warning, style="bold yellow", soft_wrap=True)

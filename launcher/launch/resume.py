@@ -2,7 +2,7 @@
 
     outcome.json -> outcome.1.json, stop -> gone, new jobs submitted --> they find the newest checkpoint by themselves
 
-Of two that resume a run at the same time one is refused: keeper.lock is held until all is submitted, then left to whoever watches.
+Of two that resume a run at the same time one is refused: supervisor.lock is held until all is submitted, then left to whoever watches.
 Without a checkpoint the run starts again at step 0. `run.num_steps=N` and `run.max_hours=H` may be given to go on for longer, `selftest.action=warn`
 where the self-test has ended it, `workflow.max_rejected=SHARE` where too many groups were rejected, `alarms.stop=[NAME,...]` where an alarm has.
 """
@@ -23,12 +23,12 @@ from launcher.config.schema import FullConfig, as_yaml, read_full
 from launcher.interrupts import Interrupted, interruptible
 from launcher.jobs.job_records import unanswered
 from launcher.jobs.job_specs import JobSpec, job_specs
-from launcher.jobs.liveness import living, on_slurm
+from launcher.jobs.liveness import on_slurm, still_there
 from launcher.jobs.sbatch_script import ROOT
 from launcher.monitoring.observation import Observer
 from launcher.monitoring.supervisor import lock, read_excluded, remaining, with_excluded
 from launcher.monitoring.supervisor_policy import UNANSWERED_S
-from launcher.preflight import dtypes
+from launcher.preflight import dtype_choice
 from launcher.slurm.accounting import newest_checkpoint
 from launcher.views import evaluation_view
 from launcher.views.terminal import terminal
@@ -62,7 +62,7 @@ def changed(config: FullConfig, changes: list[str]) -> FullConfig:
 def refusal(run: RunFolder, config: FullConfig, now: float) -> str:
     """Why the run cannot go on; '' if it can. Raises `SlurmError`."""
     outcome, checkpoint = run.ended(), newest_checkpoint(run)
-    if left := len(living(run)):
+    if left := len(still_there(run)):
         what = "elements in the queue" if on_slurm(run) else "living processes"
         return f"{run.path}: has {left} {what}; only what has ended can be resumed. Run: headway stop --drain {run.path}"
     if outcome is not None and outcome["state"] == "finished":
@@ -106,7 +106,7 @@ def _plan(run: RunFolder, config: FullConfig, console: Console) -> tuple[FullCon
     from launcher.preflight import check  # imports submitit
 
     if config.cluster.kind is ClusterKind.local:
-        dtypes.settle(config)  # it may be another machine than the one that began
+        dtype_choice.settle(config)  # it may be another machine than the one that began
         return config, job_specs(config.plan(), config, run)
     config = with_excluded(config, read_excluded(run))
     rest = remaining(config, Observer(run).look(time.time()).training_hours)

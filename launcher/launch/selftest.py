@@ -6,7 +6,7 @@
     step 2   tokens of the weights after an update that leaves them as they are: they have gone the whole way to the engines
 
 With eta = 0 every token is of the weights that the trainer holds, so that all are compared. Every other run tests itself too, as far as tokens
-of the present weights come to it (workers/trainer/selftest/selftest.py); this one says so beforehand.
+of the present weights come to it (workers/trainer/selftest/self_test.py); this one says so beforehand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.config.schema import FullConfig
-from launcher.jobs.liveness import living
+from launcher.jobs.liveness import still_there
 from launcher.launch.on_slurm import launch
 from launcher.views.terminal import terminal
 from workers.config import Schedule, SelfTestAction, Server, require
@@ -39,7 +39,7 @@ def selftest(config: FullConfig) -> int:
     run = RunFolder(Path(config.run.dir))
     agreed, lines = verdict(read_lines(run.metrics), config)
     passed = agreed and status == 0
-    remove = passed and not keep and not living(run)
+    remove = passed and not keep and not still_there(run)
     if remove:
         shutil.rmtree(run.path)
     folder = "removed (--keep keeps it)" if remove else str(run.path)

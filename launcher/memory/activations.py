@@ -19,7 +19,7 @@ BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float16: 2}
 LOGITS_BYTES = {False: 128 * MIB, True: GIB}
 """The float32 logits of a chunk, on CPUs and on GPUs: MAX_LOGITS_BYTES and MAX_LOGITS_BYTES_ACCELERATOR of trainer/megatron/model/lm_head.py."""
 MAX_BRANCH_TOKENS = 2048
-"""As in workers/trainer/batch/layout.py: responses that are longer get a copy of the prompt of their own."""
+"""As in workers/trainer/batch/sequence_layout.py: responses that are longer get a copy of the prompt of their own."""
 
 
 @dataclass(frozen=True)

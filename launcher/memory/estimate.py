@@ -4,7 +4,7 @@
                            + max(activations + logits in a step, a tensor that is exported after it) + what its process takes anyway
     an inference replica   weights, twice while new ones are loaded + the KV cache + what its process takes anyway
 
-tests/unit/test_memory.py holds the estimate of a training rank against what a real engine takes.
+tests/unit/launcher/memory/test_estimate.py holds the estimate of a training rank against what a real engine takes.
 """
 
 from __future__ import annotations

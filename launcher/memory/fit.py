@@ -70,58 +70,59 @@ class Need:
         return f"{self.what} about {in_words(self.size)}{room} ({parts_in_words(self.parts.items())})"
 
 
-def needs(config: FullConfig, architecture: Architecture, weights: Weights, rooms: Capacities) -> list[Need]:
+def needs(config: FullConfig, architecture: Architecture, weights: Weights, capacities: Capacities) -> list[Need]:
     """What each part of the run takes, with the room for it. Raises `ConfigError` where there is no plan."""
     plan = config.plan()
     if config.evaluates:
-        return _needs_of_evaluation(config, architecture, weights, rooms)
-    rank = rank_memory(config, architecture, weights, layout(config, plan.num_train_devices, rooms.on_gpus))
+        return _needs_of_evaluation(config, architecture, weights, capacities)
+    rank = rank_memory(config, architecture, weights, layout(config, plan.num_train_devices, capacities.on_gpus))
     replica = replica_memory(config, architecture, weights)
     stored = stored_weights(config, weights, config.cluster.kind is ClusterKind.local) if plan.num_replicas else StoredWeights(0.0, 0.0)
-    found = [Need("a training rank takes", rank.parts(), rooms.gpu, TRAINING)]
-    if rooms.machine is None and plan.num_replicas:
-        found.append(Need("an inference replica takes", replica | {"held weights": stored.held}, rooms.replica, INFERENCE))
+    found = [Need("a training rank takes", rank.parts(), capacities.gpu, TRAINING)]
+    if capacities.machine is None and plan.num_replicas:
+        found.append(Need("an inference replica takes", replica | {"held weights": stored.held}, capacities.replica, INFERENCE))
     if plan.num_replicas:
-        found += _of_servers(config, architecture, weights, rooms)
-    if rooms.node is not None:
+        found += _of_servers(config, architecture, weights, capacities)
+    if capacities.node is not None:
         ranks = math.ceil(plan.num_train_devices / num_train_nodes(plan, config.devices_per_node("train")))
         found.append(Need("the ranks of a training node take", {
-            "host memory": ranks * (rank.host if rooms.on_gpus else rank.total),
-            "published weights": stored.published * node_share(plan.num_train_devices, ranks, config.trainer.parallel.pp)}, rooms.node, TRAINING))
-    if rooms.machine is not None:
+            "host memory": ranks * (rank.host if capacities.on_gpus else rank.total),
+            "published weights": stored.published * node_share(plan.num_train_devices, ranks, config.trainer.parallel.pp)},
+            capacities.node, TRAINING))
+    if capacities.machine is not None:
         found.append(Need("all processes on this machine take", {
-            "training": plan.num_train_devices * (rank.host if rooms.on_gpus else rank.total),
+            "training": plan.num_train_devices * (rank.host if capacities.on_gpus else rank.total),
             "inference": plan.num_replicas * sum(replica.values()),
             "published and held weights": stored.published + stored.held,
-            "coordinator": COORDINATOR}, rooms.machine, TRAINING + INFERENCE))
+            "coordinator": COORDINATOR}, capacities.machine, TRAINING + INFERENCE))
     return found
 
 
-def _of_servers(config: FullConfig, architecture: Architecture, weights: Weights, rooms: Capacities) -> list[Need]:
-    if (gpu := rooms.inference_gpu) is None:
+def _of_servers(config: FullConfig, architecture: Architecture, weights: Weights, capacities: Capacities) -> list[Need]:
+    if (gpu := capacities.inference_gpu) is None:
         return []
     share = config.engine.mem_fraction or SGLANG_SHARE
     part = Capacity(share * gpu.size, f"{share:.0%} of {gpu.what} (engine.mem_fraction)", gpu.key)
     return [Need("an inference GPU takes at least", server_memory(config, architecture, weights), part, SERVER)]
 
 
-def _needs_of_evaluation(config: FullConfig, architecture: Architecture, weights: Weights, rooms: Capacities) -> list[Need]:
+def _needs_of_evaluation(config: FullConfig, architecture: Architecture, weights: Weights, capacities: Capacities) -> list[Need]:
     replica, replicas = replica_memory(config, architecture, weights), config.plan().num_replicas
     whole = {name: replicas * size for name, size in replica.items()}
-    of_all = Need("all replicas on this machine take", whole, rooms.machine, INFERENCE)
-    return [of_all if rooms.machine is not None else Need("an inference replica takes", replica, rooms.replica, INFERENCE),
-            *_of_servers(config, architecture, weights, rooms)]
+    of_all = Need("all replicas on this machine take", whole, capacities.machine, INFERENCE)
+    return [of_all if capacities.machine is not None else Need("an inference replica takes", replica, capacities.replica, INFERENCE),
+            *_of_servers(config, architecture, weights, capacities)]
 
 
-def check(config: FullConfig, architecture: Architecture, rooms: Capacities) -> list[str]:
+def check(config: FullConfig, architecture: Architecture, capacities: Capacities) -> list[str]:
     """Lines to tell of what each part takes. Raises `ConfigError` where the model cannot be split so, or with the nearest that fits."""
     check_parallel(architecture, config.trainer.parallel)
     check_engine(architecture, config.engine.parallel)
     weights = count_weights(architecture)
-    found = needs(config, architecture, weights, rooms)
+    found = needs(config, architecture, weights, capacities)
     for need in found:
         if not need.fits:
-            raise ConfigError(_refusal(config, need, nearest(config, architecture, weights, rooms)))
+            raise ConfigError(_refusal(config, need, nearest(config, architecture, weights, capacities)))
     return [need.describe() for need in found] + _rewards(config)
 
 
@@ -160,15 +161,15 @@ Choice = tuple[float, dict[str, Any]]
 """A change of config keys, and how far it is from what was asked for."""
 
 
-def nearest(config: FullConfig, architecture: Architecture, weights: Weights, rooms: Capacities) -> dict[str, Any] | None:
+def nearest(config: FullConfig, architecture: Architecture, weights: Weights, capacities: Capacities) -> dict[str, Any] | None:
     """The cheapest change with which everything fits, as values by key; None if there is none."""
-    concerned = {key for need in needs(config, architecture, weights, rooms) if not need.fits for key in need.keys}
-    for changes in _combinations(_axes(config, rooms, concerned)):
+    concerned = {key for need in needs(config, architecture, weights, capacities) if not need.fits for key in need.keys}
+    for changes in _combinations(_axes(config, capacities, concerned)):
         candidate = changed(config, changes)
         try:
             check_parallel(architecture, candidate.trainer.parallel)
             check_engine(architecture, candidate.engine.parallel)
-            if all(need.fits for need in needs(candidate, architecture, weights, rooms)):
+            if all(need.fits for need in needs(candidate, architecture, weights, capacities)):
                 return changes
         except ConfigError:  # no split of the model, or of the devices
             continue
@@ -198,7 +199,7 @@ def _combinations(axes: Sequence[Sequence[Choice]]) -> Iterator[dict[str, Any]]:
         yield {key: value for _, changes in combination for key, value in changes.items()}
 
 
-def _axes(config: FullConfig, rooms: Capacities, concerned: set[str]) -> list[list[Choice]]:
+def _axes(config: FullConfig, capacities: Capacities, concerned: set[str]) -> list[list[Choice]]:
     """What may be changed of the keys that are concerned, each from what it is now on. Costs: what takes time in a step is little, other
     devices are much."""
     trainer, parallel, engine, modes = config.trainer, config.trainer.parallel, config.engine, list(Recompute)
@@ -207,7 +208,7 @@ def _axes(config: FullConfig, rooms: Capacities, concerned: set[str]) -> list[li
         _axis("trainer.recompute", 1.0, modes[modes.index(trainer.recompute) + 1:]),
         _axis("trainer.microbatch_tokens", 1.0, [max(engine.context_length, trainer.microbatch_tokens >> times) for times in range(1, 8)
                                                  if trainer.microbatch_tokens >> (times - 1) > engine.context_length]),
-        _axis("trainer.optimizer_offload", 5.0, [share for share in (0.5, 1.0) if rooms.on_gpus and share > trainer.optimizer_offload]),
+        _axis("trainer.optimizer_offload", 5.0, [share for share in (0.5, 1.0) if capacities.on_gpus and share > trainer.optimizer_offload]),
         _axis("trainer.parallel.tp", 3.0, [tp for tp in _doubled(parallel.tp, 3) if tp <= per_node]),
         _axis("trainer.parallel.pp", 4.0, _doubled(parallel.pp, 5)),
         _axis("trainer.parallel.cp", 3.5, _doubled(parallel.cp, 3)),

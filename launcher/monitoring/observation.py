@@ -90,27 +90,27 @@ class Observer:
                      gpus_per_element(self.run), submitted_roles(self.run))
 
 
-def figures(facts: Observation, rollout_idle_s: float) -> dict:
-    """The facts as JSON-ready figures: 'roles', 'hours', 'lives' (the newest), 'checkpoint', 'no_accounting'."""
-    hours = account(facts.lives, facts.history, facts.checkpoint, rollout_idle_s, facts.gpus)
-    saved = facts.checkpoint
+def figures(observed: Observation, rollout_idle_s: float) -> dict:
+    """What was observed as JSON-ready figures: 'roles', 'hours', 'lives' (the newest), 'checkpoint', 'no_accounting'."""
+    hours = account(observed.lives, observed.history, observed.checkpoint, rollout_idle_s, observed.gpus)
+    saved = observed.checkpoint
     return {
-        "roles": {role: _role(facts, role) for role in facts.roles},
-        "hours": None if facts.no_history else dataclasses.asdict(hours),
-        "lives": [msgspec.to_builtins(life) | {"words": describe(life)} for life in facts.lives[-NUM_LIVES:]],
-        "checkpoint": None if saved is None else {"step": saved.step, "age_s": round(facts.time - saved.time, 1)},
-        "no_accounting": facts.no_history,
+        "roles": {role: _role(observed, role) for role in observed.roles},
+        "hours": None if observed.no_history else dataclasses.asdict(hours),
+        "lives": [msgspec.to_builtins(life) | {"words": describe(life)} for life in observed.lives[-NUM_LIVES:]],
+        "checkpoint": None if saved is None else {"step": saved.step, "age_s": round(observed.time - saved.time, 1)},
+        "no_accounting": observed.no_history,
     }
 
 
-def _role(facts: Observation, role: str) -> dict:
-    queue = facts.queue[role]
+def _role(observed: Observation, role: str) -> dict:
+    queue = observed.queue[role]
     with_nodes = [entry for entry in queue if not entry.state.waiting]
     waiting = [entry for entry in queue if entry.state.waiting]
-    last = {entry.element: entry.state for entry in facts.history[role]}  # of several incarnations, the newest stands last
+    last = {entry.element: entry.state for entry in observed.history[role]}  # of several incarnations, the newest stands last
     there = {entry.element for entry in queue}
     meanings = Counter(state.meaning for element, state in last.items() if element not in there)
-    starts = [entry.start for entry in waiting if entry.start is not None and entry.start > facts.time]
+    starts = [entry.start for entry in waiting if entry.start is not None and entry.start > observed.time]
     return {
         "running": [{"element": entry.element, "state": entry.state.name, "nodes": list(entry.nodes), "time_left_s": entry.time_left_s}
                     for entry in with_nodes],
@@ -118,8 +118,8 @@ def _role(facts: Observation, role: str) -> dict:
         "reasons": dict(Counter(entry.reason or "None" for entry in waiting)),
         "next": min((entry.element for entry in waiting), key=_number, default=""),
         "starts": min(starts, default=None),
-        "done": None if facts.no_history else meanings[Meaning.in_order],
-        "failed": None if facts.no_history else meanings[Meaning.fault],
+        "done": None if observed.no_history else meanings[Meaning.in_order],
+        "failed": None if observed.no_history else meanings[Meaning.fault],
     }
 
 

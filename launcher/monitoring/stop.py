@@ -12,7 +12,7 @@ import sys
 import time
 
 from launcher.arguments import FAILED, Parser, add_run, open_run, refuse
-from launcher.jobs.liveness import POLL_S, cancel, kill, living, on_slurm, queue, wait_for_end
+from launcher.jobs.liveness import POLL_S, cancel, kill, on_slurm, queue, still_there, wait_for_end
 from launcher.slurm.accounting import newest_checkpoint
 from launcher.slurm.queries import QueueEntry
 from launcher.views import evaluation_view
@@ -49,10 +49,10 @@ def _stop(run: RunFolder, reason: str, patience_s: float, drain: bool, already: 
         if on_slurm(run):
             run.remove_weights(load(run.config).weights.dir)  # of an earlier incarnation: where none lives, nobody else does
         return _describe(run, already)
-    num_left = len(living(run))
+    num_left = len(still_there(run))
     _record(run, f"stopped by force: {reason}", drain)
     kill(run)
-    left = living(run)
+    left = still_there(run)
     return (f"stopped by force: {num_left} {_things(run)} had not ended after {patience_s:g} s"
             + (f", and {len(left)} are still there" if left else ""))
 
@@ -130,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
     run = open_run(options.run)
     try:
         print(f"{run.path}: {stop(run, 'by headway stop --drain' if options.drain else 'by headway stop', drain=options.drain)}")
-        return 1 if living(run) else 0
+        return 1 if still_there(run) else 0
     except SlurmError as error:
         return refuse(f"{error}\nThe request to stop stands: the coordinator acts on it")
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Carries out what supervisor_policy.py decides: one keeper a run, whoever holds keeper.lock (best effort: a shared folder's locks, which
+"""Carries out what supervisor_policy.py decides: one supervisor a run, whoever holds supervisor.lock (best effort: a shared folder's locks, which
 some file systems lack).
 
 excluded.json remembers which nodes new submissions leave out: role -> node -> when, in seconds since 1970.
@@ -46,8 +46,8 @@ _without_locks: set[RunFolder] = set()
 
 @contextlib.contextmanager
 def lock(run: RunFolder, say: Callable[[str], None]) -> Iterator[bool]:
-    """Hold the run's keeper.lock; gives whether nobody else holds it. Where the file system has no locks, nobody does, which is said once."""
-    descriptor = os.open(run.path / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Hold the run's supervisor.lock; gives whether nobody else holds it. Where the file system has no locks, nobody does, which is said once."""
+    descriptor = os.open(run.path / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield _locked(descriptor, run, say)
     finally:
@@ -69,7 +69,7 @@ def _locked(descriptor: int, run: RunFolder, say: Callable[[str], None]) -> bool
 
 @contextlib.contextmanager
 def supervising(run: RunFolder, say: Callable[[str], None]) -> Iterator[Callable[[Observation], None]]:
-    """Gives what keeps the run going, to be called with the facts from time to time; it does nothing where somebody else keeps it."""
+    """Gives what keeps the run going, to be called with the observed from time to time; it does nothing where somebody else keeps it."""
     with lock(run, say) as mine:
         if mine:
             yield Supervisor(run, say).act
@@ -79,73 +79,73 @@ def supervising(run: RunFolder, say: Callable[[str], None]) -> Iterator[Callable
 
 
 class Supervisor:
-    """A keeper with its hands."""
+    """A `SupervisorPolicy` with its hands."""
 
     def __init__(self, run: RunFolder, say: Callable[[str], None]) -> None:
         self.run, self._say = run, say
         self._config = read_full(run)
         needed = {spec.role: spec.nodes_per_element for spec in job_specs(self._config.plan(), self._config, run)}
-        self._keeper = SupervisorPolicy(self._config.run.max_hours, needed, read_excluded(run))
+        self._policy = SupervisorPolicy(self._config.run.max_hours, needed, read_excluded(run))
         self._num_nodes: dict[str, int] = {}
         self._refused = self._trouble = ""
 
-    def act(self, facts: Observation) -> None:
+    def act(self, observed: Observation) -> None:
         """Decide and do; what SLURM does not do is said, and does not keep the rest from being done. Raises `SlurmError`."""
         if not self._num_nodes:
             with contextlib.suppress(SlurmError):  # no node is excluded before that is known
-                self._num_nodes = {role: len(usable_nodes(self._config.cluster.role(role))) for role in self._keeper.nodes_needed}
-        if facts.no_history and self._refused != facts.no_history:
-            self._refused = facts.no_history
-            self._say(f"SLURM's accounting cannot be read, so failing nodes are not noticed: {facts.no_history}")
-        for decision in self._keeper.decide(self._situation(facts)):
+                self._num_nodes = {role: len(usable_nodes(self._config.cluster.role(role))) for role in self._policy.nodes_needed}
+        if observed.no_history and self._refused != observed.no_history:
+            self._refused = observed.no_history
+            self._say(f"SLURM's accounting cannot be read, so failing nodes are not noticed: {observed.no_history}")
+        for decision in self._policy.decide(self._situation(observed)):
             try:
-                self._do(decision, facts)
+                self._do(decision, observed)
             except SlurmError as error:
                 if str(error) != self._trouble:
                     self._say(f"not done, SLURM did not take it: {error}")
                 self._trouble = str(error)
 
-    def _situation(self, facts: Observation) -> Situation:
+    def _situation(self, observed: Observation) -> Situation:
         submission = self.run.submission()
-        step = max([facts.checkpoint.step if facts.checkpoint else 0, *(life.end.step for life in facts.lives if life.end)])
+        step = max([observed.checkpoint.step if observed.checkpoint else 0, *(life.end.step for life in observed.lives if life.end)])
         if (judging := evaluation_view.progress(self.run)) is not None:
             step = judging["num_judged"]
-        return Situation(facts, self.run.ended() is not None, self.run.stop_requested() is not None,
-                         (self.run.newest_epoch(), step), facts.training_hours, self._num_nodes,
+        return Situation(observed, self.run.ended() is not None, self.run.stop_requested() is not None,
+                         (self.run.newest_epoch(), step), observed.training_hours, self._num_nodes,
                          None if submission.get("complete", True) else time.time() - submission["time"], job_records.settle(self.run))
 
-    def _submit(self, role: str, facts: Observation) -> None:
+    def _submit(self, role: str, observed: Observation) -> None:
         from launcher.jobs.submit import submit
         from launcher.preflight import check
         from launcher.slurm import site  # these import submitit
 
-        config = remaining(with_excluded(self._config, self._keeper.excluded), facts.training_hours)
+        config = remaining(with_excluded(self._config, self._policy.excluded), observed.training_hours)
         try:
             specs = tuple(spec for spec in job_specs(config.plan(), config, self.run) if spec.role == role)
             budget = check.budget(site.look(config.cluster, config.roles), config.cluster, config.roles)
             submit(fit(specs, budget), config, self.run, going_on=True)
         except (ConfigError, SlurmError) as error:  # the queue may be full, or SLURM away
-            self._keeper.not_submitted(role)
+            self._policy.not_submitted(role)
             self._say(f"not submitted, to be tried again: {error}")
 
-    def _do(self, decision: Decision, facts: Observation) -> None:
+    def _do(self, decision: Decision, observed: Observation) -> None:
         match decision:
             case Submit(role):
                 self._say(f"nothing of {role} is left in the queue: submitting again")
-                self._submit(role, facts)
+                self._submit(role, observed)
             case Exclude(role, node, why):
                 self._say(f"{role} leaves out node {node}: {why}")
-                write_atomic(self.run.path / "excluded.json", json.dumps(self._keeper.excluded).encode())
-                for array in pending_arrays(facts.queue[role]):
-                    queries.update_exclude(array, [with_excluded(self._config, self._keeper.excluded).cluster.role(role).exclude])
+                write_atomic(self.run.path / "excluded.json", json.dumps(self._policy.excluded).encode())
+                for array in pending_arrays(observed.queue[role]):
+                    queries.update_exclude(array, [with_excluded(self._config, self._policy.excluded).cluster.role(role).exclude])
             case Release(role):
                 self._say(f"held elements of {role} are released: training runs")
-                queries.release(pending_arrays([entry for entry in facts.queue[role] if entry.held]))
+                queries.release(pending_arrays([entry for entry in observed.queue[role] if entry.held]))
             case CancelPending():
                 cancel(self.run, pending_only=True)
             case End(cause, in_order):
                 drain = (self.run.stop_requested() or {"drain": True})["drain"]
-                saved = facts.checkpoint is not None or self.run.evaluation.is_dir()
+                saved = observed.checkpoint is not None or self.run.evaluation.is_dir()
                 self.run.end(cause, "launcher", "drained" if in_order and drain and saved else "")
                 cancel(self.run, pending_only=True)
             case Tell(text):

@@ -86,7 +86,7 @@ class Situation:
     `cut_short_s`: how long ago jobs.json was last written, if the submission is not complete; `unanswered`: when the newest array of
     a role was submitted, of those without an answer from sbatch that the queue does not know either (or only since a moment ago)."""
 
-    facts: Observation
+    observed: Observation
     over: bool
     stop_requested: bool
     progress: tuple[int, int]
@@ -109,9 +109,9 @@ class SupervisorPolicy:
 
     def decide(self, now: Situation) -> list[Decision]:
         """What is to be done now, in this order."""
-        told = self._tell(now.facts)
+        told = self._tell(now.observed)
         if now.over:
-            pending = any(entry.state.waiting for entries in now.facts.queue.values() for entry in entries)
+            pending = any(entry.state.waiting for entries in now.observed.queue.values() for entry in entries)
             return [*told, *([CancelPending()] if self._for(pending, "over", now, SETTLE_S) else [])]
         if now.cut_short_s is not None:
             late = now.cut_short_s > CUT_SHORT_S
@@ -123,13 +123,13 @@ class SupervisorPolicy:
         if not condition:
             self._since.pop(name, None)
             return False
-        return now.facts.time - self._since.setdefault(name, now.facts.time) >= seconds
+        return now.observed.time - self._since.setdefault(name, now.observed.time) >= seconds
 
     def _submit(self, now: Situation) -> list[Decision]:
         leading = self._leading
-        train = now.facts.queue[leading]
+        train = now.observed.queue[leading]
         if now.stop_requested:
-            gone = self._for(not any(now.facts.queue.values()), "stop", now, SETTLE_S)
+            gone = self._for(not any(now.observed.queue.values()), "stop", now, SETTLE_S)
             return [End("stopped: on request, when nothing of the run was left", in_order=True)] if gone else []
         # A run that is complete records that before its last element leaves the queue, but shared file systems show it later.
         if self._for(not train and self._answered(leading, now), f"no {leading}", now, SETTLE_S):
@@ -140,7 +140,7 @@ class SupervisorPolicy:
         trains = any(entry.state is State.RUNNING for entry in train)
         decisions: list[Decision] = []
         for role in self._serving:
-            none = not now.facts.queue[role] and self._answered(role, now) and trains
+            none = not now.observed.queue[role] and self._answered(role, now) and trains
             decisions += self._again(role, now) if self._for(none, f"no {role}", now, SETTLE_S) else []
         return decisions
 
@@ -156,13 +156,13 @@ class SupervisorPolicy:
 
     @staticmethod
     def _answered(role: str, now: Situation) -> bool:
-        return role not in now.unanswered or now.facts.time - now.unanswered[role] >= UNANSWERED_S
+        return role not in now.unanswered or now.observed.time - now.unanswered[role] >= UNANSWERED_S
 
     def _again(self, role: str, now: Situation) -> list[Decision]:
         progress, times = self._submitted.get(role, (None, 0))
         times = times + 1 if progress == now.progress else 0
         if times >= FRUITLESS:
-            return [End(f"{times} {role} arrays in a row have ended without any progress: {self._last_end(now.facts.history[role])}")]
+            return [End(f"{times} {role} arrays in a row have ended without any progress: {self._last_end(now.observed.history[role])}")]
         self._submitted[role] = (now.progress, times)
         self._since.pop(f"no {role}", None)
         return [Submit(role)]
@@ -179,17 +179,17 @@ class SupervisorPolicy:
         self._submitted.pop(role, None)
 
     def _release(self, now: Situation) -> list[Decision]:
-        trains = any(entry.state is State.RUNNING for entry in now.facts.queue[self._leading])
+        trains = any(entry.state is State.RUNNING for entry in now.observed.queue[self._leading])
         decisions: list[Decision] = []
         for role in self._serving:
-            if self._for(trains and any(map(held_by_us, now.facts.queue[role])), f"held {role}", now, HELD_S):
+            if self._for(trains and any(map(held_by_us, now.observed.queue[role])), f"held {role}", now, HELD_S):
                 self._since.pop(f"held {role}")
                 decisions.append(Release(role))
         return decisions
 
     def _exclude(self, now: Situation) -> list[Decision]:
         decisions: list[Decision] = []
-        for role, history in now.facts.history.items():
+        for role, history in now.observed.history.items():
             excluded = self.excluded.setdefault(role, {})
             blamed = [entry for entry in history if blames_node(entry)]
             counts = Counter(node for entry in blamed for node in entry.nodes)
@@ -198,12 +198,12 @@ class SupervisorPolicy:
                 num_nodes = now.num_nodes.get(role, 0)
                 left = num_nodes - len(excluded.keys() | {node})
                 if count >= FAILURES and again and left >= max(self.nodes_needed[role], num_nodes / 2):
-                    excluded[node] = now.facts.time
+                    excluded[node] = now.observed.time
                     decisions.append(Exclude(role, node, f"{count} {role} elements failed on it"))
         return decisions
 
-    def _tell(self, facts: Observation) -> list[Decision]:
-        faults = {(entry.element, entry.start or 0.0): entry for entries in facts.history.values() for entry in entries
+    def _tell(self, observed: Observation) -> list[Decision]:
+        faults = {(entry.element, entry.start or 0.0): entry for entries in observed.history.values() for entry in entries
                   if entry.state.meaning is Meaning.fault}
         alike: dict[tuple, list[str]] = {}
         for key, entry in faults.items():

@@ -132,7 +132,7 @@ def _print_lines(console: Console, follower: Follower, steps: list[dict], evalua
 
 
 class Lookout:
-    """On SLURM: looks at the queue every `LOOK_S` seconds, hands what it saw to the view and to the keeper, and says when all is over."""
+    """On SLURM: looks at the queue every `LOOK_S` seconds, hands what it saw to the view and to the supervisor, and says when all is over."""
 
     def __init__(self, run: RunFolder, follower: Follower, act: Callable[[Observation], object], say: Callable[[str], None]) -> None:
         self.run, self.follower = run, follower
@@ -158,10 +158,10 @@ class Lookout:
 
     def _look(self) -> None:
         try:
-            facts = self._observer.look(time.time())
-            self.follower.slurm = figures(facts, self.follower.rollout_idle_s)
-            self._empty = not any(facts.queue.values())
-            self._act(facts)
+            observed = self._observer.look(time.time())
+            self.follower.slurm = figures(observed, self.follower.rollout_idle_s)
+            self._empty = not any(observed.queue.values())
+            self._act(observed)
             self._trouble = ""
         except SlurmError as error:  # the run does not need us: look again later
             if str(error) != self._trouble:

@@ -2,6 +2,6 @@
 
 import sys
 
-from launcher.report.command import main
+from launcher.report.command_line import main
 
 sys.exit(main())

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import msgspec
 
 from launcher.config.device_split import Plan, plan
+from launcher.report.ages import Ages
 from launcher.report.record import Record, number
 from launcher.report.series import values, words
-from launcher.report.staleness import Ages
 from launcher.views.queue_view import duration
 from workers.config import AllocationConfig, ConfigError, ParallelConfig
 

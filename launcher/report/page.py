@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.report import curves, staleness, timeline
-from launcher.report.alarms import spans, words
+from launcher.report import ages as staleness
+from launcher.report import curves, timeline
+from launcher.report.alarm_history import spans, words
 from launcher.report.changes import Change, DefaultsError, changes, defaults
 from launcher.report.comparison import compare
 from launcher.report.heading import facts, figures, num_replicas

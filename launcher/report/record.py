@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.jobs.liveness import living
+from launcher.jobs.liveness import still_there
 from launcher.slurm import queries
 from workers.run import incarnations
 from workers.run.folder import RunFolder, RunFolderError
@@ -137,7 +137,7 @@ def _lives(run: RunFolder, trouble: list[str]) -> list[Incarnation]:
 def _state(run: RunFolder, trouble: list[str]) -> str:
     """How a run without an outcome stands: 'running', 'pending', 'gone', or '?' where SLURM cannot be asked."""
     try:
-        left = living(run)
+        left = still_there(run)
     except SlurmError:
         return "?"
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.engine_child import EngineChild
+from benchmarks.engine.child import EngineChild
 from tests.conformance.endpoint import Endpoint
 from tests.conformance.models import CONTEXT, write_pair
 from workers.rollout.engines.servers.process import SGLANG_START

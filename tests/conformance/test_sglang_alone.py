@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.engine_child import ROOT
+from benchmarks.engine.child import ROOT
 from tests.conformance.endpoint import TOLERANCE, Client, Endpoint
 from tests.conformance.engines import CPU, SGLANG, sglang_here
 from tests.conformance.models import broken_folders, prompt_of

@@ -17,12 +17,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.engine_child import ROOT
+from benchmarks.engine.child import ROOT
 from tests.conformance.endpoint import TOLERANCE, Client, Endpoint
 from tests.conformance.engines import start_embedded
 from tests.conformance.models import prompt_of
 from tests.conformance.test_pauses import spans
-from workers.weights.process_group import BroadcastGroup, GroupError
+from workers.weights.update_group import BroadcastGroup, GroupError
 
 TIMEOUT_S = 60.0
 Tensors = dict[str, torch.Tensor]

@@ -50,7 +50,7 @@ def test_sweeps_run_every_combination(tmp_path: Path) -> None:
     (["data=reasoning_gym", "data.task=chain_summ", "reward.verifier=reasoning_gym"], "chain_sum"),
     (["reward.verifier=numerics"], "did you mean 'numeric'"),
     (["reward.verifier=nomod:f"], "No module named 'nomod'"),
-    (["workflow.name=tests.unit.agent_programs:breaks"], "agent_programs:breaks', tried on prompt"),
+    (["workflow.name=tests.support.agent_programs:breaks"], "agent_programs:breaks', tried on prompt"),
     (["engine.context_length=600"], "max_position_embeddings=512"),
     (["data.num_examples=8"], "engine.context_length=32"),
     (["model=hf", "model.path=/missing"], "/missing: no readable config.json"),

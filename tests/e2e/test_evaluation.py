@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from launcher.jobs.liveness import living
+from launcher.jobs.liveness import still_there
 from tests.e2e.runs import START_S, LiveRun, headway, live_run, wait_for
 from workers.evaluation.statistics import Judged, figures
 from workers.run.files import read_lines
@@ -56,7 +56,7 @@ def test_an_evaluation_from_the_command_to_its_figures(tmp_path: Path) -> None:
     assert len(prompts) == 20 and {name: told[name] for name in again} == again
     for name in ("avg@4", "pass@1", "pass@3", "maj@4"):
         assert name in done.stdout
-    assert [job["name"] for job in run.submission()["jobs"]] == ["evaluation-inference"] and not living(run)
+    assert [job["name"] for job in run.submission()["jobs"]] == ["evaluation-inference"] and not still_there(run)
     status = headway("status", str(run.path)).stdout
     assert "20 of 20 prompts" in status and "avg@4" in status
 
@@ -75,7 +75,7 @@ def test_an_evaluation_that_is_killed_half_way_goes_on_with_what_is_missing(tmp_
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"{before.total()} of 30 prompts are judged" in done.stdout
     assert times_judged(run) == Counter(range(30)), "each prompt once"
-    assert len(read_lines(run.samples)) == result(run)["num_prompts"] == 30 and not living(run)
+    assert len(read_lines(run.samples)) == result(run)["num_prompts"] == 30 and not still_there(run)
 
 
 def test_another_element_does_what_a_killed_one_had_claimed(tmp_path: Path) -> None:

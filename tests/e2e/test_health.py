@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.e2e.runs import START_S, headway, live_run
 from workers.run.files import read_lines
 
-CONSTANT = ("reward.verifier=tests.unit.hostile_verifiers:truth", "data.num_heldout=2", "evaluation.every_steps=0", "run.num_steps=8",
+CONSTANT = ("reward.verifier=tests.support.hostile_verifiers:truth", "data.num_heldout=2", "evaluation.every_steps=0", "run.num_steps=8",
             "alarms.window=2", "alarms.steps=2", "alarms.off=[starving_trainer,idle_rollouts,stale_data]", "trainer.export_final=false")
 """Every answer is right: no group has any spread. The alarms that depend on the speed of the machine are off."""
 

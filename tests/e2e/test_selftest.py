@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.jobs.liveness import living
+from launcher.jobs.liveness import still_there
 from tests.e2e.runs import START_S, headway, live_run
 from workers.run.files import read_lines
 from workers.run.folder import RunFolder
@@ -59,7 +59,7 @@ def test_a_config_is_tested_by_a_run_of_its_own(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     steps = read_lines(run.metrics)
     assert [step["step"] for step in steps] == [1, 2] and all(step["num_tokens_compared"] == step["num_tokens"] > 0 for step in steps)
-    assert not read_lines(run.evaluations) and not run.final_model.exists() and not living(run)
+    assert not read_lines(run.evaluations) and not run.final_model.exists() and not still_there(run)
 
 
 @pytest.mark.long  # the verdict and a run that refuses to begin are tested each by itself

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.jobs.liveness import living
+from launcher.jobs.liveness import still_there
 from tests.e2e.runs import headway, live_run
 from workers.model.architecture import read_architecture
 from workers.model.tensors import check_tensors
@@ -35,7 +35,7 @@ def test_a_supervised_run_from_the_command_to_the_exported_model(tmp_path: Path)
     check_tensors(run.final_model, read_architecture(run.final_model))
     transformers = pytest.importorskip("transformers")
     assert transformers.AutoModelForCausalLM.from_pretrained(run.final_model).num_parameters() > 0
-    assert [job["name"] for job in run.submission()["jobs"]] == ["sft_tiny-train"] and not living(run)
+    assert [job["name"] for job in run.submission()["jobs"]] == ["sft_tiny-train"] and not still_there(run)
 
 
 def test_a_drained_supervised_run_of_two_ranks_goes_on(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 from tests.oracles.cases import SPREADS, Case, cases, draw_case, objectives
 from tests.oracles.composed import normalizer
 from workers.algorithms import advantages
+from workers.algorithms.loss_statistics import merge_stats
 from workers.algorithms.policy_loss import Objective, TokenInputs, policy_loss
 from workers.algorithms.ratios import Responses
-from workers.algorithms.statistics import merge_stats
 
 PLAIN = {"kl_weight": 0.0, "entropy_weight": 0.0}
 SEEDS = st.integers(0, 2**32 - 1)

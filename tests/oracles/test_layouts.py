@@ -13,7 +13,7 @@ pytest.importorskip("megatron.core")
 
 from tests.oracles.layout_rank import ALGORITHMS, LAYOUTS
 from tests.oracles.whole_case import KIND, PaperTraining, Results, assert_equal, setup, write_behavior
-from tests.unit.megatron_case import write_model
+from tests.support.megatron_case import write_model
 from tests.wire.gangs import run_ranks
 
 

@@ -18,10 +18,10 @@ from tests.oracles.composed import FIXED_LENGTH, composed, ratios
 from workers.algorithms import aggregation as implemented_aggregation
 from workers.algorithms import corrections, surrogates
 from workers.algorithms.divergences import divergence
+from workers.algorithms.loss_statistics import merge_stats, summarize
 from workers.algorithms.policy_loss import Objective, policy_loss
 from workers.algorithms.proximal import loglinear_logprobs
 from workers.algorithms.ratios import MAX_LOG_RATIO, importance_ratio
-from workers.algorithms.statistics import merge_stats, summarize
 
 LEVELS = ["token", "sequence", "geometric"]
 TIGHT: dict[str, float] = {"rel": 1e-10, "abs": 1e-13}

@@ -28,8 +28,8 @@ from tests.oracles.whole_case import (
     trained_by_engine,
     write_behavior,
 )
-from tests.unit.hf_reference import ReferenceTraining, load_reference, reference_logprobs
-from tests.unit.megatron_case import write_model
+from tests.support.hf_reference import ReferenceTraining, load_reference, reference_logprobs
+from tests.support.megatron_case import write_model
 from workers.trainer.megatron.engine import MegatronEngine
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")

@@ -13,8 +13,8 @@ import yaml
 from tests.oracles import policy
 from tests.oracles.padded import Padded, Rows, forward, pad, rows_of
 from tests.oracles.papers import PAPERS
-from tests.unit.hf_reference import ReferenceLearner, load_reference, saved_tensors
-from tests.unit.megatron_case import config, make_groups
+from tests.support.hf_reference import ReferenceLearner, load_reference, saved_tensors
+from tests.support.megatron_case import config, make_groups
 from workers.config import Advantage, AlgorithmConfig, Config, ImportanceLevel, KlEstimator, OffPolicy, Surrogate
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.sandbox.host import ENVIRONMENT_SECRET
 from workers.config import SandboxConfig
-from workers.sandbox.api import Limits, Outcome, Sandbox
+from workers.sandbox.sandbox import Limits, Outcome, Sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,8 +19,8 @@ from tests.sandbox import attacks
 from tests.sandbox.as_user import ROOT, UsersSandbox
 from tests.sandbox.host import ENVIRONMENT_SECRET, Host, host
 from workers.config import SandboxConfig
-from workers.sandbox.api import Limits, Outcome, Sandbox
 from workers.sandbox.confinement.counting import MAX_THREADS
+from workers.sandbox.sandbox import Limits, Outcome, Sandbox
 
 UNPRIVILEGED = 54321
 SHORT = Limits(wall_s=1.0, cpu_s=1.0, memory_mb=256, output_bytes=1 << 16, file_mb=1, num_files=8)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.sandbox.confinement import landlock, policy, seccomp
+from workers.sandbox.confinement import landlock, seccomp, syscall_policy
 from workers.sandbox.confinement.counting import MAX_THREADS, Allowance
-from workers.sandbox.confinement.policy import CHANGING, REFUSED, UNKNOWN
 from workers.sandbox.confinement.seccomp import ALLOW, KILL, NOTIFY, Block
+from workers.sandbox.confinement.syscall_policy import CHANGING, REFUSED, UNKNOWN
 from workers.sandbox.confinement.syscalls import AARCH64, ARCHITECTURES, X86_64
 
 PID = 4242
@@ -43,7 +43,7 @@ def answer(block: Block, audit: int, number: int, arguments: tuple[int, ...] = (
 
 def decide(machine: str, name: str, *arguments: int, counted: bool = True, writes: bool = True) -> int:
     there = ARCHITECTURES[machine]
-    return answer(policy.policy(there, PID, counted=counted, writes=writes), there.audit, there.numbers[name], arguments)
+    return answer(syscall_policy.policy(there, PID, counted=counted, writes=writes), there.audit, there.numbers[name], arguments)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -51,20 +51,20 @@ def decide(machine: str, name: str, *arguments: int, counted: bool = True, write
 @pytest.mark.parametrize("counted", [True, False])
 def test_all_that_is_not_listed_is_refused(machine: str, writes: bool, counted: bool) -> None:
     there = ARCHITECTURES[machine]
-    block = policy.policy(there, PID, counted=counted, writes=writes)
-    allowed = {there.numbers[name] for name in policy.ALLOWED if name in there.numbers and (writes or name not in CHANGING)}
-    conditional = {there.numbers[name] for name in policy._conditions(PID, counted=counted, writes=writes) if name in there.numbers}
+    block = syscall_policy.policy(there, PID, counted=counted, writes=writes)
+    allowed = {there.numbers[name] for name in syscall_policy.ALLOWED if name in there.numbers and (writes or name not in CHANGING)}
+    conditional = {there.numbers[name] for name in syscall_policy._conditions(PID, counted=counted, writes=writes) if name in there.numbers}
     assert len(block) <= 4096, "the kernel's limit"
-    for number in range(policy.FIRST_UNKNOWN):
+    for number in range(syscall_policy.FIRST_UNKNOWN):
         if number not in conditional:
             assert answer(block, there.audit, number) == (ALLOW if number in allowed else REFUSED)
-    assert answer(block, there.audit, policy.FIRST_UNKNOWN) == answer(block, there.audit, 1000) == UNKNOWN
+    assert answer(block, there.audit, syscall_policy.FIRST_UNKNOWN) == answer(block, there.audit, 1000) == UNKNOWN
 
 
 @given(machine=st.sampled_from(MACHINES), number=st.integers(0, 2**32 - 1), audit=st.integers(0, 2**32 - 1), arguments=st.tuples(*[words] * 6))
 def test_another_way_into_the_kernel_kills(machine: str, number: int, audit: int, arguments: tuple[int, ...]) -> None:
     there = ARCHITECTURES[machine]
-    for block in (policy.policy(there, PID, counted=True, writes=True), policy.counting(there)):
+    for block in (syscall_policy.policy(there, PID, counted=True, writes=True), syscall_policy.counting(there)):
         if audit != there.audit:
             assert answer(block, audit, number, arguments) == KILL
         assert answer(block, there.audit, number | seccomp.X32, arguments) == KILL
@@ -75,8 +75,8 @@ def test_opening(machine: str, flags: int, writes: bool, counted: bool, place: i
     """Nothing is made that is not counted; nothing is written where nothing keeps a program to its folder."""
     decision = decide(machine, "openat", place, place, flags, counted=counted, writes=writes)
     there = ARCHITECTURES[machine]
-    asked = answer(policy.counting(there), there.audit, there.numbers["openat"], (place, place, flags))
-    makes = bool(flags & (os.O_CREAT | policy.TMPFILE))
+    asked = answer(syscall_policy.counting(there), there.audit, there.numbers["openat"], (place, place, flags))
+    makes = bool(flags & (os.O_CREAT | syscall_policy.TMPFILE))
     changes = makes or bool(flags & (os.O_ACCMODE | os.O_TRUNC))
     assert asked == (NOTIFY if makes else ALLOW)
     assert decision in (ALLOW, REFUSED)
@@ -94,7 +94,7 @@ def test_only_threads_are_started(machine: str, flags: int, counted: bool) -> No
         assert flags & 0x10000 and not flags & 0x7E020000 and counted
     assert decide(machine, "clone", 0x3D0F00) == ALLOW, "pthread_create"
     there = ARCHITECTURES[machine]
-    assert answer(policy.counting(there), there.audit, there.numbers["clone"], (flags,)) == NOTIFY
+    assert answer(syscall_policy.counting(there), there.audit, there.numbers["clone"], (flags,)) == NOTIFY
 
 
 @given(machine=st.sampled_from(MACHINES), pid=words, call=st.sampled_from(["kill", "tgkill"]))
@@ -123,7 +123,7 @@ def test_structures_that_a_filter_cannot_see_are_not_used(machine: str) -> None:
     assert decide(machine, "clone3") == decide(machine, "openat2") == UNKNOWN
     assert not {"socket", "connect", "bind", "listen", "accept", "sendmsg", "sendmmsg", "execve", "execveat", "fork", "vfork", "ptrace", "truncate",
                 "chmod", "fchmod", "chown", "fchown", "utimensat", "setxattr", "link", "symlink", "mknod", "memfd_create", "io_uring_setup",
-                "pidfd_open", "mount", "unshare", "setns", "keyctl", "bpf", "shmget", "setsid", "flock"} & set(policy.ALLOWED)
+                "pidfd_open", "mount", "unshare", "setns", "keyctl", "bpf", "shmget", "setsid", "flock"} & set(syscall_policy.ALLOWED)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -139,7 +139,8 @@ def test_the_numbers_are_the_kernels(machine: str) -> None:
 
 
 def test_every_name_has_a_number() -> None:
-    names = {*policy.ALLOWED, *policy._conditions(PID, counted=True, writes=True), *policy.COUNTED_FILES, *policy.COUNTED_THREADS}
+    names = {*syscall_policy.ALLOWED, *syscall_policy._conditions(PID, counted=True, writes=True), *syscall_policy.COUNTED_FILES,
+             *syscall_policy.COUNTED_THREADS}
     names |= {"seccomp", "capset"}
     assert names == set(X86_64)
     old = {"dup2", "pipe", "poll", "select", "epoll_create", "epoll_wait", "eventfd", "stat", "lstat", "access", "getdents", "readlink", "unlink",

@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from workers.config import SandboxConfig
-from workers.sandbox import api
-from workers.sandbox.api import Limits, Sandbox, SandboxError
+from workers.sandbox import sandbox as api
 from workers.sandbox.confinement import probe
 from workers.sandbox.forkserver.client import ServerProcess
+from workers.sandbox.sandbox import Limits, Sandbox, SandboxError
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(wall_s=120.0, cpu_s=60.0, memory_mb=512, output_bytes=1 << 20, file_mb=4, num_files=64)
@@ -269,7 +269,7 @@ def test_another_interpreter_that_is_none() -> None:
 
 def test_more_memory_than_this_process_may_have() -> None:
     code = ("import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\nfrom workers.config import SandboxConfig\n"
-            "from workers.sandbox.api import Sandbox\nSandbox(SandboxConfig(memory_mb=2048))")
+            "from workers.sandbox.sandbox import Sandbox\nSandbox(SandboxConfig(memory_mb=2048))")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=FAR_S)
     assert "sandbox.memory_mb=2048: this process itself may take only 1024 MiB" in done.stderr
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from workers.config import Config, ConfigError, SandboxBackend, SandboxConfig, SandboxPolicy
 from workers.sandbox import outcome
-from workers.sandbox.api import Sandbox, SandboxError
 from workers.sandbox.confinement import probe
 from workers.sandbox.confinement.probe import Machine
 from workers.sandbox.forkserver.protocol import Dialogue, OutOfTurn
 from workers.sandbox.outcome import Limits
+from workers.sandbox.sandbox import Sandbox, SandboxError
 
 SANDBOX = Path(__file__).resolve().parents[2] / "workers" / "sandbox"
 FULL = Machine("x86_64", "6.8.0", landlock=6, seccomp=True, notifications=True, bubblewrap="/usr/bin/bwrap")

@@ -18,9 +18,9 @@ import pytest_asyncio
 
 from tests.conformance.engines import CPU, SGLANG, sglang_here
 from tests.conformance.models import prompt_of
-from tests.wire import test_sampler
-from tests.wire.test_engine_lives import raised, restarted
-from tests.wire.test_sampler import CONTEXT, Following, Rig, cuts_of, lease, running, until, write_endless_model
+from tests.wire.workers.rollout.engines import test_sampler
+from tests.wire.workers.rollout.engines.test_engine import raised, restarted
+from tests.wire.workers.rollout.engines.test_sampler import CONTEXT, Following, Rig, cuts_of, lease, running, until, write_endless_model
 from workers.config import EngineConfig, Server
 from workers.messages.parts import Version
 from workers.rollout.engines.client import EngineError, SamplingParams

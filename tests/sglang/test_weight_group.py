@@ -1,4 +1,4 @@
-"""Weights by broadcast into SGLang itself, on the CPU: what tests/wire/test_weight_group.py shows of the embedded engine."""
+"""Weights by broadcast into SGLang itself, on the CPU: what tests/wire/workers/rollout/weights/test_broadcast.py shows of the embedded engine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from tests.conformance.engines import CPU, sglang_here
 from tests.sglang.test_server_process import ON_CPU
-from tests.wire import test_weight_group
-from tests.wire.test_weight_group import Rig, running, server_pid
+from tests.wire.workers.rollout.weights import test_broadcast
+from tests.wire.workers.rollout.weights.test_broadcast import Rig, running, server_pid
 from workers.rollout.engines.engine import Engine
 
 pytestmark = [sglang_here, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -24,7 +24,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**CPU, "TMPDIR": str(tmp_path_factory.mktemp("t")), "SGLANG_HEALTH_CHECK_TIMEOUT": "3"}.items():
             patch.setenv(name, value)
-        patch.setattr(test_weight_group, "DEADLINE_S", 400.0)
+        patch.setattr(test_broadcast, "DEADLINE_S", 400.0)
         yield
 
 

@@ -214,7 +214,7 @@ def test_ctrl_c_leaves_a_submitted_run_alone(cluster: LocalCluster, tmp_path: Pa
     launcher = subprocess.Popen([sys.executable, "-m", "launcher", "experiment=tiny", "cluster=local_slurm", f"run.dir={run.path}",
                                  "cluster.probe_s=0", *LATER], cwd=ROOT, env=cluster.env, stdout=subprocess.PIPE, text=True)
     cluster.wait("a complete submission", lambda: run.submission().get("complete", False))
-    cluster.wait("a launcher that follows the run", (run.path / "keeper.lock").exists)
+    cluster.wait("a launcher that follows the run", (run.path / "supervisor.lock").exists)
     launcher.send_signal(signal.SIGINT)
     output, _ = launcher.communicate(timeout=30)
     assert launcher.returncode == 0 and f"headway stop {run.path}" in output and "the run goes on" in output

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-SLOW = ("test_megatron_", "test_hf_conversion", "test_concurrency", "test_selftest", "test_run_saver", "test_memory", "test_embedded_model",
-        "test_reward_pool", "test_reward_math", "test_starting", "test_wheel")
-"""How the names of files begin that train models, simulate long runs, or start many processes."""
+HERE = Path(__file__).parent
+SLOW = ("workers/trainer/megatron/", "workers/trainer/selftest/test_self_test", "workers/trainer/saving/", "workers/reward/pool/",
+        "workers/coordinator/groups/test_concurrency", "workers/rollout/engines/servers/embedded/test_model", "workers/model/test_initialize",
+        "workers/reward/verifiers/test_mathematics", "launcher/memory/test_estimate", "launcher/launch/test_selftest", "test_wheel")
+"""How the paths of files begin that train models, simulate long runs, or start many processes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark them as slow."""
     for item in items:
-        if item.path.name.startswith(SLOW):
+        if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
 
 

@@ -28,8 +28,8 @@ from launcher.cli import composing
 from launcher.config.schema import FullConfig, as_yaml, register, to_object
 from launcher.launch import on_slurm
 from launcher.memory import capacity
-from launcher.preflight import dtypes
-from tests.unit.documented import PAGES, ROOT, Command, World, commands, spans
+from launcher.preflight import dtype_choice
+from tests.support.documented import PAGES, ROOT, Command, World, commands, spans
 from workers.run.folder import RunFolder
 
 register()
@@ -61,7 +61,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     patch.setenv("PATH", str(folder))
     patch.setattr(capacity, "memory_here", lambda: 64 * 2.0**30)
     patch.setattr(on_slurm, "prepare", lambda *given, **named: None)  # it looks at models, data and functions themselves
-    patch.setattr(dtypes, "settle", functools.partial(dtypes.settle, ask=lambda: {"cpu": {"name": "CPU", "runs": ["float32"], "best": "float32"}}))
+    cpu = {"cpu": {"name": "CPU", "runs": ["float32"], "best": "float32"}}
+    patch.setattr(dtype_choice, "settle", functools.partial(dtype_choice.settle, ask=lambda: cpu))
     patch.chdir(folder)
     with composing.opened(CONF, folder / "conf") as composer:  # Hydra looks through all groups: once is enough
         patch.setattr(composing, "opened", lambda conf, extra=None: contextlib.nullcontext(composer))
@@ -219,7 +220,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_layout_draws_the_folders_that_there_are() -> None:
-    layout = (ROOT / "docs/design.md").read_text().split("## Layout")[1].split("Who may import")[0]
+    layout = (ROOT / "docs/layout.md").read_text().split("## Layout")[1].split("## Rules")[0]
     drawn, at = set(), list[str]()
     for indent, folder in re.findall(r"^( {4,})([a-z_]+)/\s", layout, re.MULTILINE):
         at = [*at[:len(indent) // 2 - 2], folder]
@@ -227,6 +228,36 @@ def test_the_layout_draws_the_folders_that_there_are() -> None:
     assert len(drawn) > 30 and not [folder for folder in sorted(drawn) if not (ROOT / folder).is_dir()]
     there = {path.parent.name for root in ("launcher", "workers") for path in (ROOT / root).glob("*/__init__.py")}
     assert not there - set(re.findall(r"[a-z_]+(?=/)", layout))
+
+
+def found(module: str) -> Path:
+    [path] = [path for top in ("workers", "launcher") if (path := ROOT / top / module).is_file()]
+    return path
+
+
+def linked(one: Path, other: Path) -> bool:
+    """Whether `one` imports `other`, or starts it by its name as a module."""
+    package, _, name = ".".join(other.relative_to(ROOT).with_suffix("").parts).rpartition(".")
+    named = package if name == "__main__" else f"{package}.{name}"
+    source = one.read_text()
+    return bool(re.search(rf"\b{re.escape(named)}\b", source) or re.search(rf"from {re.escape(package)} import [^\n]*\b{name}\b", source))
+
+
+@pytest.mark.parametrize("number", range(3), ids=["prompt", "version", "signal"])
+def test_the_ways_through_the_code_hold(number: int) -> None:
+    """Each module is there, and is reached from one before it: by an import of either, by starting it, or by the message named between."""
+    ways = (ROOT / "docs/design.md").read_text().split("## Three ways")[1].split("## Terms")[0].split(":\n\n    ")[1:]
+    before, message = list[Path](), ""
+    for module, said in re.findall(r"(?:^ *|, )([a-z_/]+\.py)|--(\w+)-->", ways[number], re.MULTILINE):
+        if said:
+            message = said
+            continue
+        path = found(module)
+        links = [one for one in before if linked(one, path) or linked(path, one)]
+        by_message = message and all(any(re.search(rf"\b{message}\b", one.read_text()) for one in ends) for ends in (before, [path]))
+        assert not before or links or by_message, f"{module}: nothing before it leads there"
+        before, message = [*before, path], ""
+    assert len(before) > 20
 
 
 @pytest.mark.parametrize("wrong", [

@@ -15,7 +15,7 @@ from launcher.__main__ import CONF
 from launcher.config.schema import FullConfig, register, to_object
 from launcher.launch import on_slurm
 from launcher.memory.estimate import count_weights
-from tests.unit.documented import MODELS, World
+from tests.support.documented import MODELS, World
 from workers.config import Advantage, ClusterKind, ConfigError, Dtype, Proximal, Schedule, Server
 from workers.data.chat import ChatTemplate
 from workers.model.architecture import read_architecture

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import load_file
 
-from tests.unit.published import Publisher
-from tests.wire.test_sampler import write_endless_model
+from tests.support.published import Publisher
+from tests.wire.workers.rollout.engines.test_sampler import write_endless_model
 from workers.config import (
     ClusterConfig,
     ClusterKind,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import tests.unit.megatron_case  # noqa: F401 -- for the ranks
+import tests.support.megatron_case  # noqa: F401 -- for the ranks
 import workers.trainer.worker  # noqa: F401
 from workers.trainer.megatron.parallel import collectives, process_group
 from workers.trainer.megatron.parallel.gang import Gang

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.unit.algorithm_files import FILES, algorithm_of
-from tests.unit.megatron_case import config, make_groups
+from tests.support.algorithm_files import FILES, algorithm_of
+from tests.support.megatron_case import config, make_groups
 from tests.wire.gangs import in_turn
 from workers.config import Advantage, Aggregation, AlgorithmConfig, ImportanceLevel, KlEstimator, OffPolicy
 from workers.trainer.batch.group import TrainGroup

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.megatron_case import config, make_groups, train
+from tests.support.megatron_case import config, make_groups, train
 from tests.wire.gangs import in_turn
 from workers.config import Advantage, AlgorithmConfig, Config, Recompute
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel.gang import Gang
-from workers.trainer.megatron.parallel.stop import StopGate
+from workers.trainer.megatron.parallel.stop_gate import StopGate
 
 NUM_STEPS = 3
 DENSE = ("qwen3-tied", "qwen2", "llama")

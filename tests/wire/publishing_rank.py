@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.unit.megatron_case import config as make_config
-from tests.unit.megatron_case import make_groups, train
+from tests.support.megatron_case import config as make_config
+from tests.support.megatron_case import make_groups, train
 from tests.wire.gangs import in_turn
 from workers.config import ClusterKind, Config, Dtype, ParallelConfig, Transport
 from workers.messages.from_coordinator import Finish

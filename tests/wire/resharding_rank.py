@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.megatron_case import config, make_groups, train
+from tests.support.megatron_case import config, make_groups, train
 from tests.wire.gangs import in_turn
 from workers.config import Advantage, Config, Dtype
 from workers.trainer.megatron.checkpoint import checkpoint

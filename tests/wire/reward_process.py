@@ -12,7 +12,7 @@ from workers.reward.pool.pool import RewardPool
 from workers.reward.remote.service import RewardService
 from workers.run.folder import RunFolder
 from workers.run.processes import end_with_parent
-from workers.transport.rewards import RewardSocket
+from workers.transport.reward_sockets import RewardSocket
 
 
 async def main() -> None:

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.megatron_case import make_groups, train
+from tests.support.megatron_case import make_groups, train
 from tests.wire.gangs import in_turn
 from tests.wire.parallel_rank import setup
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import Comparison, MegatronEngine
 from workers.trainer.megatron.parallel import process_group
 from workers.trainer.megatron.parallel.gang import Gang
-from workers.trainer.selftest.selftest import SelfTestFailed
+from workers.trainer.selftest.self_test import SelfTestFailed
 
 NUM_MINIBATCHES = 2
 KIND = "qwen3-tied"

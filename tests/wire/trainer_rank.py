@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.megatron_case import config, make_groups
-from tests.unit.megatron_case import train as train_on
+from tests.support.megatron_case import config, make_groups
+from tests.support.megatron_case import train as train_on
 from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import collectives, process_group
 from workers.trainer.megatron.parallel.gang import Gang
-from workers.trainer.megatron.parallel.stop import StepAbandoned
+from workers.trainer.megatron.parallel.stop_gate import StepAbandoned
 
 Found = dict[str, Any]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.algorithms.statistics import Stats
+from workers.algorithms.loss_statistics import Stats
 
 
 def agreement(trainer: Tensor, engine: Tensor, compared: Tensor) -> Stats:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from workers.algorithms.statistics import Stats
+from workers.algorithms.loss_statistics import Stats
 
 MAX_LOSS = 700.0  # exp() of more is no float
 

@@ -24,8 +24,8 @@ from workers.algorithms import surrogates
 from workers.algorithms.aggregation import Aggregation, token_weights
 from workers.algorithms.corrections import behavior_weights, bounded
 from workers.algorithms.divergences import Estimator, divergence
+from workers.algorithms.loss_statistics import Stats, gap_sums, weight_sums
 from workers.algorithms.ratios import Level, Responses, importance_ratio
-from workers.algorithms.statistics import Stats, gap_sums, weight_sums
 
 Surrogate = Literal["clip", "cispo", "sapo", "none"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.algorithms.statistics import Stats
+from workers.algorithms.loss_statistics import Stats
 
 
 def outcome_rewards(rewards: Tensor, lengths: Tensor) -> Tensor:

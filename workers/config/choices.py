@@ -21,7 +21,7 @@ class ClusterKind(str, enum.Enum):
 
 
 class Bound(str, enum.Enum):
-    """How staleness is bounded; see docs/design.md, 'Staleness'."""
+    """How staleness is bounded; see docs/bounds.md."""
 
     admission = "admission"
     hard = "hard"
@@ -77,7 +77,7 @@ class ModelSource(str, enum.Enum):
 
 
 class Dtype(str, enum.Enum):
-    """Arithmetic of a model's parameters and activations. `auto` is settled before a run starts (preflight/dtypes.py); workers never see it."""
+    """Arithmetic of a model's parameters and activations. `auto` is settled before a run starts (preflight/dtype_choice.py); workers never see it."""
 
     auto = "auto"
     float32 = "float32"

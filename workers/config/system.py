@@ -41,7 +41,7 @@ class RunConfig:
 
 @dataclass
 class AllocationConfig:
-    """How devices are split between inference and training (rule: docs/design.md, 'SLURM shape')."""
+    """How devices are split between inference and training (rule: launcher/config/device_split.py)."""
 
     num_devices: int = 2  # GPUs, or CPU processes where there are none
     inference_fraction: float = 0.75  # the share of devices that generates; the rest trains

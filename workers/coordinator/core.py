@@ -20,10 +20,10 @@ A supervised run has no rollout workers: coordinator/groups/supervised_groups.py
 from __future__ import annotations
 
 from workers.coordinator.monitoring.waiting_reasons import waiting
-from workers.coordinator.registry import Worker
 from workers.coordinator.state import State
 from workers.coordinator.training.steps import Refusal
 from workers.coordinator.worker_loss import follow_up
+from workers.coordinator.worker_registry import Worker
 from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
 from workers.messages.from_coordinator import Drain, HeartbeatReply, Refused, RewardElements, VersionAnnounced, VersionsNeeded, Welcome
 from workers.messages.from_worker import (
@@ -77,7 +77,7 @@ class Coordinator(State):
             case Heartbeat():
                 worker.beat(message)
                 self.delivery.beat(worker)
-                self.outbox += [(peer, unwanted) for unwanted in self.returning.reconcile(peer, message.leases, now)]
+                self.outbox += [(peer, unwanted) for unwanted in self.reconciliation.reconcile(peer, message.leases, now)]
                 self.outbox.append((peer, HeartbeatReply(self.training.announcement, known=True)))
                 if worker.role is Role.rollout and self.config.rewards_apart:
                     self.outbox.append((peer, RewardElements(self.registry.reward_endpoints())))
@@ -143,7 +143,7 @@ class Coordinator(State):
         for worker, why in self.registry.lost(now):
             self.lost(worker, why)
         self.outbox += self.broadcasts.expire(now)
-        self.returning.give_up_absent(now)
+        self.reconciliation.give_up_absent(now)
         if self.drain_reason and (now > self._drain_deadline or not self.registry.of(Role.rollout)):
             self.drain_trainer()
         self._watch(now)
@@ -187,7 +187,7 @@ class Coordinator(State):
         worker = self.registry.register(peer, message, now)
         self.last_progress = now
         self.outbox.append((peer, Welcome(worker.slot, self.epoch, self.training.announcement)))
-        self.outbox += [(peer, unwanted) for unwanted in self.returning.adopt(peer, message.leases, now)]
+        self.outbox += [(peer, unwanted) for unwanted in self.reconciliation.adopt(peer, message.leases, now)]
         if message.role is Role.trainer:
             self.outbox += self.delivery.wanted(peer)
         if self.drain_reason and (message.role is Role.rollout or (message.role is Role.trainer and self.trainer_told)):

@@ -17,11 +17,11 @@ from workers.coordinator.groups.results import Results
 from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.coordinator.groups.supervised_groups import Supervision, TrainingExamples
 from workers.coordinator.reconciliation import Reconciliation
-from workers.coordinator.registry import Registry
 from workers.coordinator.snapshot import Snapshot, restore_evaluation, restore_ledger, restore_totals, save_evaluation, save_ledger, save_totals
 from workers.coordinator.training.steps import Training
-from workers.coordinator.weights.broadcasts import Broadcasts
+from workers.coordinator.weights.broadcast_messages import Broadcasts
 from workers.coordinator.weights.delivery import Delivery
+from workers.coordinator.worker_registry import Registry
 from workers.messages.from_coordinator import Drain
 from workers.messages.from_worker import CheckpointRequest
 from workers.messages.parts import Message, Role
@@ -65,7 +65,7 @@ class State:
         self._drain_deadline = 0.0
         self.trainer_told = False
         self.failed_workers = 0
-        self.returning = Reconciliation(self.ledger, self.evaluation, self.policy, self.training, self.results, self.lineage, self.totals, now)
+        self.reconciliation = Reconciliation(self.ledger, self.evaluation, self.policy, self.training, self.results, self.lineage, self.totals, now)
         if snapshot is not None:
             self._restore(snapshot)
 
@@ -79,7 +79,7 @@ class State:
             self.rejections.restore(snapshot.rejections)
         if snapshot.concurrency is not None:
             self.concurrency.restore(snapshot.concurrency)
-        self.returning.expect()
+        self.reconciliation.expect()
 
     def snapshot(self, seconds: float, positions: dict[str, int]) -> Snapshot:
         """The state now, which is to be one between two steps; see `Snapshot` for the arguments."""

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from workers.coordinator.registry import Worker
 from workers.coordinator.state import State
+from workers.coordinator.worker_registry import Worker
 from workers.messages.parts import Role
 
 

@@ -1,6 +1,6 @@
 """What a prompt may be like: so many tokens as the model gets it, and so large a reference for its verifier.
 
-Files leave prompts over a limit out when they are read (files.py). Sources that never end put another prompt in its place: `SPARE`
+Files leave prompts over a limit out when they are read (prompt_files.py). Sources that never end put another prompt in its place: `SPARE`
 indices further on, which no run reaches by itself, so that index and seed alone decide still.
 """
 

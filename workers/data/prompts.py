@@ -1,7 +1,7 @@
 """The factory of prompts: opens the source that the config names.
 
     arithmetic, reasoning_gym: index, seed --> Prompt --> within the limits, or another in its place (limits.py) -----+
-    jsonl, parquet, hf: rows (rows.py) --> Prompt (mapping.py) --> within the limits, held out, in order (files.py) --+
+    jsonl, parquet, hf: rows (rows.py) --> Prompt (mapping.py) --> within the limits, held out, in order (prompt_files.py) --+
     data.chat_template: rendered (chat.py) <--------------------------------------------------------------------------+
     mixture: one of several such sources for each index (mixture.py)
 """
@@ -65,7 +65,7 @@ def _open(config: DataConfig, verifier: str, seed: int, limits: Limits, response
         from workers.data.gym import GymPrompts
 
         return Replaced(GymPrompts(config, verifier, seed), limits)
-    from workers.data.files import FilePrompts
+    from workers.data.prompt_files import FilePrompts
 
     return FilePrompts(config, verifier, seed, limits, responses)
 

@@ -26,15 +26,15 @@ from workers.config import ClusterKind, Config
 from workers.data.prompt import Prompt
 from workers.data.prompts import open_prompts
 from workers.evaluation.chunks import Chunk, Chunks, divide
+from workers.evaluation.element_liveness import Liveness, myself
 from workers.evaluation.judge import Judging
-from workers.evaluation.liveness import Liveness, myself
 from workers.evaluation.result import conclude
 from workers.reward.pool.pool import RewardPool, functions
-from workers.rollout.engines.pool import Engines
+from workers.rollout.engines.engine_pool import Engines
 from workers.rollout.engines.replica import spawner
 from workers.rollout.engines.sampler import Sampler
-from workers.rollout.workflows.runner import Parts, Workflow
-from workers.rollout.workflows.text import text_of
+from workers.rollout.workflows.rendering import text_of
+from workers.rollout.workflows.workflow import Parts, Workflow
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder
 from workers.run.processes import first_cause

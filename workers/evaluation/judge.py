@@ -17,10 +17,10 @@ from workers.messages.parts import Group, Lease, Purpose
 from workers.reward.pool.pool import VerifierError
 from workers.rollout.engines.client import BadRequest, EngineError
 from workers.rollout.engines.engine import BEGINNING
-from workers.rollout.engines.pool import Engines
+from workers.rollout.engines.engine_pool import Engines
 from workers.rollout.engines.sampler import Sampler
 from workers.rollout.workflows.episode import WorkflowError
-from workers.rollout.workflows.runner import Workflow
+from workers.rollout.workflows.workflow import Workflow
 from workers.run.processes import first_cause
 from workers.slurm.termination import WorkerEnded
 

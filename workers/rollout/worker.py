@@ -4,7 +4,7 @@
     coordinator --version-> weight holder: fetch; then engine by engine: pause, load, continue (tokens so far are kept)
     engines (child processes) <--HTTP-- sampler          reward pool (child processes) <--pipes-- workflow
 
-Who waits for whom: nothing here waits for training; leases wait for an engine with their version and room for them (engines/pool.py). Whatever
+Who waits for whom: nothing here waits for training; leases wait for an engine with their version and room for them (engines/engine_pool.py). Whatever
 ends first (the run, an engine for good, the coordinator, a signal) ends all the rest, in `work`. While no coordinator is in touch the
 worker finishes what it runs, keeps the results, and hands them to the next one.
 """
@@ -27,19 +27,19 @@ from workers.model.architecture import read_architecture
 from workers.reward.pool.pool import functions
 from workers.reward.remote.client import RemoteRewards
 from workers.reward.rewards import open_rewards
-from workers.rollout.engines.pool import Engines
+from workers.rollout.engines.engine_pool import Engines
 from workers.rollout.engines.replica import spawner
 from workers.rollout.engines.sampler import Sampler
 from workers.rollout.leases.drain import Holdings
+from workers.rollout.leases.lease_runner import LeaseRunner
 from workers.rollout.leases.outbox import Results
-from workers.rollout.leases.runner import LeaseRunner
 from workers.rollout.weights.broadcast import GroupMember, membership
 from workers.rollout.weights.fetch import WeightFetch
 from workers.rollout.weights.updates import WeightHolder
 from workers.rollout.worker_status import worker_status
 from workers.rollout.workflows.group_filter import GroupFilter
-from workers.rollout.workflows.runner import Parts, Workflow
-from workers.rollout.workflows.text import text_of
+from workers.rollout.workflows.rendering import text_of
+from workers.rollout.workflows.workflow import Parts, Workflow
 from workers.run.folder import RunFolder
 from workers.run.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
 from workers.slurm.termination import Termination, Told, WorkerEnded, drain_limit_s, listen, slurm_job

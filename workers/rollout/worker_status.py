@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from workers.messages.parts import WorkerStatus
 from workers.reward.rewards import Rewards
-from workers.rollout.engines.pool import Engines
-from workers.rollout.leases.runner import LeaseRunner
+from workers.rollout.engines.engine_pool import Engines
+from workers.rollout.leases.lease_runner import LeaseRunner
 from workers.rollout.weights.fetch import WeightFetch
 from workers.rollout.weights.updates import WeightHolder
 

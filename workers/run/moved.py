@@ -10,7 +10,7 @@ MOVED = {
     **{f"{_REWARD}.{name}": f"{_REWARD}.verifiers.{name}"
        for name in ("answers", "bounded", "formats", "gym", "matching", "mathematics", "notation")},
     f"{_REWARD}.code": f"{_REWARD}.code.verifier",
-    f"{_REWARD}.python_tool": f"{_REWARD}.code.python_tool",
+    f"{_REWARD}.python_tool": f"{_REWARD}.code.tool_program",
 }
 """From the old path of a module to the present one. To be removed after release 0.2."""
 

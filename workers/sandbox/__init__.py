@@ -1,1 +1,1 @@
-"""The sandbox for programs that the model wrote. What others use is in api.py; what the server imports is the standard library alone."""
+"""The sandbox for programs that the model wrote. What others use is in sandbox.py; what the server imports is the standard library alone."""

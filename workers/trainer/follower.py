@@ -23,10 +23,10 @@ from workers.trainer.heldout import HeldoutExamples
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import collectives, process_group
 from workers.trainer.megatron.parallel.gang import Gang
-from workers.trainer.megatron.parallel.stop import StepAbandoned
+from workers.trainer.megatron.parallel.stop_gate import StepAbandoned
 from workers.trainer.orders import MeasureHeldout, Order, PublishWeights, ShareWeights, TrainStep, WriteWeights
 from workers.trainer.ranks import Meeting, spread_in_copy, wait_for_meeting
-from workers.trainer.selftest.selftest import SelfTest, SelfTestFailed
+from workers.trainer.selftest.self_test import SelfTest, SelfTestFailed
 from workers.trainer.train_step import train_batch
 from workers.trainer.weights.rank_publisher import RankPublisher
 from workers.transport.addresses import address_of, interface_of

@@ -11,7 +11,7 @@ from workers.messages.groups import group_episodes, head_step, samples
 from workers.messages.parts import Group
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.selftest.selftest import SelfTest
+from workers.trainer.selftest.self_test import SelfTest
 
 
 def to_train_group(group: Group) -> TrainGroup:

@@ -34,12 +34,12 @@ from workers.trainer.coordinator_link.inbox import Received
 from workers.trainer.heldout import HeldoutExamples
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import process_group
-from workers.trainer.megatron.parallel.stop import StepAbandoned
+from workers.trainer.megatron.parallel.stop_gate import StepAbandoned
 from workers.trainer.orders import MeasureHeldout, Order, StillThere, TrainStep, WriteWeights
 from workers.trainer.ranks import IDLE_S, Ranks, spread_in_copy
 from workers.trainer.saving.exporter import Exporter
 from workers.trainer.saving.run_saver import RunSaver
-from workers.trainer.selftest.selftest import SelfTest, SelfTestFailed
+from workers.trainer.selftest.self_test import SelfTest, SelfTestFailed
 from workers.trainer.train_step import train_batch
 from workers.trainer.weights.announcer import Announcer
 from workers.trainer.weights.broadcast import WeightGroup

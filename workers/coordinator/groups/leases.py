@@ -9,10 +9,10 @@ from workers.config import Config
 from workers.coordinator.groups.concurrency import Concurrency
 from workers.coordinator.groups.consumption import Totals
 from workers.coordinator.groups.heldout_evaluation import Evaluation
+from workers.coordinator.groups.lease_routing import Rooms, room_of
 from workers.coordinator.groups.ledger import Ledger
-from workers.coordinator.groups.routing import Rooms, room_of
 from workers.coordinator.groups.staleness import StalenessPolicy
-from workers.coordinator.registry import Registry
+from workers.coordinator.worker_registry import Registry
 from workers.messages.from_coordinator import Leases
 from workers.messages.parts import Lease, Purpose, Version
 

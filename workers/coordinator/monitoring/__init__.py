@@ -1,2 +1,2 @@
 """What the coordinator says of itself: status, the reasons for waiting, alarms and what they are made from.
-Start with status.py."""
+Start with reporting.py."""

@@ -1,6 +1,6 @@
 """Alarms about training: from the records of its steps, when each begins and ends. A pure state machine.
 
-    record of a step (a line of metrics.jsonl) --alarm_inputs.py--> figures --alarms.py--> condition: holds | over | in between
+    record of a step (a line of metrics.jsonl) --alarm_inputs.py--> figures --alarm_conditions.py--> condition: holds | over | in between
          holds for alarms.steps steps in a row --> begins            over for alarms.steps steps in a row --> ends
 
 Invariant: the state depends on the records alone. Whoever goes on from a checkpoint rebuilds it from the metrics.jsonl of that checkpoint.
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from workers.config import Config
+from workers.coordinator.monitoring.alarm_conditions import Alarm, Comparison, alarms_of
 from workers.coordinator.monitoring.alarm_inputs import History, NotJudged, figures_of
-from workers.coordinator.monitoring.alarms import Alarm, Comparison, alarms_of
 
 
 @dataclass

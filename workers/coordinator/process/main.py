@@ -22,7 +22,7 @@ from pathlib import Path
 
 from workers.config import ClusterKind, ConfigError, load
 from workers.coordinator.core import Coordinator
-from workers.coordinator.monitoring import status as reporting
+from workers.coordinator.monitoring import reporting
 from workers.coordinator.process.recovered_partials import RecoveredPartials
 from workers.coordinator.process.run_records import RunRecords
 from workers.coordinator.process.shutdown import Shutdown, cancel_waiting
@@ -60,7 +60,7 @@ class CoordinatorWorker:
         snapshot = decode(checkpoint.read_bytes()) if checkpoint else None
         examples = open_examples(self.config) if self.config.supervised else None
         self.core = Coordinator(self.config, prompts, epoch, time.monotonic(), snapshot, examples)
-        self.spilled = RecoveredPartials(run, self.core, self.config.transport.max_message_mb)
+        self.partials = RecoveredPartials(run, self.core, self.config.transport.max_message_mb)
         self.records = RunRecords(run, self.core, snapshot)
         self._started = time.monotonic() - (snapshot.seconds if snapshot else 0.0)
         self._fleet_watch = SlurmWatch(run, self.core)
@@ -77,7 +77,7 @@ class CoordinatorWorker:
         """Coordinate until the run ends or this incarnation goes away; returns the exit status."""
         core = self.core
         asyncio.get_running_loop().add_signal_handler(PARENT_DIED, self._told_to_end)
-        self.spilled.absorb()
+        self.partials.absorb()
         publish(self.run, Address(self.epoch, self.sockets.router_endpoint, self.sockets.publisher_endpoint))
         receiving = asyncio.create_task(self.sockets.receive())
         watching = asyncio.create_task(self._fleet_watch.watch())
@@ -121,7 +121,7 @@ class CoordinatorWorker:
         (peer, request), self.core.checkpoint = self.core.checkpoint, None
         self.record()
         content = self.core.snapshot(self.seconds, self.records.positions()).encode()
-        self.spilled.in_checkpoint(Version(self.epoch, request.step))
+        self.partials.in_checkpoint(Version(self.epoch, request.step))
         self._saving = asyncio.create_task(self._write_part(peer, request, content))
 
     async def _write_part(self, peer: bytes, request: CheckpointRequest, content: bytes) -> None:
@@ -142,7 +142,7 @@ class CoordinatorWorker:
         if now < self._next_status:
             return
         self._next_status = now + 1.0
-        self.spilled.absorb()
+        self.partials.absorb()
         core.greet()
         self.write_status()
         if self.run.newest_epoch() != self.epoch:

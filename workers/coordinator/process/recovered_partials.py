@@ -35,7 +35,7 @@ class RecoveredPartials:
                 message = self._decoder.unpack(path.read_bytes())
                 if not isinstance(message, GroupFinished | GroupRejected | GroupParked):
                     raise MessageError(f"a {type(message).__name__}: must be a finished, a rejected or a parked group")
-                wanted = self._core.returning.absorb(message)
+                wanted = self._core.reconciliation.absorb(message)
             except MessageError as error:
                 print(f"{path}: left as it is ({error})", flush=True)
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workers.coordinator.core import Coordinator
-from workers.coordinator.monitoring import status as reporting
+from workers.coordinator.monitoring import reporting
 from workers.coordinator.monitoring.alarm_state import Health
 from workers.coordinator.snapshot import Snapshot
 from workers.coordinator.training.steps import HeldoutLoss, StepRecord

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from workers.config import Config
 from workers.coordinator.core import Coordinator
-from workers.coordinator.monitoring import status as reporting
+from workers.coordinator.monitoring import reporting
 from workers.coordinator.process.run_records import RunRecords
 from workers.messages.from_coordinator import Finish, HeartbeatReply, Suspended
 from workers.messages.parts import Role

@@ -25,8 +25,8 @@ from workers.coordinator.groups.heldout_evaluation import Evaluation, Result
 from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.rejections import Rejections, Sampled
 from workers.coordinator.groups.staleness import StalenessPolicy
-from workers.coordinator.registry import Registry
 from workers.coordinator.training.batch_split import make_shares
+from workers.coordinator.worker_registry import Registry
 from workers.messages.from_coordinator import Batch
 from workers.messages.from_worker import BatchRequest, Republished, StepFinished
 from workers.messages.parts import Announcement, Message, Version

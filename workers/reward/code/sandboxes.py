@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from workers.config import RewardConfig, SandboxConfig
 from workers.run import process_tree
-from workers.sandbox.api import Limits, Outcome, Sandbox
+from workers.sandbox.sandbox import Limits, Outcome, Sandbox
 
 Result = TypeVar("Result")
 

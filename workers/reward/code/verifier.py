@@ -29,7 +29,7 @@ from workers.reward.code.extraction import continued, extract
 from workers.reward.code.inside import encode
 from workers.reward.code.sandboxes import Conversation, Seats, check_node, seats
 from workers.reward.code.tests import Asserts, Call, CallTest, Reference, Stdio, check_reference, parse
-from workers.sandbox.api import Limits, SandboxError
+from workers.sandbox.sandbox import Limits, SandboxError
 
 __all__ = ["check_node", "check_reference", "score", "score_partial"]
 

@@ -13,7 +13,7 @@ from workers.config import RewardConfig, SandboxConfig
 
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
-PYTHON_TOOL = "workers.reward.code.python_tool:run"
+PYTHON_TOOL = "workers.reward.code.tool_program:run"
 """The function (program text) -> its output that runs a model's programs."""
 
 

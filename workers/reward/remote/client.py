@@ -20,12 +20,12 @@ from typing import Self
 
 from workers.config import TransportConfig
 from workers.messages.codec import MessageError
-from workers.messages.rewards import FromElement, NoAnswer, OutputGiven, OutputWanted, ScoreGiven, ScoreWanted, Unwanted
+from workers.messages.judging import FromElement, NoAnswer, OutputGiven, OutputWanted, ScoreGiven, ScoreWanted, Unwanted
 from workers.reward.pool.pool import VerifierError
 from workers.reward.remote.load_balancer import Balance
 from workers.reward.verifiers.registry import check_name
 from workers.run.folder import RunFolder
-from workers.transport.rewards import LinkLost, RewardLink, RewardLinks, Unreachable
+from workers.transport.reward_sockets import LinkLost, RewardLink, RewardLinks, Unreachable
 
 LOG = logging.getLogger(__name__)
 MAX_LOST = 3

@@ -24,7 +24,7 @@ from workers.run.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
 from workers.slurm.termination import Termination, Told, WorkerEnded, drain_limit_s, listen, slurm_job
 from workers.transport.client import NoCoordinator, RunOver
 from workers.transport.peer import START_TIMEOUT_S, Peer
-from workers.transport.rewards import RewardSocket
+from workers.transport.reward_sockets import RewardSocket
 
 
 class RewardElement:

@@ -7,9 +7,9 @@ import functools
 
 from workers.config import ConfigError
 from workers.messages.codec import MessageError
-from workers.messages.rewards import FromElement, NoAnswer, OutputGiven, OutputWanted, ScoreGiven, ScoreWanted, Unwanted
+from workers.messages.judging import FromElement, NoAnswer, OutputGiven, OutputWanted, ScoreGiven, ScoreWanted, Unwanted
 from workers.reward.pool.pool import RewardPool, VerifierError
-from workers.transport.rewards import RewardSocket
+from workers.transport.reward_sockets import RewardSocket
 
 LINGER_MS = 2000
 """For answers that are on their way when the element leaves."""

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from workers.messages.parts import Lease, Version
 from workers.rollout.engines.client import BadRequest, EngineError, Generation, SamplingParams
 from workers.rollout.engines.engine import Engine
-from workers.rollout.engines.pool import Engines
+from workers.rollout.engines.engine_pool import Engines
 
 PAUSE_AGAIN_S = 0.5
 QUIET = 6

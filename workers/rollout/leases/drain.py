@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from workers.rollout.engines.client import EngineError
 from workers.rollout.engines.sampler import Sampler
+from workers.rollout.leases.lease_runner import LeaseRunner
 from workers.rollout.leases.outbox import Results
-from workers.rollout.leases.runner import LeaseRunner
 from workers.run.folder import RunFolder
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from workers.messages.codec import pack
 from workers.messages.from_worker import GroupFailed, GroupFinished, GroupParked, GroupRejected
 from workers.messages.parts import HeldLease, Lease, Message
-from workers.rollout.engines.routing import Key, key_of
+from workers.rollout.engines.group_routing import Key, key_of
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder
 

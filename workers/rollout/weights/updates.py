@@ -17,7 +17,7 @@ from workers.messages.parts import Announcement, Version
 from workers.model.architecture import Architecture, ModelError
 from workers.model.compatibility import check_same_model
 from workers.rollout.engines.engine import Weights
-from workers.rollout.engines.pool import Engines
+from workers.rollout.engines.engine_pool import Engines
 from workers.rollout.weights.fetch import WeightsSuperseded
 from workers.weights.manifest import WeightsError
 

@@ -15,11 +15,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from workers.config import ConfigError, WorkflowConfig
+from workers.rollout.workflows.agents.agent_program import ProgramFailed, run_program
 from workers.rollout.workflows.agents.conversation import Chat
 from workers.rollout.workflows.agents.endpoint import admitted, shared_endpoint
-from workers.rollout.workflows.agents.program import ProgramFailed, run_program
 from workers.rollout.workflows.episode import LLM, Episode, Reward, WorkflowError
-from workers.rollout.workflows.text import TextFormat
+from workers.rollout.workflows.rendering import TextFormat
 from workers.run.user_code import first, import_function, told
 
 LEAVES_S, ENDS_S = 10.0, 60.0

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from workers.config import WorkflowConfig
 from workers.messages.parts import Purpose
-from workers.rollout.workflows.text import Messages, TextFormat
+from workers.rollout.workflows.rendering import Messages, TextFormat
 from workers.rollout.workflows.transcript import Dialogue, Turn
 
 MAX_EMPTY_TURNS = 100
@@ -68,7 +68,7 @@ class Halted(Exception):
 
 
 class Model(Protocol):
-    """What conversations of an episode are made with (session.py)."""
+    """What conversations of an episode are made with (episode_session.py)."""
 
     text: TextFormat
     context_length: int

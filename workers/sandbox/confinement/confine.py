@@ -9,7 +9,7 @@ import signal
 import socket
 from dataclasses import dataclass
 
-from workers.sandbox.confinement import landlock, libc, policy, seccomp
+from workers.sandbox.confinement import landlock, libc, seccomp, syscall_policy
 from workers.sandbox.confinement.syscalls import ARCHITECTURES
 
 MIB = 1 << 20
@@ -58,10 +58,10 @@ def confine(settings: Settings, bounds: Bounds, folder: str, report: socket.sock
         landlock.restrict(settings.landlock, settings.readable, [folder] if settings.writes else [])
     libc.drop_capabilities(call["capset"])
     if settings.counted:
-        listener = seccomp.install(call["seccomp"], policy.counting(architecture), seccomp.NEW_LISTENER)
+        listener = seccomp.install(call["seccomp"], syscall_policy.counting(architecture), seccomp.NEW_LISTENER)
         socket.send_fds(report, [b"listener"], [listener])
         os.close(listener)
-    seccomp.install(call["seccomp"], policy.policy(architecture, os.getpid(), counted=settings.counted, writes=settings.writes))
+    seccomp.install(call["seccomp"], syscall_policy.policy(architecture, os.getpid(), counted=settings.counted, writes=settings.writes))
 
 
 def _part_from_the_server() -> None:

@@ -10,7 +10,7 @@ import errno
 import fcntl
 import struct
 
-from workers.sandbox.confinement.policy import COUNTED_THREADS
+from workers.sandbox.confinement.syscall_policy import COUNTED_THREADS
 from workers.sandbox.confinement.syscalls import Architecture
 
 MAX_THREADS = 128

@@ -3,7 +3,7 @@
 A process gives itself a set of rules and cannot get rid of it, nor can what it starts. It needs no privilege. What is refused: opening, making,
 removing and renaming files outside of the rules; TCP (ABI 4); signals and abstract sockets to processes outside (ABI 6); and, with any ABI, tracing
 processes outside, which covers their /proc/PID/mem, environ, fd and the like. Not covered: looking at names, sizes and times of files (stat), and
-changing modes and owners; the latter is refused by seccomp (policy.py).
+changing modes and owners; the latter is refused by seccomp (syscall_policy.py).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import Any
 
 from workers.run.processes import describe_exit
 from workers.sandbox.confinement.choice import Guard
-from workers.sandbox.folders import Folder
 from workers.sandbox.outcome import Limits
+from workers.sandbox.sandbox_folders import Folder
 
 SERVER_S = 60.0
 """For the server to start, to start a program, and to say that a killed one is gone."""

@@ -22,7 +22,7 @@ import socket
 import sys
 from typing import Any
 
-from workers.sandbox import folders
+from workers.sandbox import sandbox_folders
 from workers.sandbox.confinement import counting, libc
 from workers.sandbox.confinement.confine import Bounds, Settings, confine, take_descriptors
 from workers.sandbox.confinement.syscalls import ARCHITECTURES
@@ -177,5 +177,5 @@ def main(arguments: list[str]) -> None:
     try:
         Server(channel, Settings(**json.loads(arguments[1]))).serve()
     except OwnerGone:
-        folders.remove(arguments[2])
+        sandbox_folders.remove(arguments[2])
         sys.exit(0)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from workers.trainer.batch.layout import Branch, PackedBatch
+from workers.trainer.batch.sequence_layout import Branch, PackedBatch
 
 
 @dataclass(frozen=True)

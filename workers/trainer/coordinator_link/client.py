@@ -59,7 +59,7 @@ class CoordinatorLink:
         self.needed: Version | None = None
         self.fallbacks: dict[str, str] = {}
         self.on_broadcast: Callable[[Message], None] = lambda message: None
-        self._asking, self._telling = Prefetch(), threading.Lock()
+        self._prefetch, self._telling = Prefetch(), threading.Lock()
         self._batches: Inbox[Received | None] = Inbox()
         self._parts: Inbox[CheckpointPart] = Inbox()
         self._told = threading.Event()
@@ -95,7 +95,7 @@ class CoordinatorLink:
     def ask(self, step: int, announced: int) -> None:
         """Ask for the batch of `step`, once, as soon as the version `announced` is (prefetch.py)."""
         with self._telling:
-            self._ask(self._asking.want(step, announced))
+            self._ask(self._prefetch.want(step, announced))
 
     def _ask(self, steps: list[int]) -> None:
         for step in steps:
@@ -112,7 +112,7 @@ class CoordinatorLink:
                 item = self._batches.take(timeout_s)
             except queue.Empty:
                 with self._telling:
-                    self._asking.again()  # request or answer may have been lost with a connection
+                    self._prefetch.again()  # request or answer may have been lost with a connection
                 return None
             if item is None or item.batch.step == step:
                 return item
@@ -125,7 +125,7 @@ class CoordinatorLink:
         """Tell that new weights are published. From any thread."""
         with self._telling:
             self._peer.send(StepFinished(announcement, metrics))
-            self._ask(self._asking.announced(announcement.version.step))
+            self._ask(self._prefetch.announced(announcement.version.step))
 
     def say(self, message: Message) -> None:
         """Tell the coordinator something about weights; what it says about broadcasts goes to `on_broadcast`. From any thread."""

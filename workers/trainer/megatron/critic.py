@@ -22,16 +22,16 @@ import torch
 from torch import Tensor
 
 from workers.algorithms.advantages import moments, whiten
-from workers.algorithms.statistics import Stats
+from workers.algorithms.loss_statistics import Stats
 from workers.algorithms.values import clipped_value_loss, gae
 from workers.config import AlgorithmConfig, Config, TrainerConfig
 from workers.model.architecture import Architecture
 from workers.trainer.batch.context_parallel import RankPart
 from workers.trainer.batch.group import TrainGroup
-from workers.trainer.batch.layout import PackedBatch
+from workers.trainer.batch.sequence_layout import PackedBatch
 from workers.trainer.megatron.model.value_model import build_value_model
 from workers.trainer.megatron.objective import TokenValues, own_tokens
-from workers.trainer.megatron.parallel.stop import StopGate
+from workers.trainer.megatron.parallel.stop_gate import StopGate
 from workers.trainer.megatron.preparation import Actions, over_copies
 from workers.trainer.megatron.trained_model import TrainedModel
 

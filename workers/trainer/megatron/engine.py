@@ -8,7 +8,7 @@
         v
     minibatch by minibatch --passes.py--> micro-batches             spread over the ranks of the copy
         |   microbatch_loss / the minibatch's normaliser            of all copies; sums, so micro-batches and ranks simply add up
-        v                                                           (objective.py); of the first: do engine and trainer agree? (selftest.py)
+        v                                                           (objective.py); of the first: do engine and trainer agree? (selftest/)
     gradients (float32) --reduce, finite? clip--> optimizer step    schedule: once per training step, before the first
         |                 (distributed optimizer: each rank a part of the state; trained_model.py)
         v
@@ -22,7 +22,7 @@ do without. Where the step cannot begin without them (a divergence in the reward
 Groups whose loss has no gradient (advantages all zero, no other term in it) are passed forward only, for the metrics.
 A critic takes the same minibatches in the same turn as the policy. Everything here is synchronous:
 a call returns when its work is done, nothing runs in between. With several ranks, every rank makes every call, those of a
-copy of the model with the same groups, and gets the same metrics. Until its first update a step can be abandoned (stop.py): up to
+copy of the model with the same groups, and gets the same metrics. Until its first update a step can be abandoned (stop_gate.py): up to
 there it changes nothing.
 """
 
@@ -51,7 +51,7 @@ from workers.trainer.megatron.model.model import DTYPES
 from workers.trainer.megatron.objective import Advantages, PolicyTargets, TokenMasks, TokenValues, add_totals, per_token, policy_normalizers
 from workers.trainer.megatron.parallel import cpu_backend, process_group
 from workers.trainer.megatron.parallel.gang import Gang
-from workers.trainer.megatron.parallel.stop import StopGate
+from workers.trainer.megatron.parallel.stop_gate import StopGate
 from workers.trainer.megatron.policy import Policy
 from workers.trainer.megatron.preparation import make_advantages, penalty_mean, reward_penalties, second_moment_mask
 from workers.trainer.megatron.reference import ReferenceModel

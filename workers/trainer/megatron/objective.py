@@ -14,14 +14,14 @@ from torch import Tensor
 from workers.algorithms.aggregation import normalizer
 from workers.algorithms.agreement import agreement
 from workers.algorithms.likelihood import negative_log_likelihood
+from workers.algorithms.loss_statistics import Stats, merge_stats
 from workers.algorithms.policy_loss import Objective, TokenInputs, policy_loss
 from workers.algorithms.proximal import loglinear_logprobs
 from workers.algorithms.ratios import Responses
-from workers.algorithms.statistics import Stats, merge_stats
 from workers.config import Aggregation, AlgorithmConfig, Config, KlPlace, OffPolicy
 from workers.trainer.batch.context_parallel import RankPart
 from workers.trainer.batch.group import TrainGroup, check_per_response
-from workers.trainer.batch.layout import PackedBatch
+from workers.trainer.batch.sequence_layout import PackedBatch
 from workers.trainer.megatron.parallel import collectives, process_group
 
 TokenValues = list[list[np.ndarray]]  # float32, by group, response, token

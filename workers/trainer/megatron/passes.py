@@ -1,6 +1,6 @@
 """Passing groups through the model: a copy's groups, packed into micro-batches, on Megatron's schedule.
 
-    groups at indices --layout.py, packing.py--> micro-batches, as many as every other copy of the model has
+    groups at indices --sequence_layout.py, packing.py--> micro-batches, as many as every other copy of the model has
         |
         v  batch/context_parallel.py, plan_attention: this rank's tokens, indices, masks, rotary angles     once per micro-batch, for all layers
     Megatron forward_backward_func (pipeline stages: 1F1B)
@@ -24,16 +24,16 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from workers.algorithms.statistics import Stats
+from workers.algorithms.loss_statistics import Stats
 from workers.config.training import TrainerConfig
 from workers.trainer.batch.context_parallel import RankPart, part_of
 from workers.trainer.batch.group import TrainGroup
-from workers.trainer.batch.layout import PackedBatch, pack_chunks, split_groups
 from workers.trainer.batch.packing import pack
+from workers.trainer.batch.sequence_layout import PackedBatch, pack_chunks, split_groups
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams, plan_attention
 from workers.trainer.megatron.objective import TokenValues
 from workers.trainer.megatron.parallel import collectives, cpu_backend, process_group
-from workers.trainer.megatron.parallel.stop import StopGate, StopNoticed
+from workers.trainer.megatron.parallel.stop_gate import StopGate, StopNoticed
 
 LossFunction = Callable[[PackedBatch, RankPart, Tensor], tuple[Tensor, Stats]]
 

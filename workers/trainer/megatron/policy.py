@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workers.algorithms import likelihood
 from workers.algorithms.agreement import Agreement
-from workers.algorithms.statistics import Stats, summarize
+from workers.algorithms.loss_statistics import Stats, summarize
 from workers.config import Config, Proximal
 from workers.model.architecture import Architecture
 from workers.trainer.batch.group import TrainGroup
@@ -25,7 +25,7 @@ from workers.trainer.megatron.objective import (
     objective_of,
     supervised_loss,
 )
-from workers.trainer.megatron.parallel.stop import StopGate
+from workers.trainer.megatron.parallel.stop_gate import StopGate
 from workers.trainer.megatron.trained_model import TrainedModel
 
 

@@ -12,7 +12,7 @@ from workers.model.architecture import Architecture
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.model.model import build_model
 from workers.trainer.megatron.objective import TokenValues
-from workers.trainer.megatron.parallel.stop import StopGate
+from workers.trainer.megatron.parallel.stop_gate import StopGate
 from workers.trainer.megatron.passes import PackedPasses
 from workers.trainer.megatron.trained_model import in_dtype
 

@@ -10,7 +10,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
-from workers.algorithms.statistics import Stats
+from workers.algorithms.loss_statistics import Stats
 from workers.config import RunConfig, TrainerConfig
 from workers.trainer.megatron.model.model import PackedGPTModel
 from workers.trainer.megatron.objective import merge_over_ranks

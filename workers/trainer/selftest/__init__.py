@@ -1,2 +1,2 @@
 """Whether engines and trainer compute the same log-probs, and why not.
-Start with selftest.py."""
+Start with self_test.py."""

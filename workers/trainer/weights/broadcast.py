@@ -38,7 +38,7 @@ from workers.trainer.megatron.hf_conversion.names import all_hf_tensors
 from workers.trainer.megatron.model.model import DTYPES
 from workers.transport.addresses import address_of, interface_of
 from workers.weights.buckets import BUCKET_BYTES, bucket_bytes, into_buckets
-from workers.weights.process_group import BroadcastGroup, GroupError, Host
+from workers.weights.update_group import BroadcastGroup, GroupError, Host
 
 ANSWER_S = 15.0
 """A little more than the coordinator takes at most."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from workers.config import WorkflowConfig
 from workers.rollout.workflows.agents.chat_messages import ChatMessage, as_messages, reply
-from workers.rollout.workflows.agents.requests import ApiError, ChatRequest
-from workers.rollout.workflows.agents.responses import Answer
+from workers.rollout.workflows.agents.chat_requests import ApiError, ChatRequest
+from workers.rollout.workflows.agents.chat_responses import Answer
 from workers.rollout.workflows.episode import LLM, Conversation, Reply
 
 MAX_AT_ONCE = 128

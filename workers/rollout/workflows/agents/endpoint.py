@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from workers.rollout.workflows.agents.chat_requests import ApiError, read_chat, read_reward
 from workers.rollout.workflows.agents.conversation import Chat
-from workers.rollout.workflows.agents.requests import ApiError, read_chat, read_reward
 
 MODEL = "policy"
 LOOPBACK = ("127.0.0.1", "localhost")

@@ -1,6 +1,6 @@
 """Where the keys of every query of a micro-batch lie, worked out once and used by all layers.
 
-The layout (workers/trainer/batch/layout.py) has trunks, which attend to themselves causally, and branches, which attend to the tokens before
+The layout (workers/trainer/batch/sequence_layout.py) has trunks, which attend to themselves causally, and branches, which attend to the tokens before
 them in their response and, causally, to themselves. There are two ways to compute that:
 
     buckets     segments of similar size, padded to one shape and attended to in one call      CPU; any dtype
@@ -22,7 +22,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from workers.trainer.batch.context_parallel import RankPart
-from workers.trainer.batch.layout import Branch, PackedBatch
+from workers.trainer.batch.sequence_layout import Branch, PackedBatch
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, start: Callable[[], Start]) -> None:
 
 
 def _forward() -> Start:
-    from workers.rollout.engines.servers.embedded.runner import Forward
+    from workers.rollout.engines.servers.embedded.model_runner import Forward
 
     return Forward.start
 

@@ -1,10 +1,10 @@
 """Where calls wait for each other: requests while generation is paused or weights change, updates for the requests that run.
 
-    /generate --> [door] --inside--> engine          closed while paused, and while an update from outside a pause waits or works
+    /generate --> [gate] --inside--> engine          closed while paused, and while an update from outside a pause waits or works
     update    --> one at a time; outside a pause only once nobody is inside; in a pause at once
 
 SGLang does the same (tokenizer_manager.py: is_pause_cond, model_update_lock), so neither an abort nor a retraction reaches a request that
-still stands before the door. Two updates of SGLang from disk in one pause lose the first one's answer and then everything hangs: here the
+still stands before the gate. Two updates of SGLang from disk in one pause lose the first one's answer and then everything hangs: here the
 second one is refused.
 """
 
@@ -18,7 +18,7 @@ from workers.rollout.engines.servers.embedded.api import require
 
 
 class Gate:
-    """All calls come from one event loop. `num_waiting`: requests before the door."""
+    """All calls come from one event loop. `num_waiting`: requests before the gate."""
 
     def __init__(self) -> None:
         self.paused = False
@@ -31,7 +31,7 @@ class Gate:
 
     @asynccontextmanager
     async def inside(self) -> AsyncIterator[None]:
-        """Wait until the door is open, and count as running until the block is left."""
+        """Wait until the gate is open, and count as running until the block is left."""
         self.num_waiting += 1
         try:
             await self._until(lambda: not self.paused and not self._closed_by_update)

@@ -16,7 +16,7 @@ from aiohttp import web
 from workers.model.architecture import Architecture, ModelError, read_architecture
 from workers.model.end_tokens import eos_ids
 from workers.rollout.engines.servers.embedded.api import Limits
-from workers.rollout.engines.servers.embedded.engine import Compute
+from workers.rollout.engines.servers.embedded.engine_loop import Compute
 from workers.rollout.engines.servers.embedded.scheduler import Scheduler
 from workers.rollout.engines.servers.embedded.server import Server
 from workers.rollout.engines.servers.embedded.text import Text

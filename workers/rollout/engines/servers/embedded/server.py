@@ -1,6 +1,6 @@
 """The embedded engine's HTTP server: SGLang's JSON on 127.0.0.1, behind an API key.
 
-    client --POST /generate--> handler --> [door] --submit--> engine thread ... steps ... --on_finish--+
+    client --POST /generate--> handler --> [gate] --submit--> engine thread ... steps ... --on_finish--+
                                   |                                                                    |
                                   +-- awaits its Future <-------- loop.call_soon_threadsafe -----------+
                                   |
@@ -30,7 +30,7 @@ from aiohttp import web
 
 from workers.model.architecture import Architecture
 from workers.rollout.engines.servers.embedded.api import Abort, Continue, Generate, Limits, Pause, RequestError, decode_body, require
-from workers.rollout.engines.servers.embedded.engine import Compute, Engine, counters
+from workers.rollout.engines.servers.embedded.engine_loop import Compute, Engine, counters
 from workers.rollout.engines.servers.embedded.gate import Gate
 from workers.rollout.engines.servers.embedded.requests import Request, Span
 from workers.rollout.engines.servers.embedded.scheduler import Scheduler
@@ -52,8 +52,8 @@ class Server:
     def __init__(self, compute: Compute, scheduler: Scheduler, limits: Limits, architecture: Architecture, model_path: Path, api_key: str) -> None:
         self._engine = Engine(compute, scheduler, limits.text, self._on_finish)
         self._limits = limits
-        self._door = Gate()
-        self._updates = WeightUpdates(self._engine, self._door, architecture, model_path, scheduler.version)
+        self._gate = Gate()
+        self._updates = WeightUpdates(self._engine, self._gate, architecture, model_path, scheduler.version)
         self._tokenizer_path = str(model_path)
         self._api_key = api_key.encode()
         self._loop = asyncio.get_running_loop()
@@ -94,7 +94,7 @@ class Server:
         require(request.rid not in self._rids, "rid", request.rid, "is in use by a running request", "Send a new id, or none")
         self._rids.add(request.rid)
         try:
-            async with self._door.inside():
+            async with self._gate.inside():
                 await self._run(request)
         finally:
             self._rids.discard(request.rid)
@@ -121,14 +121,14 @@ class Server:
                     f"{len(scheduler.running)} requests are paused in place", "Continue, then pause again")
             return scheduler.pause(mode)
 
-        self._door.paused = True
+        self._gate.paused = True
         running = await asyncio.wrap_future(self._engine.call(pause))
         return reply({"status": "ok", "message": f"Generation is paused with mode={mode}; {running} requests were running."})
 
     async def resume(self, http: web.Request) -> web.Response:
         """POST /continue_generation."""
         decode_body(await http.read(), Continue)
-        await self._door.open()
+        await self._gate.open()
         await asyncio.wrap_future(self._engine.call(lambda scheduler: scheduler.resume()))
         return reply({"status": "ok", "message": "Generation continues."})
 
@@ -158,9 +158,9 @@ class Server:
                       "weight_version": self._updates.version})
 
     async def server_info(self, http: web.Request) -> web.Response:
-        """GET /server_info: counters since the start. Requests before the door count as queued."""
+        """GET /server_info: counters since the start. Requests before the gate count as queued."""
         found = await asyncio.wrap_future(self._engine.call(counters))
-        return reply(found | {"num_queued": found["num_queued"] + self._door.num_waiting})
+        return reply(found | {"num_queued": found["num_queued"] + self._gate.num_waiting})
 
     async def _guard(self, http: web.Request, handler: Handler) -> web.StreamResponse:
         """401 without the API key, save for /health; 400 for requests that cannot be served; errors are JSON as well."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from workers.rollout.engines.servers.embedded.api import FromDistributed, InitGroup, RequestError, require
-from workers.weights.process_group import BroadcastGroup, GroupError
+from workers.weights.update_group import BroadcastGroup, GroupError
 
 
 def join(body: InitGroup, timeout_s: float) -> BroadcastGroup:

@@ -26,13 +26,13 @@ from aiohttp import web
 from workers.model.architecture import Architecture, ModelError
 from workers.rollout.engines.servers.embedded import api
 from workers.rollout.engines.servers.embedded.api import RequestError, decode_body, require
-from workers.rollout.engines.servers.embedded.engine import Engine
+from workers.rollout.engines.servers.embedded.engine_loop import Engine
 from workers.rollout.engines.servers.embedded.gate import Gate
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.weights.process_group import BroadcastGroup
+    from workers.weights.update_group import BroadcastGroup
 
 GROUP_TIMEOUT_S = 300.0
 """How long a member waits for the others, and for a broadcast. SGLang has torch's default, half an hour."""
@@ -51,9 +51,9 @@ class Session:
 class WeightUpdates:
     """Serves the calls. `model_path` and `version`: what was loaded last."""
 
-    def __init__(self, engine: Engine, door: Gate, architecture: Architecture, model_path: Path, version: str) -> None:
+    def __init__(self, engine: Engine, gate: Gate, architecture: Architecture, model_path: Path, version: str) -> None:
         self.model_path, self.version = model_path, version
-        self._engine, self._door, self._shapes = engine, door, architecture.tensor_shapes()
+        self._engine, self._gate, self._shapes = engine, gate, architecture.tensor_shapes()
         self._groups: dict[str, BroadcastGroup] = {}
         self._one_call_of_a_group = asyncio.Lock()
         self._session: Session | None = None
@@ -71,7 +71,7 @@ class WeightUpdates:
 
     async def _from_disk(self, body: api.UpdateWeights) -> str:
         folder = Path(body.model_path)
-        async with self._door.update():
+        async with self._gate.update():
             flushed = await asyncio.wrap_future(self._engine.update_weights(folder, body.weight_version, body.flush_cache))
         self.model_path = folder
         return self._loaded(flushed, body.weight_version)
@@ -93,7 +93,7 @@ class WeightUpdates:
     async def _begin(self, body: api.Begin) -> str:
         if self._session is not None:
             raise RequestError("a weight-update session is already open. Call /end_weight_update first")
-        async with self._door.update(in_session=True):
+        async with self._gate.update(in_session=True):
             self._session = Session()
         return "The weight-update session is open."
 
@@ -103,7 +103,7 @@ class WeightUpdates:
         session = self._session
         if session is None:
             raise RequestError("/update_weights_from_distributed must stand between /begin_weight_update and /end_weight_update. Begin first")
-        async with self._door.update(in_session=True), self._one_call_of_a_group:
+        async with self._gate.update(in_session=True), self._one_call_of_a_group:
             require(body.group_name in self._groups, "group_name", body.group_name, "is no group", "Call /init_weights_update_group first")
             tensors = await asyncio.to_thread(receive, self._groups[body.group_name], body)
         for name, tensor in tensors.items():
@@ -120,7 +120,7 @@ class WeightUpdates:
             raise RequestError("no weight-update session is open. Call /begin_weight_update first")
         if not session.tensors:
             return "Nothing has changed."
-        async with self._door.update(in_session=True):
+        async with self._gate.update(in_session=True):
             flushed = await asyncio.wrap_future(self._engine.update_weights(session.tensors, session.version, session.flush))
         return self._loaded(flushed, session.version)
 

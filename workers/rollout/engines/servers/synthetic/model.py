@@ -35,7 +35,7 @@ Sleep = Callable[[float], None]
 
 
 class SyntheticModel:
-    """A `Compute` (rollout/engines/servers/embedded/engine.py) that computes nothing. `clock` and `sleep` are there for tests."""
+    """A `Compute` (rollout/engines/servers/embedded/engine_loop.py) that computes nothing. `clock` and `sleep` are there for tests."""
 
     def __init__(self, architecture: Architecture, eos_ids: Collection[int], tokens_per_s: float, mean_tokens: float,
                  clock: Clock = time.monotonic, sleep: Sleep = time.sleep) -> None:

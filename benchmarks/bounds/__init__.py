@@ -1,0 +1,1 @@
+"""Staleness bounds in simulation and in small real runs: `python -m benchmarks.bounds`."""

@@ -1,0 +1,1 @@
+"""What keeping tokens over weight updates gains: `python -m benchmarks.interruption`."""

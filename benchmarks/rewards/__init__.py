@@ -1,0 +1,1 @@
+"""Rewards beside generation: `python -m benchmarks.rewards`."""

@@ -1,0 +1,1 @@
+"""Learning against staleness: `python -m benchmarks.staleness`."""

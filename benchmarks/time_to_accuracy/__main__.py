@@ -1,0 +1,202 @@
+"""How long SmolLM2-135M takes to learn two-digit sums: by asynchronous training (eta=4 and 1), by synchronous training (eta=0), and by TRL's GRPO.
+
+    python -m benchmarks.time_to_accuracy [--out runs/time-to-accuracy] [--seeds 3] [--peer-seeds 1] [--quick]
+
+    each run not yet in OUT/runs.jsonl, one at a time, alone on the machine:
+        python -m launcher experiment=demo ... | time_to_accuracy_peer.py --> the weights of every 5th step, and when they stood on disk
+        the weights --> one evaluator for all (sampler.py): greedy answers to held-out sums of the run's seed --> OUT/runs.jsonl
+    tables, and one JSON object
+
+Time is what a user waits: from the command until the weights stand on disk, start-up and writing included; evaluating is not. A run reaches the
+target where the line between two evaluated steps first crosses it. Model, prompts, batches, optimizer and schedule are those of
+conf/experiment/demo.yaml for all; TRL's loss and advantages are its own defaults. A Headway device has one thread, as in the demo, so at eta=0,
+where generation and training take turns, one core rests; `eta 0, both cores` gives each phase two threads, as TRL has. TRL comes with the extra
+`benchmark`; without it, it is left out. Its runs stop after --peer-steps steps of the same schedule. An interrupted command goes on where it was.
+
+The last line is one JSON object: name, value (seconds at eta=4), unit, against (TRL), ratio, and more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.children import ROOT
+from benchmarks.configs import composed
+from benchmarks.journal import Journal, Record, open_folder
+from benchmarks.quiet import Others
+from benchmarks.sampler import Sampler
+from benchmarks.time_to_accuracy.figures import line, report
+from launcher.config.schema import register
+from workers.config import Config
+from workers.data.prompt import Prompt
+from workers.data.prompts import open_prompts
+from workers.model.initialize import make_smollm2, make_tiny
+from workers.reward.verifiers import registry
+
+NO_TRL = f"TRL is not installed, so it is left out. To compare with it: .venv/bin/pip install -c constraints/{sys.version[:4]}.txt -e '.[benchmark]'"
+
+
+EVERY = 5
+"""Steps from one evaluation to the next."""
+DEMO = ("experiment=demo", "data.num_heldout=400", "run.num_steps=60", "run.name=time-to-accuracy")
+QUICK = ("experiment=tiny", "data.num_heldout=8", "run.num_steps=4", "run.name=time-to-accuracy", "trainer.batch_groups=2",
+         "trainer.num_minibatches=1", "workflow.group_size=4")
+
+
+@dataclass(frozen=True)
+class System:
+    """One way to train. `more`: further overrides; `peer`: by TRL."""
+
+    name: str
+    eta: int = 0
+    num_threads: int = 1
+    more: tuple[str, ...] = ()
+    peer: bool = False
+
+    def overrides(self) -> list[str]:
+        """What is its own, as on the launcher's command line."""
+        return [f"staleness.eta={self.eta}", f"engine.num_threads={self.num_threads}", f"trainer.num_threads={self.num_threads}", *self.more]
+
+
+ASYNC, LITTLE, SYNC = System("eta 4", 4), System("eta 1", 1), System("eta 0")
+WARM_UP = System("eta 4, warm-up 20", 4, more=("staleness.warmup_steps=20",))
+AUTO = System("eta 4, auto", 4, more=("rollout.concurrency=auto",))
+BOTH_CORES, TRL = System("eta 0, both cores", 0, 2), System("TRL GRPO", 0, 2, peer=True)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all learn: overrides for the launcher, how often weights are kept, after how many steps a peer stops, the accuracy to reach."""
+
+    overrides: tuple[str, ...]
+    every: int
+    peer_steps: int
+    target: float
+
+    def config(self, system: System, seed: int) -> Config:
+        """The composed and checked config. Raises `ConfigError`."""
+        return composed([*self.overrides, *system.overrides(), f"run.seed={seed}"])
+
+    def num_steps(self, system: System, config: Config) -> int:
+        """Of a run."""
+        return min(self.peer_steps, config.run.num_steps) if system.peer else config.run.num_steps
+
+
+class Evaluator:
+    """Judges weights by the greedy answers of the embedded engine, in this process, to the prompts that a run holds out."""
+
+    def __init__(self, config: Config) -> None:
+        self._sampler, self._judge = Sampler(config, Path(config.model.path).expanduser()), registry.load(config.reward.verifier)
+
+    def accuracies(self, config: Config, folders: Iterable[Path]) -> list[float]:
+        """The share of right answers of each Hugging Face folder of weights, in a run with `config`. Raises `ModelError`."""
+        prompts = open_prompts(config.data, config.reward, config.run.seed).heldout()
+        return [round(self._accuracy(prompts, folder), 4) for folder in folders]
+
+    def _accuracy(self, prompts: list[Prompt], folder: Path) -> float:
+        self._sampler.load(folder, 0)
+        answers = self._sampler.sample(prompts, 1, 0.0, 0)
+        return statistics.mean(self._judge(prompt.text, self._sampler.text(request), prompt.reference)
+                               for prompt, [request] in zip(prompts, answers, strict=True))
+
+
+def run(task: Task, system: System, seed: int, folder: Path, evaluator: Evaluator) -> Record:
+    """One complete run below `folder`, evaluated; the folder is removed. Raises RuntimeError with its output if it fails."""
+    shutil.rmtree(folder, ignore_errors=True)  # of a command that was interrupted
+    folder.mkdir()
+    config = task.config(system, seed)
+    model = Path(config.model.path).expanduser()
+    command, exports = _peer(task, system, config, model, folder) if system.peer else _headway(task, system, seed, folder)
+    environment = os.environ | {"OMP_NUM_THREADS": str(system.num_threads), "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+    beside, began = Others(), time.time()
+    with (folder / "output").open("w") as output:
+        ended = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, check=False)
+    others, wall_s = beside.cores(), time.time() - began
+    if ended.returncode:
+        raise RuntimeError(f"{system.name}, seed {seed}: the run ended with status {ended.returncode}:\n{(folder / 'output').read_text()[-3000:]}")
+    steps = list(range(task.every, task.num_steps(system, config) + 1, task.every))
+    seconds = [max(path.stat().st_mtime for path in (exports / str(step)).glob("*.safetensors")) - began for step in steps]
+    record = {
+        "system": system.name, "seed": seed, "steps": [0, *steps], "seconds": [0.0, *(round(value, 3) for value in seconds)],
+        "accuracy": evaluator.accuracies(config, [model, *(exports / str(step) for step in steps)]),
+        "wall_s": round(wall_s, 1), "others_cores": round(others, 2)}
+    shutil.rmtree(folder)
+    return record
+
+
+def _headway(task: Task, system: System, seed: int, folder: Path) -> tuple[list[str], Path]:
+    run_folder = folder / "run"
+    own = [f"run.seed={seed}", f"run.dir={run_folder}", "evaluation.enabled=false", "evaluation.every_steps=0", "trainer.export_final=false",
+           f"trainer.export_every_steps={task.every}", "trainer.export_keep=1000"]
+    return [sys.executable, "-m", "launcher", "--plain", *task.overrides, *system.overrides(), *own], run_folder / "exports"
+
+
+def _peer(task: Task, system: System, config: Config, model: Path, folder: Path) -> tuple[list[str], Path]:
+    workflow, trainer, source = config.workflow, config.trainer, open_prompts(config.data, config.reward, config.run.seed)
+    prompts = [source.train(index) for index in range(config.run.num_steps * trainer.batch_groups)]
+    order = {
+        "model": str(model), "exports": str(folder / "exports"), "every": task.every, "stop_after": task.num_steps(system, config),
+        "verifier": config.reward.verifier, "prompts": [(prompt.text, prompt.reference) for prompt in prompts], "seed": config.run.seed,
+        "num_steps": config.run.num_steps, "group_size": workflow.group_size, "max_new_tokens": workflow.max_new_tokens,
+        "temperature": workflow.temperature, "stop": workflow.stop[0]}
+    order |= {name: getattr(trainer, name) for name in (
+        "batch_groups", "num_minibatches", "lr", "min_lr", "warmup_steps", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay", "clip_grad")}
+    (folder / "order.json").write_text(json.dumps(order))
+    return [sys.executable, "-m", "benchmarks.time_to_accuracy.peer", str(folder / "order.json")], folder / "exports"
+
+
+def _runs(seeds: int, peer_seeds: int) -> list[tuple[System, int]]:
+    """All runs; those of TRL where it is installed."""
+    with_peer = importlib.util.find_spec("trl") is not None
+    if not with_peer:
+        print(NO_TRL)
+    every, once = (ASYNC, WARM_UP, LITTLE, SYNC), (AUTO, *([TRL] if with_peer else []), BOTH_CORES)
+    return [(system, seed) for systems, number in ((every, seeds), (once, peer_seeds)) for seed in range(1, number + 1) for system in systems]
+
+
+def main() -> None:
+    """Run what is missing, and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.time_to_accuracy", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/time-to-accuracy"), help="folder of the results; an interrupted command goes on there")
+    parser.add_argument("--seeds", type=int, default=3, help="runs at eta 0, 1 and 4, with and without staleness.warmup_steps=20, seeds 1, 2, ...")
+    parser.add_argument("--peer-seeds", type=int, default=1, help="runs of TRL, of eta 0 with both cores, and of eta 4 with rollout.concurrency=auto")
+    parser.add_argument("--peer-steps", type=int, default=25, help="steps after which a run of TRL stops")
+    parser.add_argument("--target", type=float, default=0.75, help="held-out accuracy to reach")
+    parser.add_argument("--quick", action="store_true", help="one run of four tiny steps: only to see that it works")
+    options = parser.parse_args()
+    if options.seeds < 1 or options.peer_seeds < 0 or options.peer_steps < EVERY:
+        parser.error(f"--seeds {options.seeds} --peer-seeds {options.peer_seeds} --peer-steps {options.peer_steps}: must be at least 1, 0 and "
+                     f"{EVERY}. Give more")
+    task = Task(DEMO, EVERY, options.peer_steps, options.target)
+    out = options.out.resolve()
+    if options.quick:
+        task = Task((*QUICK, "model=hf", f"model.path={out / 'model'}"), 2, 2, 0.0)
+    runs = [(ASYNC, 1)] if options.quick else _runs(options.seeds, options.peer_seeds)
+    register()
+    open_folder(out, {"overrides": [*task.overrides], "every": task.every, "peer_steps": task.peer_steps})
+    if options.quick:
+        make_tiny(out / "model", 1)
+    else:
+        make_smollm2(Path(task.config(SYNC, 1).model.path).expanduser())
+    journal, evaluator = Journal(out / "runs.jsonl"), Evaluator(task.config(BOTH_CORES, 1))
+    done = {(record["system"], record["seed"]) for record in journal.records}
+    for system, seed in runs:
+        if (system.name, seed) not in done:
+            journal.add(record := run(task, system, seed, out / "run", evaluator))
+            print(line(record, task.target), flush=True)
+    print(json.dumps(report(journal.records, ASYNC.name, SYNC.name, TRL.name, task.target)))
+
+
+if __name__ == "__main__":
+    main()

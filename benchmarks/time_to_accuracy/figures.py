@@ -1,0 +1,106 @@
+"""What the runs of benchmarks.time_to_accuracy come to. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.journal import Record
+from benchmarks.quiet import QUIET
+from benchmarks.staleness.figures import Mean
+
+
+def seconds_to(record: Record, target: float) -> float | None:
+    """When the straight lines between a run's evaluated steps first reach `target`; None: they never do."""
+    return _reached(record["seconds"], record["accuracy"], target)
+
+
+def steps_to(record: Record, target: float) -> float | None:
+    """The same in steps."""
+    return _reached(record["steps"], record["accuracy"], target)
+
+
+def _reached(places: Sequence[float], accuracy: Sequence[float], target: float) -> float | None:
+    if accuracy[0] >= target:
+        return float(places[0])
+    for number in range(1, len(places)):
+        before, after = accuracy[number - 1], accuracy[number]
+        if after >= target:
+            return places[number - 1] + (places[number] - places[number - 1]) * (target - before) / (after - before)
+    return None
+
+
+def step_s(record: Record) -> float:
+    """Seconds a step, from the first weights that were kept to the last; with start-up where only one step's were."""
+    first = min(1, len(record["steps"]) - 2)
+    return (record["seconds"][-1] - record["seconds"][first]) / (record["steps"][-1] - record["steps"][first])
+
+
+def line(record: Record, target: float) -> str:
+    """A run in one line."""
+    seconds, steps = seconds_to(record, target), steps_to(record, target)
+    reached = "not reached" if seconds is None or steps is None else f"{seconds:.0f} s, step {steps:.1f}"
+    curve = " ".join(f"{value:.3f}" for value in record["accuracy"])
+    return (f"{record['system']:<18} seed {record['seed']}: accuracy {curve} by step {record['steps'][-1]}; {target:g}: {reached}; "
+            f"{step_s(record):.2f} s a step, {record['wall_s']:.0f} s in all; others used {record['others_cores']:.2f} cores")
+
+
+def report(records: Sequence[Record], fast: str, slow: str, peer: str, target: float) -> dict[str, Any]:
+    """Print a table of systems; returns the last line. `fast`, `slow` and `peer` are names of systems."""
+    by_system: dict[str, list[Record]] = {}
+    for record in records:
+        by_system.setdefault(record["system"], []).append(record)
+    figures = {name: _figures(runs, target) for name, runs in by_system.items()}
+    print(f"\n| system | runs | accuracy at the end | seconds to {target:g} | steps to {target:g} | seconds a step |\n|---|---|---|---|---|---|")
+    for name, each in figures.items():
+        print(f"| {name} | {each['runs']} | {each['final']} after {each['last_step']} | {_told(each['seconds'])} | {_told(each['steps'])} "
+              f"| {each['step_s']:.2f} |")
+
+    def pairs(one: str, other: str) -> list[tuple[Record, Record]]:
+        """Runs of both systems, of the seeds that both have."""
+        return [(left, right) for left in by_system.get(one, []) for right in by_system.get(other, []) if left["seed"] == right["seed"]]
+
+    def ratio(one: str, other: str) -> float | None:
+        """The seconds of `one` over those of `other`."""
+        left, right = (_mean([seconds_to(pair[side], target) for pair in pairs(one, other)]) for side in (0, 1))
+        return round(left / right, 3) if left and right else None
+
+    def difference(name: str) -> str | None:
+        """Accuracy at the end, of `name` less that of `slow`, by seed; None where they do not end with the same step."""
+        ends = [(one, other) for one, other in pairs(name, slow) if one["steps"][-1] == other["steps"][-1]]
+        return Mean.of([one["accuracy"][-1] - other["accuracy"][-1] for one, other in ends]).text(sign="+") if ends else None
+
+    def as_good() -> dict[str, Any] | None:
+        """Seconds to the best that the peer's runs came to, which may be less than `target`; None without a peer."""
+        best = [(seconds_to(one, goal), seconds_to(other, goal)) for one, other in pairs(fast, peer) for goal in [max(other["accuracy"])]]
+        value, against = (_mean([pair[side] for pair in best]) for side in (0, 1))
+        return {"value": value, "against": against, "ratio": round(against / value, 3)} if value and against else None
+
+    return {
+        "name": f"seconds to {target:g} held-out accuracy, {peer} over {fast}", "value": _mean(figures[fast]["seconds"]), "unit": "s",
+        "against": _mean(figures.get(peer, {}).get("seconds", [])), "ratio": ratio(peer, fast), f"to what {peer} came to": as_good(),
+        f"{slow} over": {name: ratio(slow, name) for name in figures if name != slow},
+        f"accuracy at the end less that of {slow}": {name: difference(name) for name in figures if name != slow},
+        "quiet": all(record["others_cores"] <= QUIET for record in records), "systems": figures}
+
+
+def _figures(runs: Sequence[Record], target: float) -> dict[str, Any]:
+    return {
+        "runs": len(runs), "final": Mean.of([record["accuracy"][-1] for record in runs]).text(), "last_step": max(run["steps"][-1] for run in runs),
+        "first": round(statistics.mean(record["accuracy"][0] for record in runs), 4), "step_s": round(statistics.mean(map(step_s, runs)), 3),
+        "seconds": [_rounded(seconds_to(record, target)) for record in runs], "steps": [_rounded(steps_to(record, target)) for record in runs]}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None where there are none, or a run did not reach the target."""
+    reached = [value for value in values if value is not None]
+    return round(statistics.mean(reached), 1) if reached and len(reached) == len(values) else None
+
+
+def _told(values: Sequence[float | None]) -> str:
+    return ", ".join("-" if value is None else f"{value:.0f}" for value in values)

@@ -1,0 +1,1 @@
+"""The trainer's step against other systems: `python -m benchmarks.trainer`."""

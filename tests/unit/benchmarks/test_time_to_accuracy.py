@@ -1,0 +1,46 @@
+"""What runs of benchmarks.time_to_accuracy come to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.time_to_accuracy.figures import line, report, seconds_to, step_s, steps_to
+
+
+def record(system: str, seed: int, accuracy: list[float], seconds_a_step: float = 4.0, others: float = 0.0) -> dict[str, Any]:
+    steps = [5 * number for number in range(len(accuracy))]
+    return {"system": system, "seed": seed, "steps": steps, "seconds": [0.0, *(10 + seconds_a_step * step for step in steps[1:])],
+            "accuracy": accuracy, "wall_s": 100.0, "others_cores": others}
+
+
+@pytest.mark.parametrize(("accuracy", "step"), [
+    ([0.3, 0.5, 0.7, 0.8], 12.5), ([0.3, 0.75, 0.7, 0.8], 5.0), ([0.8, 0.1], 0.0), ([0.3, 0.5, 0.74], None), ([0.25, 0.5, 0.5, 1.0], 12.5)])
+def test_the_target_is_reached_between_two_evaluations(accuracy: list[float], step: float | None) -> None:
+    one = record("fast", 1, accuracy)
+    assert steps_to(one, 0.75) == (None if step is None else pytest.approx(step))
+    assert ("not reached" in line(one, 0.75)) is (step is None)
+    if step is not None and step >= 5:
+        assert seconds_to(one, 0.75) == pytest.approx(10 + 4.0 * step), "start-up counts"
+
+
+def test_ratios_are_of_the_seeds_that_both_have(capsys: pytest.CaptureFixture[str]) -> None:
+    curve = [0.3, 0.5, 0.7, 0.8]
+    records = [record("fast", 1, curve, 4.0), record("fast", 2, curve, 100.0), record("slow", 1, curve, 9.0),
+               record("slow", 2, [0.3, 0.4, 0.7, 0.9], 9.0), record("peer", 1, curve, 40.0, others=0.5)]
+    last = report(records, "fast", "slow", "peer", 0.75)
+    assert last["ratio"] == pytest.approx(510 / 60, abs=1e-3) and last["against"] == 510
+    assert last["value"] == pytest.approx((60 + 1260) / 2)
+    assert last["slow over"] == {"fast": pytest.approx((122.5 + 111.25) / (60 + 1260), abs=1e-3), "peer": pytest.approx(122.5 / 510, abs=1e-3)}
+    differences = last["accuracy at the end less that of slow"]
+    assert differences["fast"].startswith("-0.050 ±") and differences["peer"] == "+0.000" and not last["quiet"]
+    assert last["systems"]["slow"]["step_s"] == pytest.approx(9.0) == step_s(records[2])
+    assert "| peer | 1 | 0.800 after 15 | 510 | 12 |" in capsys.readouterr().out
+
+
+def test_a_target_that_is_not_reached_has_no_ratio() -> None:
+    last = report([record("fast", 1, [0.3, 0.4, 0.8]), record("peer", 1, [0.3, 0.6], 20.0)], "fast", "slow", "peer", 0.75)
+    assert last["ratio"] is None and last["against"] is None and set(last["slow over"].values()) == {None}
+    assert last["to what peer came to"] == {"value": 40.0, "against": 110.0, "ratio": 2.75}
+    assert set(last["accuracy at the end less that of slow"].values()) == {None}

@@ -1,0 +1,113 @@
+"""Training in every layout, by real processes over gloo, against Hugging Face models and torch's AdamW in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("megatron.core")
+
+from tests.support.hf_reference import ReferenceTraining, adamw, load_reference, reference_logprobs, reference_loss, saved_tensors
+from tests.support.megatron_case import write_model
+from tests.wire.gangs import run_ranks
+from tests.wire.parallel_rank import KINDS, NUM_STEPS, batch, kinds, setup
+
+TWO = ["tp2", "pp2", "cp2", "dp2", "ep2", "tp2-recompute", "cp2-selective"]
+WITH_CRITIC = ["tp2-critic", "tp2-whole-critic", "pp2-critic", "cp2-critic", "dp2-critic"]
+FOUR = ["tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2", "tp2ep2"]
+Results = dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parallel")
+    for kind in KINDS:
+        write_model(kind, folder / kind)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> dict[str, Results]:
+    torch.set_num_threads(1)
+    return {kind: trained_by_hugging_face(folder / kind) for kind in KINDS}
+
+
+def trained_by_hugging_face(folder: Path) -> Results:
+    model: Any = load_reference(folder)
+    config = setup()
+    groups, _ = batch(0)
+    with torch.no_grad():
+        pairs = [reference_logprobs(model, group, config.workflow.temperature) for group in groups]
+    result = {name: np.concatenate([row.numpy() for pair in pairs for row in pair[number]]) for number, name in enumerate(("logprobs", "entropies"))}
+    optimizer = adamw(model, config.trainer)
+    for step in range(NUM_STEPS):
+        groups, proximal = batch(step)
+        loss = reference_loss(model, groups, proximal, config)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.trainer.clip_grad)
+        optimizer.step()
+        result |= {f"{step}:loss": np.array(loss.item()), f"{step}:grad_norm": np.array(norm.item())}
+    return result | {f"weight:{name}": tensor.numpy() for name, tensor in saved_tensors(model).items()}
+
+
+@pytest.fixture(scope="module")
+def of_two(folder: Path) -> Path:
+    run_ranks("tests.wire.parallel_rank", folder, 2, *TWO, *WITH_CRITIC)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_four(folder: Path) -> Path:
+    run_ranks("tests.wire.parallel_rank", folder, 4, *FOUR)
+    return folder
+
+
+def assert_equal(folder: Path, layout: str, kind: str, expected: Results) -> None:
+    """Loss and gradient norm to 1e-5, weights to 1e-5 of their norm, log-probs and entropies to 1e-4; counts exact."""
+    found: Results = dict(np.load(folder / f"{layout}.{kind}.npz"))
+    assert np.abs(found["logprobs"] - expected["logprobs"]).max() <= 1e-4
+    assert np.abs(found["entropies"] - expected["entropies"]).max() <= 1e-4
+    for step in range(NUM_STEPS):
+        for name in ("loss", "grad_norm"):
+            assert found[f"{step}:{name}"] == pytest.approx(expected[f"{step}:{name}"], rel=1e-5, abs=1e-8), (step, name)
+        assert found[f"{step}:num_tokens"] == sum(group.num_valid_tokens for group in batch(step)[0])
+    weights = {name for name in expected if name.startswith("weight:")}
+    assert weights == {name for name in found if name.startswith("weight:")}
+    for name in weights:
+        assert np.linalg.norm(found[name] - expected[name]) <= 1e-5 * np.linalg.norm(expected[name]), name
+
+
+@pytest.mark.parametrize(("layout", "kind"), [(layout, kind) for layout in TWO for kind in kinds(layout)])
+def test_two_ranks_train_like_hugging_face(of_two: Path, reference: dict[str, Results], layout: str, kind: str) -> None:
+    assert_equal(of_two, layout, kind, reference[kind])
+
+
+@pytest.mark.parametrize(("layout", "kind"), [(layout, kind) for layout in FOUR for kind in kinds(layout)])
+def test_four_ranks_train_like_hugging_face(of_four: Path, reference: dict[str, Results], layout: str, kind: str) -> None:
+    assert_equal(of_four, layout, kind, reference[kind])
+
+
+@pytest.fixture(scope="module")
+def with_critic(folder: Path) -> Results:
+    torch.set_num_threads(1)
+    config = setup("dp2-critic")
+    training, result = ReferenceTraining(folder / "qwen3-tied", config), {}
+    for step in range(NUM_STEPS):
+        result |= {f"{step}:{name}": np.array(value) for name, value in training.step(*batch(step)).items()}
+    values, _, _ = training.critic.estimates(batch(NUM_STEPS)[0], config)
+    weights = {f"weight:{name}": parameter.detach().numpy() for name, parameter in training.policy.model.named_parameters()}
+    return result | weights | {"values": np.concatenate([row for rows in values for row in rows])}
+
+
+@pytest.mark.parametrize("layout", WITH_CRITIC)
+def test_two_ranks_train_policy_and_critic_like_hugging_face(of_two: Path, with_critic: Results, layout: str) -> None:
+    """With two minibatches, a reference model, and advantages by GAE, normalised over all copies."""
+    found: Results = dict(np.load(of_two / f"{layout}.qwen3-tied.npz"))
+    for name, expected in with_critic.items():
+        assert np.linalg.norm(found[name] - expected) <= 1e-5 * np.linalg.norm(expected), name
