@@ -2,7 +2,7 @@
 
     python -m benchmarks.bounds [--steps 100] [--runs 3] [--quick]
 
-1. Simulated runs (bounds_simulation.py): the real coordinator in virtual time, between models of engines and of a trainer. The table has
+1. Simulated runs (simulation.py): the real coordinator in virtual time, between models of engines and of a trainer. The table has
    - speed: tokens consumed per second over what would be consumed if neither side ever waited for the other;
    - head, token: ages in training steps at consumption, of groups' oldest first tokens and of all tokens: mean, 99th percentile, most, and the share
      that is older than eta;
@@ -10,7 +10,7 @@
 2. `rollout.concurrency=auto` in the same cases, where the trainer is half or twice as fast, and where few samples fill an engine, against every
    fixed one: its speed over that of the fastest, its mean age beside that of the largest.
 3. `staleness.target` below eta: what room for stragglers is worth, with bound=hard and a long tail.
-4. Real runs of `experiment=tiny` (bounds_runs.py), `--runs` seeds of each: held-out accuracy and consumed staleness.
+4. Real runs of `experiment=tiny` (variants.py), `--runs` seeds of each: held-out accuracy and consumed staleness.
 
 The last line is one JSON object: name, value (speed of auto in its worst case), unit, against (the fastest fixed one there), ratio, cases.
 """

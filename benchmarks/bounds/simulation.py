@@ -5,7 +5,7 @@
        +------------------------------ Leases, VersionAnnounced -------------+ <------------- StepFinished ---------+
 
 Admission, bounds, leases, batches, ages and `rollout.concurrency=auto` are those of workers/coordinator, unchanged: only what sends messages to
-it is modelled (bounds_models.py).
+it is modelled (simulated_workers.py).
 """
 
 from __future__ import annotations

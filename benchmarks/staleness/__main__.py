@@ -3,9 +3,9 @@
     python -m benchmarks.staleness [--out runs/staleness] [--seeds 8] [--no-throughput] [--quick]
 
     a supervised run (headway experiment=sft_tiny) --> OUT/start: one starting model for all, which is right now and then
-    runs not yet in OUT/runs.jsonl --> two lanes, each one process a run (staleness_run.py) --> OUT/runs.jsonl
-    etas not yet in OUT/speeds.jsonl --> real asynchronous runs (staleness_throughput.py)   --> OUT/speeds.jsonl
-                                         tables (staleness_figures.py), OUT/staleness.svg (staleness_plot.py), one JSON object
+    runs not yet in OUT/runs.jsonl --> two lanes, each one process a run (run.py) --> OUT/runs.jsonl
+    etas not yet in OUT/speeds.jsonl --> real asynchronous runs (throughput.py)   --> OUT/speeds.jsonl
+                                         tables (figures.py), OUT/staleness.svg (plot.py), one JSON object
 
 Staleness is injected: the batch of step v is sampled by version max(0, v - eta), all of it; with inf by the starting model. So what is
 learned does not depend on the machine, and one seed gives all cells the same prompts and random numbers.

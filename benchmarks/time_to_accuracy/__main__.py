@@ -3,7 +3,7 @@
     python -m benchmarks.time_to_accuracy [--out runs/time-to-accuracy] [--seeds 3] [--peer-seeds 1] [--quick]
 
     each run not yet in OUT/runs.jsonl, one at a time, alone on the machine:
-        python -m launcher experiment=demo ... | time_to_accuracy_peer.py --> the weights of every 5th step, and when they stood on disk
+        python -m launcher experiment=demo ... | peer.py --> the weights of every 5th step, and when they stood on disk
         the weights --> one evaluator for all (sampler.py): greedy answers to held-out sums of the run's seed --> OUT/runs.jsonl
     tables, and one JSON object
 

@@ -1,4 +1,4 @@
-"""Two-digit sums by TRL's GRPOTrainer, for time_to_accuracy.py. Needs the extra `benchmark`.
+"""Two-digit sums by TRL's GRPOTrainer, for the benchmark beside it. Needs the extra `benchmark`.
 
     python -m benchmarks.time_to_accuracy.peer ORDER.json
 

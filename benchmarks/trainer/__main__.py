@@ -40,7 +40,7 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 
 
 class System:
-    """A running trainer_systems.py; a context manager that ends it."""
+    """A running systems.py; a context manager that ends it."""
 
     def __init__(self, folder: Path, name: str, num_threads: int) -> None:
         self.name = name

@@ -1,13 +1,13 @@
 """One system that makes training steps, in a process of its own: python -m benchmarks.trainer.systems FOLDER SYSTEM.
 
-FOLDER is what trainer_samples.py wrote. For every line on standard input the system makes one step, the same samples again,
+FOLDER is what samples.py wrote. For every line on standard input the system makes one step, the same samples again,
 and answers with a line of JSON: seconds, cpu_seconds (of all its threads), grad_norm, peak_mib (highest resident memory of
 the process so far, or what was allocated on its GPU). Systems:
 - headway: `MegatronEngine.train_step`; `unshared`: with a copy of the prompt for every sample; `whole`: with log-probs
   from whole logits, by log_softmax under autograd, instead of lm_head.py
 - padded: a transformers model with sdpa, micro-batches of equal numbers of sequences padded to their longest, torch's AdamW,
   and the same loss
-- trl: TRL's GRPOTrainer, see trainer_trl.py
+- trl: TRL's GRPOTrainer, see trl.py
 All have one optimizer step, the same hyper-parameters, and the same number of threads.
 """
 

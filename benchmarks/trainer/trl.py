@@ -1,4 +1,4 @@
-"""The update of TRL's GRPOTrainer on given samples, for trainer_systems.py. Needs the extra `benchmark`.
+"""The update of TRL's GRPOTrainer on given samples, for systems.py. Needs the extra `benchmark`.
 
 The trainer runs its own loop. Its rollout function waits for a turn and hands over the samples; the time counts from when they
 have been scored, so neither generation nor rewards are in it, to the end of the optimizer step. TRL pads a whole batch to its

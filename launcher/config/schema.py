@@ -1,7 +1,7 @@
-"""The one typed config: the launcher's parts around workers/config.py's, registered in Hydra's ConfigStore.
+"""The one typed config: the launcher's parts around workers/config's, registered in Hydra's ConfigStore.
 
 Hydra merges conf/ and the command line into these dataclasses, so an unknown key or a value of the wrong type fails at
-compose time; `check` then applies the rules of workers/config.py and cluster.py.
+compose time; `check` then applies the rules of workers/config and cluster.py.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _locked(descriptor: int, run: RunFolder, say: Callable[[str], None]) -> bool
 
 @contextlib.contextmanager
 def supervising(run: RunFolder, say: Callable[[str], None]) -> Iterator[Callable[[Observation], None]]:
-    """Gives what keeps the run going, to be called with the observed from time to time; it does nothing where somebody else keeps it."""
+    """Gives what keeps the run going, to be called with what is observed from time to time; it does nothing where somebody else keeps it."""
     with lock(run, say) as mine:
         if mine:
             yield Supervisor(run, say).act

@@ -152,7 +152,7 @@ def test_a_tensor_of_the_wrong_shape_is_refused_and_a_folder_mends_it(engine: En
 
 TRAINER = """
 import sys, time
-from workers.weights.process_group import BroadcastGroup
+from workers.weights.update_group import BroadcastGroup
 group = BroadcastGroup("127.0.0.1", int(sys.argv[1]), 0, 2, sys.argv[2], "gloo", 60.0)
 print("joined", flush=True)
 sys.stdin.read()

@@ -200,7 +200,7 @@ def test_a_server_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPat
 OWNER = """
 import sys
 from workers.config import SandboxConfig
-from workers.sandbox.api import Sandbox
+from workers.sandbox.sandbox import Sandbox
 
 sandbox = Sandbox(SandboxConfig(wall_s=3600.0))
 def accept(number, reply):

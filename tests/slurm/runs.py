@@ -24,7 +24,7 @@ from workers.run.folder import RunFolder
 from workers.run.incarnations import Incarnation
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 120.0
+START_S = 300.0
 """From submission, or from a fault, to training steps. Generous: other tests may take all cores meanwhile."""
 END_S = 90.0
 ENDLESS = ("run.num_steps=1000000", "evaluation.every_steps=0", "data.num_heldout=4")

@@ -52,7 +52,7 @@ def test_a_trainer_that_lives_on_beside_its_successor_publishes_nothing_and_leav
         for process in old if frozen else []:
             process.suspend()
         cluster.cut_network(host)
-        run.in_epoch(2, timeout_s=180)
+        run.in_epoch(2)
         assert run.incarnations[1].claim.host != host
         for process in old if frozen else []:
             assert process.is_running() and process.status() == psutil.STATUS_STOPPED

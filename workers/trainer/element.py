@@ -3,7 +3,7 @@
     rank 0   newest whole checkpoint -> crashes in a row? -> claim the next epoch -> coordinator -> train -> end on record
              how it ended:  run over -> exit          time limit -> exit 0, the array's next element goes on
                             preempted -> requeue      SIGTERM, crash -> exit 1, SLURM or the next element follows
-    rank r   meets rank 0 and does what it says (ranks.py)
+    rank r   meets rank 0 and does what it says (follower.py)
 
 On one machine there is one element, and nothing follows it; rank 0 starts the other ranks itself (local_ranks.py).
 """

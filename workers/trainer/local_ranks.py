@@ -1,6 +1,6 @@
 """The ranks of a run on one machine: rank 0 is the training job, the others are its children. (On SLURM srun starts them all.)
 
-    rank 0   --starts--> python -m workers.trainer.local_ranks RUN RANK SIZE EPOCH PARENT --> meets rank 0 and does what it says (ranks.py)
+    rank 0   --starts--> python -m workers.trainer.local_ranks RUN RANK SIZE EPOCH PARENT --> meets rank 0 and does what it says (follower.py)
     rank 0   <--exit status-- a thread for each of them: the first that fails ends the run, and its last words are the cause
     rank 0 dies, however it may be: the kernel kills the others (PR_SET_PDEATHSIG)
 

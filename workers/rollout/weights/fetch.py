@@ -118,6 +118,7 @@ class WeightFetch:
             except WeightsError as error:
                 print(f"version {announcement.version} could not be had by {way}: {error}", flush=True)
                 causes[way] = str(error)
+                self._prefers = DISK if way == ZMQ else ZMQ
                 continue
             self._prefers = way
             self._num_skipped = 0

@@ -20,7 +20,7 @@ JOIN_S = 35.0
 class ThreadedPeer:
     """Serves `peer` from `start` on. `welcomed`: the coordinator has taken us in; `left`: we go, and what breaks from then on is told to nobody.
 
-    `on_over` and `on_lost` are called in its thread, before Goodbye is said.
+    Both are called in its thread, `on_over` before Goodbye is said, `on_lost` after the connection is closed.
     """
 
     def __init__(self, peer: Peer, name: str, on_over: Callable[[str], None], on_lost: Callable[[BaseException], None]) -> None:

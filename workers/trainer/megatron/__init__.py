@@ -2,6 +2,18 @@
 
 import logging
 
+import torch
+
 # Megatron-core 0.19 warns that a model is a GPTModel, and that its wrapper works out its own layout: both are meant.
 for _name in ("models.gpt.gpt_model", "distributed.distributed_data_parallel"):
     logging.getLogger(f"megatron.core.{_name}").setLevel(logging.ERROR)
+
+if not torch.backends.cuda.is_built():
+    # It wraps its fused operations with torch.compile when it is imported. On CPUs none of them is used, and torch's compiler takes as long
+    # to be imported as torch itself.
+    _compile = torch.compile
+    torch.compile = lambda function: function  # type: ignore[assignment,misc]
+    try:
+        import megatron.core  # noqa: F401
+    finally:
+        torch.compile = _compile  # type: ignore[misc]

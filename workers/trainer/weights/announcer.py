@@ -1,7 +1,7 @@
 """Rank 0's side of publishing: one version after the other, announced when all of it is there.
 
     publish: the version before is announced? -> epoch? -> all ranks copy their parts (rank_publisher.py)            training stands still
-             weights.transport=nccl: broadcast, where a group is ready (weight_group.py)
+             weights.transport=nccl: broadcast, where a group is ready (broadcast.py)
     a thread: parts of all ranks -> manifest -> offered -> epoch? -> StepFinished (announcement, metrics)        training goes on
     a worker cannot get weights by zmq -> FallbackWanted -> from then on on shared storage too, the present version at once -> Republished
 

@@ -1,6 +1,6 @@
 """An agent that is a program of its own: started for one episode, told by environment and stdin, gone with it.
 
-    task, as JSON --stdin--> guard.py --> program --HTTP--> endpoint        OPENAI_BASE_URL, OPENAI_API_KEY in its environment
+    task, as JSON --stdin--> process_guard.py --> program --HTTP--> endpoint        OPENAI_BASE_URL, OPENAI_API_KEY in its environment
                              stdout, stderr --> their end, for an error
 """
 

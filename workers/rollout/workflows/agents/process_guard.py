@@ -1,4 +1,4 @@
-"""Runs an agent's program and leaves nothing of it: `python -I -S guard.py PARENT_PID PROGRAM ARGUMENT ...`
+"""Runs an agent's program and leaves nothing of it: `python -I -S process_guard.py PARENT_PID PROGRAM ARGUMENT ...`
 
     worker --TERM, or its death--> guard --KILL--> the program and all that it has started
 

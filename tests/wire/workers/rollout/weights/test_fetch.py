@@ -185,6 +185,21 @@ async def test_where_memory_is_full_the_way_is_shared_storage(hand: Hand, origin
     assert len(hand.sent) == num_said and hand.fetch.num_fallbacks == 2
 
 
+async def test_what_has_failed_once_is_not_tried_first_again(run: RunFolder, tmp_path: Path, hands: list[Hand], origin: Origin) -> None:
+    """Also where nothing else was offered, and the version is overtaken before it is."""
+    hands.append(Hand(run, tmp_path, timeout_s=0.2))
+    [hand] = hands
+    fetching = hand.get(unreachable(V0, ""))
+    await hand.says(TransportFailed)
+    later = origin.publish(V1, make_weights(1))
+    folder = origin.store.published(V1)
+    newer = Announcement(V1, str(folder), later.digest, unreachable(V0, "").sources)
+    hand.fetch.announced(newer)
+    with pytest.raises(WeightsSuperseded):
+        await fetching
+    assert await hand.fetch.fetch(newer) == folder and hand.fetch.via == "disk"
+
+
 async def test_a_fetch_that_is_cancelled_ends_and_the_next_one_goes_on(hand: Hand, origin: Origin) -> None:
     weights = make_weights(1)
     announcement = origin.publish(V0, weights)
