@@ -147,5 +147,5 @@ def test_the_server_imports_the_standard_library_alone() -> None:
                     todo += [one for one in modules if one not in seen]
                 else:
                     assert name.partition(".")[0] in sys.stdlib_module_names, f"{module} imports {name}"
-    confinement = {f"confinement.{name}" for name in ("confine", "landlock", "seccomp", "policy", "counting", "libc", "syscalls")}
-    assert confinement | {"forkserver.server", "forkserver.program", "folders"} == seen
+    confinement = {f"confinement.{name}" for name in ("confine", "landlock", "seccomp", "syscall_policy", "counting", "libc", "syscalls")}
+    assert confinement | {"forkserver.server", "forkserver.program", "sandbox_folders"} == seen

@@ -5,6 +5,7 @@ All tests take half an hour together: only those marked `quick` run, unless HEAD
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.conftest import TOLD
 from tests.slurm.cluster import LocalCluster, available
 
 ALL = "HEADWAY_SLURM_ALL"
+HERE = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -21,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get(ALL) == "1":
         return
-    left_out = [item for item in items if item.path.parent.name == "slurm" and item.get_closest_marker("quick") is None
+    left_out = [item for item in items if item.path.parent == HERE and item.get_closest_marker("quick") is None
                 and not any(arg.endswith(f"::{item.name}") for arg in config.args)]  # a test that is asked for by its name runs
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
