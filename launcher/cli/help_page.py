@@ -20,6 +20,7 @@ STARTS = "run", "sweep", "eval", "selftest"
 WITH_VALUE = "-c", "--cfg", "-p", "--package", "-cd", "--config-dir"
 RUN_FLAGS = {
     "--dry-run": "show the plan and what would be submitted, start nothing",
+    "--fake-step": "with --dry-run: memory, operators and exchanges of a training step on a GPU, counted without one",
     "--detach": "return as soon as it is submitted",
     "--plain": "lines instead of the live view",
     "--keep": "keep the folder of a self-test that passed",
@@ -35,7 +36,7 @@ EXIT = """0 done   1 the run failed or was stopped, or something else did   2 re
 def page() -> str:
     """The whole page."""
     commands = "\n".join(f"  {name:<9} {line}" for name, line in COMMANDS.items())
-    flags = "\n".join(f"  {name:<9} {line}" for name, line in RUN_FLAGS.items())
+    flags = "\n".join(f"  {name:<11} {line}" for name, line in RUN_FLAGS.items())
     return f"""\
 Headway: asynchronous reinforcement learning for language models, on this machine or as SLURM jobs.
 

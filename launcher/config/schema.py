@@ -33,6 +33,7 @@ class LaunchConfig:
 
     dry_run: bool = False  # --dry-run: show the plan and what would be submitted, start nothing
     detach: bool = False  # --detach: return as soon as it is submitted
+    fake_step: bool = False  # --dry-run --fake-step: count a training step on a GPU without one
     plain: bool = False  # --plain: lines instead of the live view
     selftest: bool = False  # headway selftest: only test the config
     keep: bool = False  # --keep: keep the folder of a self-test that passed
@@ -41,6 +42,7 @@ class LaunchConfig:
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
+        workers.require(self.dry_run or not self.fake_step, "launch.fake_step", self.fake_step, "is part of a dry run", "Give --dry-run too")
         workers.require(self.max_concurrent_runs >= 0, "launch.max_concurrent_runs", self.max_concurrent_runs, "must not be negative",
                         "0 lets SLURM run as many as fit")
 

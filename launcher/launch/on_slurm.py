@@ -26,7 +26,7 @@ from launcher.jobs.submit import describe, submit
 from launcher.launch.local import start_here
 from launcher.memory import capacity, fit
 from launcher.monitoring.watch import supervise_and_follow
-from launcher.preflight import check, dtype_choice
+from launcher.preflight import check, dtype_choice, fake_step
 from launcher.preflight.node_probe import probing
 from launcher.slurm import queries
 from launcher.slurm.site import settle_nodes
@@ -81,6 +81,9 @@ def dry_run(config: FullConfig, run: RunFolder, specs: tuple[JobSpec, ...], told
         prepare(trial := RunFolder.create(Path(folder) / "run"), config, only_look=True)
         if not told:
             tell_memory(config, trial, console)
+        if config.launch.fake_step:
+            for line in fake_step.ask(config, trial.config, model_folder(config, trial)):
+                console.print(f"      {line}", soft_wrap=True)
     return 0
 
 
@@ -110,9 +113,14 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
             console.print(f"      {told}", soft_wrap=True)
 
 
+def model_folder(config: FullConfig, run: RunFolder) -> Path:
+    """Where the starting model is, once it is there."""
+    return run.model if config.model.source is ModelSource.tiny else Path(config.model.path).expanduser()
+
+
 def tell_memory(config: FullConfig, run: RunFolder, console: Console) -> bool:
     """Tell what each part takes, and whether that could be told: false while the model is not there. Raises `ConfigError` where it cannot fit."""
-    folder = run.model if config.model.source is ModelSource.tiny else Path(config.model.path).expanduser()
+    folder = model_folder(config, run)
     if not (folder / "config.json").is_file():
         return False
     try:

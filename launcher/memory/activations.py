@@ -16,7 +16,7 @@ from workers.model.parallel_limits import expert_tensor_parallel
 
 MIB, GIB = 2**20, 2**30
 BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float16: 2}
-LOGITS_BYTES = {False: 128 * MIB, True: GIB}
+LOGITS_BYTES = {False: 128 * MIB, True: GIB // 2}
 """The float32 logits of a chunk, on CPUs and on GPUs: MAX_LOGITS_BYTES and MAX_LOGITS_BYTES_ACCELERATOR of trainer/megatron/model/lm_head.py."""
 MAX_BRANCH_TOKENS = 2048
 """As in workers/trainer/batch/sequence_layout.py: responses that are longer get a copy of the prompt of their own."""
@@ -49,12 +49,21 @@ def layout(config: Config, num_train_devices: int, gpu: bool) -> Layout:
 
 
 def kept_bytes(config: Config, architecture: Architecture, spread: Layout, layers: int, in_flight: int) -> float:
-    """Of a pipeline stage with so many layers: of `in_flight` micro-batches, as the 1F1B schedule keeps them (arXiv 2104.04473, Section 2.2),
-    and of the layer that is worked on: what is made again for it, or the gradients of what it kept. The last stage has one in flight."""
-    tokens = spread.tokens / spread.cp
-    kept, whole = layer_bytes(config, architecture, spread)
+    """Of a pipeline stage with so many layers: of `in_flight` micro-batches, as the 1F1B schedule keeps them (arXiv 2104.04473, Section 2.2).
+    The last stage has one in flight."""
+    kept, _ = layer_bytes(config, architecture, spread)
     end = architecture.hidden_size * (_norm(config, spread) + BYTES[config.trainer.dtype]) if in_flight == 1 else 0  # the last norm, and its rows
-    return tokens * (in_flight * (layers * kept + _mask(config, spread)) + end + whole)
+    return spread.tokens / spread.cp * (in_flight * (layers * kept + _mask(config, spread)) + end)
+
+
+def transient_bytes(config: Config, architecture: Architecture, spread: Layout, last: bool) -> float:
+    """What is there only while it is worked on: the logits, where the stage is the `last`, or a layer: what is made again for it, or the
+    gradients of what it kept. Where a mixture is made again, its experts' outputs and two gradients in the order of the experts come to it."""
+    layer = spread.tokens / spread.cp * layer_bytes(config, architecture, spread)[1]
+    if architecture.mixture is not None and config.trainer.recompute is Recompute.full:
+        sent = architecture.mixture.experts_per_token * architecture.hidden_size / (spread.tp // spread.etp)
+        layer += 3 * BYTES[config.trainer.dtype] * sent * spread.tokens / spread.cp
+    return max(layer, logits_bytes(config, architecture, spread)) if last else layer
 
 
 def layer_bytes(config: Config, architecture: Architecture, spread: Layout) -> tuple[float, float]:
@@ -64,15 +73,15 @@ def layer_bytes(config: Config, architecture: Architecture, spread: Layout) -> t
     between = spread.tp if spread.sequence else 1
     norms = 2 * _norm(config, spread) * hidden / between
     if architecture.qk_norm:
-        norms += _norm(config, spread) * (query + keys / 2) + size * (query if spread.gpu or size == 4 else 0)
-    # Attention on CPUs is computed in float32. Each context-parallel rank has everybody's keys and values.
-    inside = (size if spread.gpu else 4) * (2 * query + keys * spread.cp * _key_copies(config))
-    around = size * query
+        norms += (_norm(config, spread) - size) * (query + keys / 2)  # what they put out is rotated, and not kept
+    # Attention on CPUs is computed in float32.
+    inside = (size if spread.gpu else 4) * (2 * query + keys * _key_copies(config) * _keys_of_others(config, spread))
+    around = 0.0 if spread.gpu and not _shared(config)[0] else size * query  # its outputs, in another order than it makes them
     mlp = _mlp(architecture, spread) * size
     full = norms + inside + around + mlp
     kept = {
         Recompute.none: full,
-        Recompute.selective: norms + size * (query + keys) + around + mlp,  # the inputs of attention instead of its inside
+        Recompute.selective: full - mlp if spread.gpu else norms + size * (query + keys) + around + mlp,  # on CPUs attention's inputs, not its inside
         Recompute.full: size * hidden / between,
     }[config.trainer.recompute]
     return kept, full
@@ -85,14 +94,15 @@ def _norm(config: Config, spread: Layout) -> int:
 
 
 def _mlp(architecture: Architecture, spread: Layout) -> float:
-    """Numbers that the MLP keeps of each token: gate and up, up once more, gate's SiLU, their product (TransformerConfig without
-    bias_activation_fusion); in a mixture also what goes into the router and into each of a token's experts, and its product before it is
-    weighted. Experts are taken to be equally busy."""
+    """Numbers that the MLP keeps of each token: gate and up, and their product; on CPUs also up once more and gate's SiLU (TransformerConfig
+    without bias_activation_fusion). In a mixture also what goes into the router and into each of a token's experts, on CPUs its product before
+    it is weighted. Experts are taken to be equally busy."""
     mixture = architecture.mixture
     if mixture is None:
-        return 5 * architecture.intermediate_size / spread.tp
+        return (3 if spread.gpu else 5) * architecture.intermediate_size / spread.tp
     hidden = architecture.hidden_size / (spread.tp // spread.etp)  # ranks that hold whole experts have tokens of their own
-    return mixture.experts_per_token * (6 * mixture.intermediate_size / spread.tp + hidden) + architecture.hidden_size / spread.tp
+    kept = (3 if spread.gpu else 6) * mixture.intermediate_size / spread.tp
+    return mixture.experts_per_token * (kept + hidden) + architecture.hidden_size / spread.tp
 
 
 def _shared(config: Config) -> tuple[int, int, int]:
@@ -109,6 +119,12 @@ def _key_copies(config: Config) -> float:
     return 1 + samples * prompt / (prompt + samples * response)
 
 
+def _keys_of_others(config: Config, spread: Layout) -> float:
+    """Keys and values that a context-parallel rank attends to, over those of its own tokens: it has two slices of the micro-batch, one from each
+    end, and each attends to what stands before it: to the slices up to it, or to the beginning of its sequence."""
+    return 1.0 if spread.cp == 1 else min(spread.cp + 0.5, 1 + 2 * config.engine.context_length * spread.cp / spread.tokens)
+
+
 def _mask(config: Config, spread: Layout) -> float:
     """Bytes a token of the masks of responses that share a prompt. They serve all layers; GPUs need none."""
     samples, prompt, response = _shared(config)
@@ -116,7 +132,8 @@ def _mask(config: Config, spread: Layout) -> float:
 
 
 def logits_bytes(config: Config, architecture: Architecture, spread: Layout) -> float:
-    """A chunk's logits, their exponentials, and in bfloat16 the rounded ones; there also the gradient of the output weight before it is added."""
+    """A chunk's logits and a slice of their exponentials, in bfloat16 also the rounded ones; or, there, these and the gradient of the output weight
+    before it is added."""
     size, rows = BYTES[config.trainer.dtype], architecture.vocab_size / spread.tp
     chunk = min(LOGITS_BYTES[spread.gpu], 4 * rows * spread.tokens / spread.cp)
-    return chunk * 2 if size == 4 else chunk * 2.5 + rows * architecture.hidden_size * size
+    return chunk * 1.125 if size == 4 else max(chunk * 1.5, chunk / 2 + rows * architecture.hidden_size * size)

@@ -1,7 +1,8 @@
 """How much memory each part of a run takes, from its config and the model's shapes. Pure.
 
     a training rank        parameters + float32 gradients + its share of the optimizer's state
-                           + max(activations + logits in a step, a tensor that is exported after it) + what its process takes anyway
+                           + max(activations + logits or a layer's gradients in a step, a tensor that is exported after it)
+                           + what its process takes anyway
     an inference replica   weights, twice while new ones are loaded + the KV cache + what its process takes anyway
 
 tests/unit/launcher/memory/test_estimate.py holds the estimate of a training rank against what a real engine takes.
@@ -9,11 +10,12 @@ tests/unit/launcher/memory/test_estimate.py holds the estimate of a training ran
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.memory.activations import BYTES, GIB, MIB, Layout, kept_bytes, logits_bytes
+from launcher.memory.activations import BYTES, GIB, MIB, Layout, kept_bytes, transient_bytes
 from workers.config import Config, Dtype, Server, Transport
 from workers.model.architecture import Architecture
 
@@ -23,8 +25,8 @@ STAGED = 2
 """The same where they lie there only until they are on shared storage: one, and the next one's files."""
 HELD = 2
 """Versions in the memory of a node with rollout workers: the one that is fetched, and the one before (workers/rollout/weights/streaming.py)."""
-GPU_RESERVE = 3 * GIB
-"""CUDA's context, cuBLAS's workspaces, NCCL's buffers and what the allocator loses to fragments: a choice, not a measurement."""
+GPU_RESERVE, GPU_RESERVED_SHARE = 3 * GIB, 0.08
+"""CUDA's context, cuBLAS's workspaces and NCCL's buffers; of the rest, what the allocator loses to fragments: choices, not measurements."""
 TRAINER_PROCESS = 500 * MIB
 """A trainer's process on a CPU before it holds a model: Python, torch, Megatron-core (380 MiB measured), gloo."""
 CUDA_PROCESS = 4 * GIB
@@ -78,13 +80,14 @@ def count_weights(architecture: Architecture) -> Weights:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one training rank. On a GPU `host` is what it takes of the host's memory besides; on a CPU there is no difference, and it is 0."""
+    """Bytes of one training rank; `transient`: logits, or what a layer needs while its backward pass runs. On a GPU `host` is what it takes of
+    the host's memory besides; on a CPU there is no difference, and it is 0."""
 
     parameters: float
     gradients: float
     optimizer: float
     activations: float
-    logits: float
+    transient: float
     checkpoint: float
     reserve: float
     export: float
@@ -92,8 +95,8 @@ class RankMemory:
 
     def parts(self) -> dict[str, float]:
         """What it is made of at its highest: in the middle of a step, or while weights are exported."""
-        in_step = self.activations + self.logits >= self.export
-        names = ("parameters", "gradients", "optimizer", *(("activations", "logits") if in_step else ("export",)), "checkpoint", "reserve")
+        in_step = self.activations + self.transient >= self.export
+        names = ("parameters", "gradients", "optimizer", *(("activations", "transient") if in_step else ("export",)), "checkpoint", "reserve")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -105,10 +108,10 @@ class RankMemory:
 def rank_memory(config: Config, architecture: Architecture, weights: Weights, spread: Layout) -> RankMemory:
     """The estimate for the pipeline stage that takes most: the first keeps most micro-batches, the last makes the logits."""
     stages = {0, spread.pp - 1}
-    return max((_stage(config, architecture, weights, spread, stage) for stage in stages), key=lambda memory: memory.total)
+    return max((stage_memory(config, architecture, weights, spread, stage) for stage in stages), key=lambda memory: memory.total)
 
 
-def _stage(config: Config, architecture: Architecture, weights: Weights, spread: Layout, stage: int) -> RankMemory:
+def stage_memory(config: Config, architecture: Architecture, weights: Weights, spread: Layout, stage: int) -> RankMemory:
     trainer, algorithm, last = config.trainer, config.algorithm, stage == spread.pp - 1
     size = BYTES[trainer.dtype]
     layers = math.ceil(weights.num_layers / spread.pp)
@@ -118,18 +121,19 @@ def _stage(config: Config, architecture: Architecture, weights: Weights, spread:
     offloaded = trainer.optimizer_offload if spread.gpu else 0.0
     largest = weights.largest * size
     saved = trained * size + state if config.checkpoint.background else 0.0  # copied to the host's memory, then written
-    return RankMemory(
+    memory = RankMemory(
         parameters=(trained + (policy.here if algorithm.kl_weight else 0)) * size,
         gradients=trained * 4,
         optimizer=state * (1 - offloaded),
         activations=kept_bytes(config, architecture, spread, layers, spread.pp - stage),
-        logits=logits_bytes(config, architecture, spread) if last else 0.0,
+        transient=transient_bytes(config, architecture, spread, last),
         checkpoint=0.0 if spread.gpu else saved,
-        reserve=GPU_RESERVE if spread.gpu else TRAINER_PROCESS,
+        reserve=0.0 if spread.gpu else TRAINER_PROCESS,
         export=largest if spread.gpu else 2 * largest,  # and once more as it is written
         # Offloaded state is a float32 copy of parameters and gradients and two moments (HybridDeviceOptimizer).
         host=CUDA_PROCESS + largest + saved + 16 * (policy.updated + critic.updated) * offloaded if spread.gpu else 0.0,
     )
+    return dataclasses.replace(memory, reserve=GPU_RESERVE + GPU_RESERVED_SHARE * memory.total) if spread.gpu else memory
 
 
 @dataclass(frozen=True)

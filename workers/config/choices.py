@@ -180,7 +180,8 @@ class Aggregation(str, enum.Enum):
 
 
 class Recompute(str, enum.Enum):
-    """Which activations the backward pass makes again instead of keeping them: none, those of attention, or all within a layer."""
+    """Which activations the backward pass makes again instead of keeping them: none, some (on GPUs
+    the inside of the MLP or of the experts, on CPUs that of attention), or all within a layer."""
 
     none = "none"
     selective = "selective"

@@ -22,7 +22,7 @@ from workers.config import Aggregation, AlgorithmConfig, Config, KlPlace, OffPol
 from workers.trainer.batch.context_parallel import RankPart
 from workers.trainer.batch.group import TrainGroup, check_per_response
 from workers.trainer.batch.sequence_layout import PackedBatch
-from workers.trainer.megatron.parallel import collectives, process_group
+from workers.trainer.megatron.parallel import collectives, cpu_backend, process_group
 
 TokenValues = list[list[np.ndarray]]  # float32, by group, response, token
 TokenMasks = list[list[np.ndarray]]  # bool, likewise
@@ -98,7 +98,7 @@ def _responses(batch: PackedBatch, part: RankPart, groups: list[TrainGroup], dev
     """Which response each of this rank's tokens is of. A response lies in one micro-batch, whose tokens the context-parallel ranks share."""
     index = torch.repeat_interleave(torch.arange(len(batch.samples)), torch.tensor(batch.sample_lengths, dtype=torch.int64))[part.selected]
     lengths = torch.tensor([float(groups[group].loss_mask[sample].sum()) for group, sample in batch.samples])
-    return Responses(index.to(device, non_blocking=True), lengths.to(device, non_blocking=True), _over_context)
+    return Responses(cpu_backend.upload(index, device), cpu_backend.upload(lengths, device), _over_context)
 
 
 def _over_context(partial: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def supervised_loss(batch: PackedBatch, part: RankPart, output: Tensor, *, group
 
 def own_tokens(batch: PackedBatch, part: RankPart, value: Callable[[int, int], np.ndarray], device: torch.device) -> Tensor:
     """What `value(group, sample)`, arrays aligned with the responses, holds for the n tokens that `part` predicts: a tensor [n] on `device`."""
-    return batch.gather(value)[part.selected].to(device, non_blocking=True)
+    return cpu_backend.upload(batch.gather(value)[part.selected], device)
 
 
 def per_token(advantages: Advantages, groups: list[TrainGroup]) -> TokenValues:

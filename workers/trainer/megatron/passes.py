@@ -43,10 +43,10 @@ class PackedPasses:
 
     def __init__(self, model: Any, trainer: TrainerConfig, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
         self._model, self._trainer, self._inverse_frequencies = model, trainer, inverse_frequencies
-        self._device = cpu_backend.device()
+        self._device, self._dtype = cpu_backend.device(), dtype
         # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
         self._in_lockstep = trainer.parallel.pp > 1 or trainer.parallel.ep > 1
-        self._by_lengths = self._device.type == "cuda" and _takes_flash(dtype, 2 * len(inverse_frequencies))
+        self._by_lengths = self._device.type != "cpu" and _takes_flash(dtype, 2 * len(inverse_frequencies))
 
     def run(self, groups: list[TrainGroup], indices: list[int], loss: LossFunction, forward_only: bool, gate: StopGate) -> list[Stats]:
         """Pass the groups at `indices`, all ranks together; returns what `loss` gave besides the loss, by micro-batch (on the last stage).
@@ -87,7 +87,7 @@ class PackedPasses:
         size = self._trainer.parallel.cp
         parts = [part_of(batch, rank, size) for rank in range(size)]
         own = parts[parallel_state.get_context_parallel_rank()]
-        return plan_attention(batch, own, self._inverse_frequencies, self._device, parts if size > 1 else None, self._by_lengths)
+        return plan_attention(batch, own, self._inverse_frequencies, self._device, self._dtype, parts if size > 1 else None, self._by_lengths)
 
     def evaluate(self, groups: list[TrainGroup], indices: list[int], gate: StopGate, num_values: int = 2) -> list[TokenValues]:
         """The `num_values` rows of the model's output for the groups at `indices`, on all ranks of the copy; the other groups' arrays stay empty.
@@ -120,7 +120,7 @@ class PackedPasses:
         plan = next(plans)
         batch, part = plan.batch, plan.part
         assert batch is not None and part is not None
-        tokens, positions = (ids[None].to(self._device, non_blocking=True) for ids in (part.tokens, part.position_ids))
+        tokens, positions = (cpu_backend.upload(ids[None], self._device) for ids in (part.tokens, part.position_ids))
         output = model(tokens, positions, None, packed_seq_params=plan)
 
         def scaled_loss(result: Tensor) -> tuple[Tensor, Stats]:

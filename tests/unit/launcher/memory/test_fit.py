@@ -115,7 +115,7 @@ def test_the_first_pipeline_stage_keeps_all_micro_batches_in_flight() -> None:
     full = config(parallel=ParallelConfig(pp=4))
     spread = layout(full, 32, gpu=True)
     first, last = (kept_bytes(full, QWEN_7B, spread, 7, in_flight) for in_flight in (4, 1))
-    assert first / last == pytest.approx(4, rel=0.15) and rank(full, QWEN_7B).activations == first and rank(full, QWEN_7B).logits == 0
+    assert first / last == pytest.approx(4, rel=0.15) and rank(full, QWEN_7B).activations == first
 
 
 def test_a_micro_batch_is_no_larger_than_a_minibatch() -> None:

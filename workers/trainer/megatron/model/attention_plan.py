@@ -23,6 +23,7 @@ from torch import Tensor
 
 from workers.trainer.batch.context_parallel import RankPart
 from workers.trainer.batch.sequence_layout import Branch, PackedBatch
+from workers.trainer.megatron.parallel.cpu_backend import upload
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class SegmentBucket:
 @dataclass(frozen=True)
 class SegmentLengths:
     """S segments: queries are this rank's tokens at `query_index` int64 [q], keys all packed tokens at `key_index` int64 [k], one segment
-    after the other; `query_ends` and `key_ends` int32 [S + 1] say where each begins and ends."""
+    after the other (None: they stand so already); `query_ends` and `key_ends` int32 [S + 1] say where each begins and ends."""
 
-    query_index: Tensor
-    key_index: Tensor
+    query_index: Tensor | None
+    key_index: Tensor | None
     query_ends: Tensor
     key_ends: Tensor
     longest_query: int
@@ -56,9 +57,9 @@ class SegmentLengths:
 class PackedLayoutParams(PackedSeqParams):
     """What the attention and the output need to know about one micro-batch; passes through Megatron unread.
 
-    `batch` is all of it, `part` what this rank has; `cos`, `sin` float32 [t, 1, head_dim] of its tokens; `order` int64 [t] takes the
-    outputs, segment after segment, back to the order of its tokens; `key_order` int64 [T] takes the ranks' keys, one rank's after the
-    other, to the packed order (None: there is one rank). One of `buckets` and `lengths` is given.
+    `batch` is all of it, `part` what this rank has; `cos`, `sin` [t, 1, head_dim] of its tokens, in the model's dtype; `order` int64 [t] takes
+    the outputs, segment after segment, back to the order of its tokens (None: they are in it); `key_order` int64 [T] takes the ranks' keys, one
+    rank's after the other, to the packed order (None: there is one rank). One of `buckets` and `lengths` is given.
     """
 
     batch: PackedBatch | None = None
@@ -71,28 +72,32 @@ class PackedLayoutParams(PackedSeqParams):
     sin: Tensor | None = None
 
 
-def plan_attention(batch: PackedBatch, part: RankPart, inverse_frequencies: Tensor, device: torch.device,
+def plan_attention(batch: PackedBatch, part: RankPart, inverse_frequencies: Tensor, device: torch.device, dtype: torch.dtype,
                    parts: list[RankPart] | None = None, by_lengths: bool = False) -> PackedLayoutParams:
-    """Indices, masks and rotary angles of one micro-batch, on `device`. `parts` are those of all ranks, where there are several."""
+    """Indices, masks and rotary angles, in `dtype`, of one micro-batch, on `device`. `parts` are those of all ranks, where there are several."""
     angles = part.position_ids.float()[:, None] * inverse_frequencies
     angles = torch.cat((angles, angles), dim=-1)[:, None]
     total = torch.tensor([0, len(batch.tokens)], dtype=torch.int32)
     plan = PackedLayoutParams(
         qkv_format="thd", cu_seqlens_q=total, cu_seqlens_kv=total, batch=batch, part=part,
-        cos=angles.cos().to(device), sin=angles.sin().to(device))
+        cos=upload(angles.cos().to(dtype), device), sin=upload(angles.sin().to(dtype), device))
     if parts is not None:
-        plan.key_order = torch.argsort(torch.from_numpy(np.concatenate([each.rows for each in parts]))).to(device)
+        plan.key_order = upload(torch.argsort(torch.from_numpy(np.concatenate([each.rows for each in parts]))), device)
     local = np.full(len(batch.tokens), -1)
     local[part.rows] = np.arange(len(part.rows))
     if by_lengths:
-        plan.lengths = _lengths(part, local, device)
-        produced = plan.lengths.query_index
+        plan.lengths, produced = _lengths(part, local, device)
     else:
         buckets = _buckets(part, local)
         plan.buckets = [_to(bucket, device) for bucket in buckets]
         produced = torch.cat([bucket.query_index.reshape(-1)[bucket.real] for bucket in buckets])
-    plan.order = torch.argsort(produced).to(device)
+    plan.order = _unless_in_order(torch.argsort(produced), len(part.rows), device)
     return plan
+
+
+def _unless_in_order(index: Tensor, number: int, device: torch.device) -> Tensor | None:
+    """`index`, on `device`, unless it takes all of `number` rows as they stand: copying them would only take memory and time."""
+    return None if torch.equal(index, torch.arange(number)) else upload(index, device)
 
 
 def _segments(part: RankPart) -> list[Branch]:
@@ -100,16 +105,18 @@ def _segments(part: RankPart) -> list[Branch]:
     return [Branch(start, length, nothing) for start, length in part.trunks]
 
 
-def _lengths(part: RankPart, local: np.ndarray, device: torch.device) -> SegmentLengths:
+def _lengths(part: RankPart, local: np.ndarray, device: torch.device) -> tuple[SegmentLengths, Tensor]:
+    """The segments, and the rows of this rank's tokens int64 [q] in their order."""
     segments = _segments(part) + part.branches
     own = [np.arange(segment.start, segment.start + segment.length) for segment in segments]
     keys = [np.concatenate([segment.context, tokens]) for segment, tokens in zip(segments, own, strict=True)]
 
     def ends(rows: list[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.cumsum([0, *(len(row) for row in rows)]).astype(np.int32)).to(device)
+        return torch.from_numpy(np.cumsum([0, *(len(row) for row in rows)]).astype(np.int32))
 
-    return SegmentLengths(torch.from_numpy(local[np.concatenate(own)]).to(device), torch.from_numpy(np.concatenate(keys)).to(device),
-                          ends(own), ends(keys), max(map(len, own)), max(map(len, keys)))
+    queries, all_keys = torch.from_numpy(local[np.concatenate(own)]), torch.from_numpy(np.concatenate(keys))
+    return SegmentLengths(_unless_in_order(queries, len(part.rows), device), _unless_in_order(all_keys, len(local), device),
+                          upload(ends(own), device), upload(ends(keys), device), max(map(len, own)), max(map(len, keys))), queries
 
 
 def _buckets(part: RankPart, local: np.ndarray) -> list[SegmentBucket]:
@@ -155,5 +162,5 @@ def _branch_bucket(segments: list[Branch], local: np.ndarray) -> SegmentBucket:
 
 
 def _to(bucket: SegmentBucket, device: torch.device) -> SegmentBucket:
-    mask = None if bucket.mask is None else bucket.mask.to(device)
-    return SegmentBucket(bucket.query_index.to(device), bucket.key_index.to(device), mask, bucket.real.to(device))
+    mask = None if bucket.mask is None else upload(bucket.mask, device)
+    return SegmentBucket(upload(bucket.query_index, device), upload(bucket.key_index, device), mask, upload(bucket.real, device))

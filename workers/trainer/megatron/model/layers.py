@@ -26,9 +26,14 @@ class RMSNorm(torch.nn.RMSNorm):
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [..., hidden_size], normalised. What is kept for the backward pass is `x` alone: of keys, not all that they are a view of."""
+        return super().forward(x.contiguous())
+
 
 def transformer_config(architecture: Architecture, dtype: torch.dtype, trainer: TrainerConfig) -> TransformerConfig:
-    """Megatron-core's configuration of `architecture`, spread as `trainer.parallel` says: no dropout, no fused kernels but Transformer Engine's."""
+    """Megatron-core's configuration of `architecture`, spread as `trainer.parallel` says: no dropout; SwiGLU and, with Transformer Engine, its layers
+    are fused."""
     parallel, on_cpu = trainer.parallel, cpu_backend.device().type == "cpu"
     return TransformerConfig(
         num_layers=architecture.num_layers,
@@ -53,7 +58,7 @@ def transformer_config(architecture: Architecture, dtype: torch.dtype, trainer: 
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         masked_softmax_fusion=False,
-        bias_activation_fusion=False,
+        bias_activation_fusion=not on_cpu,  # SwiGLU keeps its input only; without CUDA it would not be one kernel
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
         # Megatron's own output layer, which is made but never run, wants apex for it; Transformer Engine's layers do not.
@@ -68,16 +73,21 @@ def transformer_config(architecture: Architecture, dtype: torch.dtype, trainer: 
         moe_token_dispatcher_type="alltoall",  # the one that takes such tensors
         batch_p2p_comm=not on_cpu,
         batch_p2p_sync=False,  # was for an error in old versions of torch
-        **_RECOMPUTE[trainer.recompute],
+        **_recomputed(trainer.recompute, "core_attn" if on_cpu else "mlp" if architecture.mixture is None else "moe"),
         **moe.config_keywords(architecture, parallel),
     )
 
 
-_RECOMPUTE: dict[Recompute, dict[str, Any]] = {
-    Recompute.none: {},
-    Recompute.selective: {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
-    Recompute.full: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
-}
+def _recomputed(mode: Recompute, selected: str) -> dict[str, Any]:
+    """Keywords of TransformerConfig; `selected`: the module that is made again with `selective`. On CPUs that is attention, which computes in
+    float32; flash attention on GPUs keeps no more inside than its inputs, and the MLP takes more than all else."""
+    match mode:
+        case Recompute.none:
+            return {}
+        case Recompute.selective:
+            return {"recompute_granularity": "selective", "recompute_modules": [selected]}
+        case Recompute.full:
+            return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
 def uses_transformer_engine() -> bool:

@@ -25,9 +25,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from workers.trainer.megatron.parallel import cpu_backend
+
 # Every chunk reads and writes the whole gradient of the weight; an accelerator needs more rows to make up for that.
 MAX_LOGITS_BYTES = 128 * 2**20
-MAX_LOGITS_BYTES_ACCELERATOR = 2**30
+MAX_LOGITS_BYTES_ACCELERATOR = 2**29
+NUM_SLICES = 8
+"""Exponentials take the place of a chunk's logits slice by slice, so that the two are never there together as a whole."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def token_logprobs(hidden: Tensor, weight: Tensor, index: Tensor, targets: Tenso
     bounds = [0, len(index)]
     if hidden.shape[0] > chunk:
         bounds = torch.searchsorted(index[order], torch.arange(0, hidden.shape[0] + chunk, chunk, device=index.device)).tolist()
-    index, targets, order = (tensor.to(hidden.device, non_blocking=True) for tensor in (index, targets, order))
+    index, targets, order = (cpu_backend.upload(tensor, hidden.device) for tensor in (index, targets, order))
     return _TokenLogprobs.apply(hidden, weight, index, targets, _Setup(1.0 / temperature, chunk, order, bounds, vocab, entropy_gradient))
 
 
@@ -175,9 +179,16 @@ def _sums(hidden: Tensor, weight: Tensor, scale: float, rows: Tensor, columns: T
     and columns [N], and all exponentials [C, V]."""
     logits = _logits(hidden, weight, scale)
     highest = logits.amax(dim=-1)
-    shifted = logits.sub_(highest[:, None])
-    exponents = shifted.exp()
-    return highest, exponents.sum(dim=-1), torch.einsum("cv,cv->c", exponents, shifted), shifted[rows, columns], exponents
+    chosen = logits.sub_(highest[:, None])[rows, columns]
+    total, weighted = torch.empty_like(highest), torch.empty_like(highest)
+    step = max(1, -(-len(logits) // NUM_SLICES))
+    for start in range(0, len(logits), step):
+        part = slice(start, start + step)
+        exponentials = logits[part].exp()
+        torch.sum(exponentials, dim=-1, out=total[part])
+        weighted[part] = torch.einsum("cv,cv->c", exponentials, logits[part])
+        logits[part] = exponentials
+    return highest, total, weighted, chosen, logits
 
 
 def _over_ranks(group: dist.ProcessGroup, highest: Tensor, total: Tensor, weighted: Tensor, chosen: Tensor, index: Tensor,

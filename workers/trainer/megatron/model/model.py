@@ -17,12 +17,14 @@ from megatron.core.tensor_parallel import (
     gather_from_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
 )
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
 from workers.config import Dtype, TrainerConfig
 from workers.model.architecture import Architecture
 from workers.model.parallel_limits import check_parallel
 from workers.trainer.megatron.hf_conversion import load_hf
+from workers.trainer.megatron.model import moe
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams
 from workers.trainer.megatron.model.layers import layer_specs, transformer_config
 from workers.trainer.megatron.model.lm_head import VocabularyShard, token_logprobs
@@ -67,7 +69,7 @@ class PackedGPTModel(GPTModel):
         elif self.vocabulary is not None:
             hidden_states = copy_to_tensor_model_parallel_region(hidden_states)
         device = hidden_states.device
-        hidden = hidden_states[:, 0].index_select(0, part.predict_at.to(device, non_blocking=True))
+        hidden = hidden_states[:, 0].index_select(0, cpu_backend.upload(part.predict_at, device))
         pair = token_logprobs(hidden, weight, part.predict_index, part.targets, self.temperature, self.vocabulary,
                               entropy_gradient=self.entropy_gradient)
         return torch.stack(pair)
@@ -92,6 +94,9 @@ def build_model(architecture: Architecture, folder: Path, dtype: torch.dtype, te
         share_embeddings_and_output_weights=architecture.tied,
     )
     model.temperature = temperature
+    for module in model.modules():
+        if isinstance(module, MoELayer):
+            module.register_forward_hook(moe.forget_tokens)
     _mark_shards(model)
     if tp > 1:
         first = parallel_state.get_tensor_model_parallel_rank() * (padded // tp)

@@ -31,6 +31,15 @@ class CpuTokenDispatcher(MoEAlltoAllTokenDispatcher):
         return tokens_per_expert
 
 
+def forget_tokens(layer: torch.nn.Module, arguments: Any, output: Any) -> None:
+    """Forward hook of Megatron-core's MoELayer. Its dispatcher keeps the last tokens' probabilities, and their graph the layer's input and its
+    gradient: two tensors of hidden states a layer until the next pass, where activations are made again."""
+    dispatcher = layer.token_dispatcher
+    for name, value in vars(dispatcher).items():
+        if isinstance(value, Tensor) and value.requires_grad:
+            setattr(dispatcher, name, None)
+
+
 def config_keywords(architecture: Architecture, parallel: ParallelConfig) -> dict[str, Any]:
     """Keywords of TransformerConfig for the experts of `architecture`, besides their dispatcher and `ep`; none for a dense model."""
     mixture = architecture.mixture

@@ -49,7 +49,7 @@ class ValueModel(PackedGPTModel):
         if self.config.sequence_parallel:
             # Each rank has the whole gradient of what it gathers, so there is nothing to add up.
             hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
-        at, index = (ids.to(hidden_states.device, non_blocking=True) for ids in (part.predict_at, part.predict_index))
+        at, index = (cpu_backend.upload(ids, hidden_states.device) for ids in (part.predict_at, part.predict_index))
         hidden = hidden_states[:, 0].index_select(0, at).float()
         values = torch.nn.functional.linear(hidden, self.value_head.weight.float(), self.value_head.bias.float())
         return values[:, 0].index_select(0, index)[None]

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from megatron.core import optimizer as megatron_optimizer
-from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig, clip_grads, distrib_optimizer, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.utils import local_multi_tensor_l2_norm
 from torch import Tensor
 
 from workers.config import ConfigError, RunConfig, TrainerConfig
@@ -46,11 +47,19 @@ def build_optimizer(model: Any, trainer: TrainerConfig, dtype: torch.dtype) -> A
 
 
 def _use_own_adam() -> None:
-    """Where neither Transformer Engine nor apex is installed, have Megatron-core build `GroupStepAdamW` instead of torch's AdamW."""
+    """Where neither Transformer Engine nor apex is installed, have Megatron-core build `GroupStepAdamW` instead of torch's AdamW, and take
+    `_norm`: its own waits for the device once for every parameter."""
+    if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:
+        clip_grads.l2_norm_impl = _norm
     if megatron_optimizer.USING_PYTORCH_OPTIMIZER:
         megatron_optimizer.Adam = distrib_optimizer.Adam = GroupStepAdamW
         megatron_optimizer.USING_PYTORCH_OPTIMIZER = False
         distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_APEX_OPTIMIZER = True
+
+
+def _norm(chunk_size: int, overflow: Tensor, lists: list[list[Tensor]], per_tensor: bool) -> tuple[Tensor, None]:
+    """The Euclidean norm of all tensors together, float32 [1], in the form of apex's multi_tensor_l2norm."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(lists[0]))).reshape(1), None
 
 
 def build_scheduler(optimizer: Any, trainer: TrainerConfig, run: RunConfig) -> OptimizerParamScheduler:

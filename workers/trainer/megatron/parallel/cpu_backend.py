@@ -24,13 +24,21 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-CPU = torch.device("cpu")
+STAND_IN = torch.device("cpu")
+"""What CUDA is taken to mean; a step without a device (workers/trainer/fake_device/) puts another in its place."""
 HITS: set[tuple[str, str]] = set()
 
 
 def device() -> torch.device:
     """Where models and batches live: this process's CUDA device, or the CPU where there is none."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else CPU
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else STAND_IN
+
+
+def upload(tensor: torch.Tensor, to: torch.device) -> torch.Tensor:
+    """`tensor` on device `to`. A copy from the host does not keep the host waiting: it is queued, from pinned memory where that is CUDA's."""
+    if to.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(to, non_blocking=True)
 
 
 @contextlib.contextmanager
@@ -61,13 +69,13 @@ class _CudaMeansCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if kwargs and _names_cuda(kwargs.get("device")):
             _record("device='cuda'")
-            kwargs = {**kwargs, "device": CPU}
+            kwargs = {**kwargs, "device": STAND_IN}
         if func is torch.Tensor.cuda:
             _record(".cuda()")
-            return args[0]
+            return args[0].to(STAND_IN)
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
             _record(".type()")
-            return func(*args).replace("torch.", "torch.cuda.", 1)
+            return "torch.cuda." + func(*args).rsplit(".", 1)[-1]
         return func(*args, **(kwargs or {}))
 
 
@@ -77,11 +85,16 @@ def _names_cuda(value: object) -> bool:
 
 def _current_device() -> torch.device:
     _record("current_device()")
-    return CPU
+    return STAND_IN
 
 
 def _synchronize(device: object = None) -> None:
     _record("synchronize()")
+    on_synchronize()
+
+
+def on_synchronize() -> None:
+    """Called where Megatron-core waits for the device."""
 
 
 def _current_stream(device: object = None) -> None:

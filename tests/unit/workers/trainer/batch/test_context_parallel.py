@@ -110,16 +110,16 @@ def test_attention_is_the_plain_one(num_groups: int, size: int, share: bool, by_
 def attention_of(batch: PackedBatch, part: RankPart, query: Any, key: Any, value: Any, by_lengths: bool) -> torch.Tensor:
     """A rank's outputs, with everybody's keys as the exchange would bring them."""
     everything = part_of(batch)
-    whole = plan_attention(batch, everything, FREQUENCIES, torch.device("cpu"))
-    own: PackedLayoutParams = plan_attention(batch, part, FREQUENCIES, torch.device("cpu"), by_lengths=by_lengths)
-    assert whole.cos is not None and whole.sin is not None and own.order is not None
+    whole = plan_attention(batch, everything, FREQUENCIES, torch.device("cpu"), torch.float32)
+    own: PackedLayoutParams = plan_attention(batch, part, FREQUENCIES, torch.device("cpu"), torch.float32, by_lengths=by_lengths)
+    assert whole.cos is not None and whole.sin is not None
     rotated = [x * whole.cos + torch.cat([-x[..., SIZE // 2:], x[..., :SIZE // 2]], dim=-1) * whole.sin for x in (query, key)]
     attention = PackedAttention(Setup(), 1)
     if own.lengths is not None:
-        rows = attend_by_lengths(own.lengths, rotated[0][part.rows], rotated[1], value, attention.scale, kernel_by_lengths)
-        return rows.index_select(0, own.order)
-    outputs = [attention._attend(bucket, rotated[0][part.rows], rotated[1], value) for bucket in own.buckets]
-    return torch.cat(outputs).index_select(0, own.order)
+        output = attend_by_lengths(own.lengths, rotated[0][part.rows], rotated[1], value, attention.scale, kernel_by_lengths)
+    else:
+        output = torch.cat([attention._attend(bucket, rotated[0][part.rows], rotated[1], value) for bucket in own.buckets])
+    return output if own.order is None else output.index_select(0, own.order)
 
 
 def test_the_kernel_takes_what_it_is_given() -> None:

@@ -57,7 +57,7 @@ def test_flash_attention_is_that_of_the_buckets_with_its_gradient(share: bool) -
         values = [torch.randn(len(batch.tokens), heads, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
         results = []
         for by_lengths in (False, True):
-            plan = plan_attention(batch, part_of(batch), frequencies, torch.device("cuda"), by_lengths=by_lengths)
+            plan = plan_attention(batch, part_of(batch), frequencies, torch.device("cuda"), torch.bfloat16, by_lengths=by_lengths)
             output = attention(*values, packed_seq_params=plan)
             results.append([output, *torch.autograd.grad(output.float().square().sum(), values)])
         for expected, found in zip(*results, strict=True):

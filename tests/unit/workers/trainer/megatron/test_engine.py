@@ -272,7 +272,6 @@ EXPECTED_HITS = {
     ("optimizer/optimizer.py:__init__", "device='cuda'"),
     ("pipeline_parallel/schedules.py:forward_backward_no_pipelining", "device='cuda'"),
     ("tensor_parallel/random.py:add", "RNG state"),
-    ("utils.py:local_multi_tensor_l2_norm", "device='cuda'"),
 }
 
 

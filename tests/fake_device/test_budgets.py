@@ -1,0 +1,93 @@
+"""What a step of real models may take, on one rank of real layouts. A change that brings a wait of the host, a gigabyte or an exchange more is
+noticed here. The figures are those of the day they were written, rounded up; where one gets better, lower it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("megatron.core")
+
+from launcher.memory.activations import GIB, layout
+from launcher.memory.estimate import RankMemory, count_weights, stage_memory
+from tests.fake_device.cases import Case, figures_of
+from workers.model.architecture import read_architecture
+
+NORM = "megatron/core/optimizer/clip_grads.py"
+"""Megatron-core's norm of the gradients brings one number to the host; ours are the other waits."""
+
+
+def estimate(case: Case, rank: int, folder: Path) -> RankMemory:
+    """What the launcher says of the pipeline stage of that rank."""
+    architecture, config = read_architecture(case.write_model(folder)), case.config()
+    spread = layout(config, case.world_size, gpu=True)
+    return stage_memory(config, architecture, count_weights(architecture), spread, rank // (case.world_size // spread.pp))
+
+
+LAYOUTS = [
+    [Case("Qwen3-8B", 8, {"tp": 2}, (0,)),
+     Case("Qwen3-8B", 8, {"tp": 2}, (0,), length=2240, group=4),
+     Case("Qwen3-8B", 8, {"tp": 2}, (0,), recompute="selective"),
+     Case("Qwen3-8B", 8, {"tp": 2, "cp": 2}, (0,), tokens=32768, length=16384, recompute="full"),
+     Case("Qwen3-8B", 64, {"tp": 2, "pp": 2}, (0, 63))],
+    [Case("Qwen3-32B", 8, {"tp": 8}, (0,), recompute="full"),
+     Case("Qwen3-32B", 64, {"tp": 8, "pp": 2}, (0, 63), tokens=16384, length=8192, recompute="full"),
+     Case("Qwen3-0.6B", 1, {}, (0,), tokens=32768),
+     Case("Qwen3-0.6B", 2, {"cp": 2}, (0,), tokens=32768, length=2240, group=4)],
+    [Case("Qwen3-30B-A3B", 8, {"ep": 8}, (0,), recompute="full", changes={"num_hidden_layers": 12}),
+     Case("Qwen3-30B-A3B", 32, {"ep": 8}, (0,), recompute="full", tokens=16384, changes={"num_hidden_layers": 12}),
+     Case("Qwen3-30B-A3B", 8, {"ep": 4, "tp": 2}, (0,), changes={"num_hidden_layers": 12})],
+]
+
+
+@pytest.mark.parametrize("cases", LAYOUTS, ids=["8B", "32B and 0.6B", "30B-A3B"])
+def test_the_peak_is_what_the_launcher_says(cases: list[Case], tmp_path: Path) -> None:
+    """Within 5%, without the reserve for what is no tensor."""
+    for case, found in zip(cases, figures_of(cases), strict=True):
+        for rank, figures in zip(case.ranks, found["ranks"], strict=True):
+            told = estimate(case, rank, tmp_path)
+            assert figures["peak"] == pytest.approx(told.total - told.reserve, rel=0.05), (case, rank, told.parts())
+
+
+def own_waits(counts: dict[str, Any]) -> int:
+    """Waits of the host, but for the norm's."""
+    return sum(number for place, number in counts["waits"].items() if not place.startswith(NORM))
+
+
+def test_an_8b_model_at_8k_without_recomputing() -> None:
+    (found,) = figures_of([Case("Qwen3-8B", 8, {"tp": 2}, (0,), num_minibatches=2)])
+    (figures,) = found["ranks"]
+    passes, step, layers = figures["passes"], figures["step"], 36
+    assert figures["num_microbatches"] == 2 and figures["num_minibatches"] == 2
+    assert figures["peak"] <= 55 * GIB
+    assert passes["operators"] <= 7200 * figures["num_microbatches"]
+    assert sum(passes["waits"].values()) == 0, passes["waits"]
+    # Of each minibatch its statistics, and its norm; once a step the log-probs of the second one before the first has moved the weights.
+    assert own_waits(step) <= 2 + 2 and sum(step["waits"].values()) <= 2 * figures["num_minibatches"] + 2, step["waits"]
+    # Activations are gathered and reduced twice a layer in each direction, gradients and weights once a minibatch.
+    bytes_of = {kind.split(" ")[0]: size for kind, size in step["exchanged"].items() if "coalesced" in kind}
+    parameters = 4_095_521_792  # of a rank, in whole buckets
+    assert bytes_of == {"reduce_scatter_tensor_coalesced_": 2 * 4 * parameters, "allgather_into_tensor_coalesced_": 2 * 2 * parameters}
+    gathered = passes["exchanges"]["_allgather_base_ x2"] / figures["num_microbatches"]
+    reduced = passes["exchanges"]["_reduce_scatter_base_ x2"] / figures["num_microbatches"]
+    assert gathered <= 6 * layers + 2 and reduced <= 4 * layers + 2
+
+
+def test_a_mixture_without_grouped_kernels() -> None:
+    """Each expert is a matrix of its own here, and the host is told how many tokens it gets, once a layer and direction: too many operators for a
+    GPU, whose host cannot keep up. Grouped kernels will bring both down."""
+    (found,) = figures_of([Case("Qwen3-30B-A3B", 8, {"ep": 8}, (0,), recompute="full", changes={"num_hidden_layers": 12})])
+    (figures,) = found["ranks"]
+    assert figures["passes"]["operators"] <= 21_000 * figures["num_microbatches"]
+    assert sum(figures["passes"]["waits"].values()) <= 6 * 12 * figures["num_microbatches"]
+    assert own_waits(figures["step"]) <= 6 * 12 * figures["num_microbatches"] + 1
+
+
+def test_stages_wait_for_each_others_shapes() -> None:
+    """Megatron-core tells the next stage the shape of what comes, since micro-batches have different ones, and waits for it."""
+    (found,) = figures_of([Case("Qwen3-8B", 64, {"tp": 2, "pp": 2}, (0, 63))])
+    for figures in found["ranks"]:
+        assert own_waits(figures["passes"]) <= 3 * figures["num_microbatches"]
+        assert all("shapes" in place for place in figures["passes"]["waits"]), figures["passes"]["waits"]

@@ -1,0 +1,55 @@
+"""What is one kernel on GPUs computes the same as the plain operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("megatron.core")
+
+from tests.support.megatron_case import config, make_groups, write_model
+from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.megatron.model import layers
+from workers.trainer.megatron.model.packed_attention import rotated
+from workers.trainer.megatron.objective import PolicyTargets, per_token
+from workers.trainer.megatron.parallel.stop_gate import StopGate
+
+pytestmark = pytest.mark.usefixtures("megatron_groups")
+
+
+def gradients(folder: Path) -> dict[str, torch.Tensor]:
+    engine, groups = MegatronEngine(config(), folder), make_groups(4)
+    targets = PolicyTargets(per_token([group.rewards for group in groups], groups))
+    engine._policy.accumulate(groups, list(range(len(groups))), targets, 100.0, StopGate(lambda: False))
+    return {name: parameter.main_grad.clone() for name, parameter in engine._policy.trained.model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3moe"])
+def test_megatrons_swiglu_gives_the_gradients_of_the_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    folder = write_model(kind, tmp_path / kind)
+    expected = gradients(folder)
+    plain, fused = layers.TransformerConfig, []
+
+    def with_fusion(**keywords: Any) -> Any:
+        fused.append(keywords["bias_activation_fusion"])
+        return plain(**keywords | {"bias_activation_fusion": True})
+
+    monkeypatch.setattr(layers, "TransformerConfig", with_fusion)
+    found = gradients(folder)
+    assert fused == [False], "on CPUs it is several operators all the same"
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).norm() <= 1e-6 * gradient.norm(), name
+
+
+def test_the_rotary_embedding_is_one_graph_for_any_number_of_tokens_and_heads() -> None:
+    compiled = torch.compile(rotated, dynamic=True, fullgraph=True, backend="aot_eager")
+    for tokens, heads in ((5, 4), (7, 2), (130, 4)):
+        values = torch.randn(tokens, heads, 8, requires_grad=True)
+        cos, sin = torch.randn(2, tokens, 1, 8)
+        results = [(output := function(values, cos, sin), *torch.autograd.grad(output.square().sum(), values)) for function in (rotated, compiled)]
+        for expected, found in zip(*results, strict=True):
+            assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,120 @@
+"""What stands in for a GPU and for the other ranks, in this process, for good: the process does nothing else afterwards.
+
+    CUDA                     the meta device, by way of parallel/cpu_backend.py; capability 9.0
+    torch.distributed        torch's fake process groups: every collective returns at once, and what arrives is whatever was there
+    kernels that keep more   fused RMSNorm keeps its input and a number for each row, as CUDA's
+    numbers on the device    how many tokens each expert gets (as many as every other), which shapes the stage before sends (this stage's own)
+    a model's weights        are not read
+
+The rest, from packing to the optimizer's step, is the trainer's own code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._tools.fake_collectives  # operators of torch.distributed for the meta device
+from megatron.core.pipeline_parallel import p2p_communication
+from megatron.core.transformer.moe import token_dispatcher
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from workers.trainer.fake_device.operators import DEVICE, Recorder
+from workers.trainer.megatron.model import layers, moe
+from workers.trainer.megatron.model import model as model_module
+from workers.trainer.megatron.parallel import cpu_backend, process_group
+from workers.trainer.megatron.passes import PackedPasses
+
+CAPABILITY = (9, 0)
+
+
+def install(recorder: Recorder) -> None:
+    """Put all of that in place, once in a process, before an engine is made."""
+    cpu_backend.STAND_IN = DEVICE
+    cpu_backend.on_synchronize = recorder.wait
+    torch.cuda.get_device_capability = lambda device=None: CAPABILITY  # type: ignore[assignment]
+    model_module.load_hf = lambda *arguments: None  # type: ignore[assignment]
+    layers.RMSNorm.forward = lambda norm, x: _FusedRMSNorm.apply(x.contiguous(), norm.weight)  # type: ignore[method-assign,assignment]
+    _stand_in_for_groups()
+    _stand_in_for_stages(recorder)
+    _stand_in_for_experts(recorder)
+
+
+def join(rank: int, world_size: int) -> None:
+    """Become a rank; `process_group.close()` ends it."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+
+def _stand_in_for_groups() -> None:
+    new_group = dist.new_group
+
+    def fake(ranks: Any = None, timeout: Any = None, backend: Any = None, **keywords: Any) -> Any:
+        return new_group(ranks, backend="fake")
+
+    dist.new_group = fake  # type: ignore[assignment]
+    process_group._backend = lambda: "fake"  # type: ignore[assignment]
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+def _stand_in_for_stages(recorder: Recorder) -> None:
+    """Megatron's stages tell each other the shapes of what they send; with micro-batches of equal size they are all the same."""
+    shape: list[int] = []
+    run = PackedPasses.run
+
+    def run_with_shape(self: PackedPasses, groups: Any, indices: Any, *arguments: Any, **keywords: Any) -> Any:
+        batches = self._packed(groups, indices)
+        parallel, config = self._trainer.parallel, self._model.config
+        rows = max((len(batch.tokens) for batch in batches), default=0) // parallel.cp
+        shape[:] = [rows // (parallel.tp if parallel.sequence else 1), 1, config.hidden_size]
+        return run(self, groups, indices, *arguments, **keywords)
+
+    def shapes(self: Any, tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool, *rest: Any) -> Any:
+        if recv_prev or recv_next or tensor_send_next is not None or tensor_send_prev is not None:
+            for _ in range(1 + recv_prev + recv_next):  # one to synchronize, one for each shape
+                recorder.wait("megatron/core/pipeline_parallel/p2p_communication.py: shapes")
+        return (shape if recv_prev else [0, 0, 0]), (shape if recv_next else [0, 0, 0])
+
+    def exchange(*, tensor_send_prev: Any, tensor_recv_prev: Any, tensor_send_next: Any, tensor_recv_next: Any, group: Any,
+                 prev_pipeline_rank: int, next_pipeline_rank: int, **rest: Any) -> list:
+        for kind, tensor, peer in (("send", tensor_send_prev, prev_pipeline_rank), ("receive", tensor_recv_prev, prev_pipeline_rank),
+                                   ("send", tensor_send_next, next_pipeline_rank), ("receive", tensor_recv_next, next_pipeline_rank)):
+            if tensor is not None:
+                recorder.exchange(kind, (dist.get_rank(), peer), [(tuple(tensor.shape), str(tensor.dtype))], tensor.nbytes)
+        return []
+
+    PackedPasses.run = run_with_shape  # type: ignore[method-assign]
+    p2p_communication.P2PCommunicator._communicate_shapes = shapes
+    p2p_communication._batched_p2p_ops = exchange
+
+
+def _stand_in_for_experts(recorder: Recorder) -> None:
+    """Every expert gets as many tokens as every other."""
+
+    def preprocess(self: Any, routing_map: Tensor) -> Tensor:
+        chosen = routing_map.size(0) * self.config.moe_router_topk
+        self.num_out_tokens = recorder.selected = chosen
+        shares = [chosen // self.num_experts + (number < chosen % self.num_experts) for number in range(self.num_experts)]
+        own = shares[self.local_expert_indices[0]:self.local_expert_indices[-1] + 1]
+        recorder.wait("megatron/core/transformer/moe/token_dispatcher.py: numbers of tokens")
+        if self.ep_size > 1 or self.tp_size > 1:
+            by_rank = [sum(shares[rank * len(own):(rank + 1) * len(own)]) for rank in range(self.ep_size)]
+            self.input_splits, self.output_splits = by_rank, [sum(own)] * self.ep_size
+            self.output_splits_tp = torch.tensor([sum(own) * self.ep_size] * self.tp_size)
+        self.num_global_tokens_per_local_expert = torch.tensor([own] * (self.ep_size * self.tp_size))
+        return torch.tensor(own) * (self.ep_size * self.tp_size)
+
+    token_dispatcher.MoEAlltoAllTokenDispatcher.preprocess = preprocess
+    moe.CpuTokenDispatcher._maybe_dtoh_and_synchronize = lambda self, point, tokens_per_expert=None: tokens_per_expert  # type: ignore[method-assign]

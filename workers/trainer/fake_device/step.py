@@ -1,0 +1,148 @@
+"""The figures of one rank's training step, as the config, the model's shapes and the layout make it.
+
+    config, config.json --install (stand_ins.py)--> MegatronEngine, of which each line is the trainer's own
+        |   responses as long as they may be, in whole micro-batches
+        v
+    train_step, twice (the first makes the optimizer's state) --operators.py--> bytes, operators, waits, exchanges of the second
+
+What it cannot show: numbers that kernels compute, races between streams, NCCL's start, what the allocator loses to fragments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workers.config import Config
+from workers.trainer.batch.group import TrainGroup
+from workers.trainer.fake_device import stand_ins
+from workers.trainer.fake_device.operators import Call, Counts, Recorder
+from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.megatron.parallel import process_group
+from workers.trainer.megatron.parallel.gang import Gang
+
+GPUS_PER_NODE = 8
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one rank. Bytes on its device: `held` between steps, `peak` in one; `peaks` by part of a step (passes, clip, update). `passes` are the
+    counts of a minibatch's forward and backward passes, of `num_microbatches` micro-batches of `tokens`; `step` those of the whole step, of
+    `num_minibatches` minibatches. `calls`: its collectives and messages."""
+
+    held: int
+    peak: int
+    peaks: dict[str, int]
+    tokens: int
+    num_microbatches: int
+    num_minibatches: int
+    passes: Counts
+    step: Counts
+    calls: list[Call]
+
+
+_recorder = Recorder()
+_installed = False
+
+
+def fake_step(config: Config, model_folder: Path, rank: int, world_size: int, first: bool = False) -> Figures:
+    """The figures of rank `rank` of `world_size`. `model_folder` holds a config.json, and need not hold more. A minibatch has two micro-batches,
+    or as many as there are pipeline stages. The process can do nothing else with the trainer afterwards, but may do this again.
+
+    `first`: of the first step, in which the optimizer's state is made; it takes half the time, and its exchanges are those of every other.
+
+    Raises ModelError or ConfigError on what cannot work.
+    """
+    global _installed
+    if not _installed:
+        stand_ins.install(_recorder)
+        gc.freeze()  # the modules that are there by now need not be looked at again whenever an engine goes
+        _installed = True
+    stand_ins.join(rank, world_size)
+    try:
+        return _measured(config, model_folder, rank, world_size, first)
+    finally:
+        process_group.close()
+
+
+def _measured(config: Config, folder: Path, rank: int, world_size: int, first: bool) -> Figures:
+    config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, num_minibatches=min(2, config.trainer.num_minibatches)))
+    gang = Gang(rank, world_size, rank % GPUS_PER_NODE, "127.0.0.1", 1) if world_size > 1 else None
+    with _recorder:
+        engine = MegatronEngine(config, folder, gang)
+        groups, minibatches = _batch(config, engine.architecture.vocab_size, max(2, config.trainer.parallel.pp))
+        advantages = None if config.supervised or config.algorithm.critic else [_signs(group.num_samples) for group in groups]
+        if not first:
+            engine.train_step(groups, minibatches, None, advantages)
+            gc.collect()
+        _recorder.begin()
+        held = _recorder.live
+        with _parts(engine) as parts:
+            engine.train_step(groups, minibatches, None, advantages)
+        number = len(engine._policy.trained.passes._packed(groups, minibatches[-1]))
+        figures = Figures(held, _recorder.peak, {name: peak for name, (peak, _) in parts.items()}, config.trainer.microbatch_tokens, number,
+                          len(minibatches), parts["passes"][1], _recorder.counts, _recorder.calls)
+        _recorder.begin()  # into other lists
+        engine.close()
+    gc.collect()
+    return figures
+
+
+def _batch(config: Config, vocab_size: int, num_microbatches: int) -> tuple[list[TrainGroup], list[list[int]]]:
+    """Groups of responses as long as they may be, so many that each minibatch fills its micro-batches."""
+    size, response = config.workflow.group_size, config.workflow.max_new_tokens
+    prompt = max(1, config.engine.context_length - response)
+    shared = config.trainer.share_prompts and size > 1
+    tokens = prompt + size * response if shared else size * (prompt + response)
+    number = max(1, num_microbatches * config.trainer.microbatch_tokens // tokens)
+    rng = np.random.default_rng(0)
+
+    def some(length: int) -> np.ndarray:
+        return rng.integers(0, vocab_size, length).astype(np.int32)
+
+    groups = [TrainGroup(
+        group_id=str(index), prompt=some(prompt), responses=[some(response) for _ in range(size)],
+        behavior_logprobs=[np.full(response, -1.0, np.float32)] * size, loss_mask=[np.ones(response, bool)] * size, rewards=_signs(size),
+        versions=[np.zeros(response, np.int32)] * size, head_version=0) for index in range(number * config.trainer.num_minibatches)]
+    return groups, [list(map(int, part)) for part in np.array_split(np.arange(len(groups)), config.trainer.num_minibatches)]
+
+
+def _signs(number: int) -> np.ndarray:
+    """1, -1, 1, ...: nothing whose gradient would be left out."""
+    return np.where(np.arange(number) % 2, -1.0, 1.0).astype(np.float32)
+
+
+@contextmanager
+def _parts(engine: MegatronEngine) -> Iterator[dict[str, tuple[int, Counts]]]:
+    """Inside, the parts of the policy's minibatches are counted apart: the highest peak of each, and the counts of the last one."""
+    found: dict[str, tuple[int, Counts]] = {}
+    trained = engine._policy.trained
+
+    def counted(name: str, work: Any, with_gradient: Any) -> Any:
+        def wrapped(*arguments: Any, **keywords: Any) -> Any:
+            if not with_gradient(keywords):
+                return work(*arguments, **keywords)
+            before, highest, whole = _recorder.counts, _recorder.peak, _recorder.calls
+            _recorder.counts, _recorder.peak = Counts(), _recorder.live
+            try:
+                return work(*arguments, **keywords)
+            finally:
+                found[name] = max(_recorder.peak, found.get(name, (0, None))[0]), _recorder.counts
+                _recorder.counts, _recorder.peak, _recorder.calls = _sum(before, _recorder.counts), max(highest, _recorder.peak), whole
+        return wrapped
+
+    trained.passes.run = counted("passes", trained.passes.run, lambda keywords: not keywords.get("forward_only"))  # type: ignore[method-assign]
+    trained.clip = counted("clip", trained.clip, lambda keywords: True)  # type: ignore[method-assign]
+    trained.update = counted("update", trained.update, lambda keywords: True)  # type: ignore[method-assign]
+    yield found
+
+
+def _sum(one: Counts, other: Counts) -> Counts:
+    return Counts(**{field.name: getattr(one, field.name) + getattr(other, field.name) for field in dataclasses.fields(Counts)})
