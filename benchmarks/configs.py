@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 
 from launcher.__main__ import CONF
 from launcher.config.schema import to_object
-from launcher.preflight import dtype_choice
+from launcher.preflight import device_choice
 from workers.config import Config
 
 
@@ -16,5 +16,5 @@ def composed(overrides: Sequence[str]) -> Config:
     """The composed, settled and checked config, with `overrides` as on the launcher's command line. Raises `ConfigError`."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = to_object(compose("config", overrides=[*overrides]))
-    dtype_choice.settle(config)
+    device_choice.settle(config)
     return config.for_workers()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from launcher.__main__ import dispatch, status_of
-from launcher.preflight import dtype_choice
+from launcher.preflight import device_choice
 from workers.config import ConfigError
 
 BEFORE = """\
@@ -35,7 +35,7 @@ def main() -> int:
     told = "experiment=demo" in arguments
     if told:
         try:
-            found = dtype_choice.ask()
+            found = device_choice.ask()
         except ConfigError as error:
             print(f"headway: {error}", file=sys.stderr)
             return 2

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from workers.config import ClusterKind, load
 from workers.run.folder import RunFolder
+from workers.run.gpus import set_environment
 from workers.run.processes import GPUS, end_with_parent, enlist
 
 
@@ -59,6 +60,7 @@ class Element:
             return run_element(run, config, "reward", RewardElement(run, config))
         if config.cluster.kind is ClusterKind.local:
             _take_gpus()
+        set_environment(config)
         _set_threads(config.trainer.num_threads)
         from workers.trainer.element import run_trainer
 

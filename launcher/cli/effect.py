@@ -63,7 +63,7 @@ def _verifier_counts(config: FullConfig) -> bool:
 
 _SUPERVISED = ("with run.kind=supervised nothing is generated and nothing judged",
                lambda config: not config.supervised)
-_CLUSTER = "account qos time setup python container inference train reward spare_chunks probe_s max_submit"
+_CLUSTER = "account qos time env fake_gpus setup python container inference train reward spare_chunks probe_s max_submit"
 RULES = (
     Rule("data.path data.heldout_path data.adapter data.columns", lambda config: config.data.kind in FILE_KINDS,
          "these prompts are made up, not read from files", "Choose data=jsonl, data=parquet or data=hf"),

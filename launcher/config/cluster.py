@@ -53,6 +53,13 @@ def seconds(text: str) -> int:
     return math.ceil(total / 60) * 60
 
 
+def check_environment(key: str, variables: dict[str, str]) -> None:
+    """Raise `ConfigError` on a name that a shell does not take."""
+    for name in variables:
+        require(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) is not None, key, name, "must be the name of an environment variable",
+                "For example NCCL_IB_HCA: mlx5")
+
+
 @dataclass
 class ContainerConfig:
     """The container of a job: `mounts` are 'HOST[:INSIDE[:FLAGS]]', `args` further arguments of the container's command."""
@@ -98,6 +105,7 @@ class RoleConfig:
     gpu_memory_gb: float = 0.0  # of each GPU; 0: by its type
     devices_per_node: int = 0  # GPUs of this partition's nodes; 0: allocation.devices_per_node
     exclusive: bool = False  # whole nodes
+    env: dict[str, str] = field(default_factory=dict)  # environment variables of the job, as NAME: VALUE
     setup: list[str] = field(default_factory=list)  # lines of shell before the job's processes start
     container: ContainerConfig = field(default_factory=ContainerConfig)
     python: str = ""  # interpreter on the nodes; empty: this one
@@ -131,10 +139,12 @@ class RoleConfig:
                 require(not getattr(self, name), f"{key}.{name}", getattr(self, name), f"needs GPUs, and {key}.gpus=none asks for none",
                         f"Leave it out, or set {key}.gpus=gres")
         self.container.check(f"{key}.container")
+        check_environment(f"{key}.env", self.env)
         self._check_text(key)
 
     def _check_text(self, key: str) -> None:
         single = {name: value for name, value in vars(self).items() if isinstance(value, str)}
+        single |= {f"env.{name}": value for name, value in self.env.items()}
         single |= {f"sbatch.{name}": value for name, value in self.sbatch.items()} | {"container.image": self.container.image}
         for name, value in single.items():
             require("\n" not in value and "\0" not in value, f"{key}.{name}", value, "must be one line", "It becomes one option of sbatch")
@@ -155,6 +165,8 @@ class ClusterConfig(WorkersClusterConfig):
     account: str = ""  # account of all roles that name no other
     qos: str = ""  # quality of service of all roles
     time: str = ""  # time limit of one job, of all roles
+    env: dict[str, str] = field(default_factory=dict)  # environment variables of all processes, as NAME: VALUE
+    fake_gpus: bool = False  # GPUs are counted but not there, as on slurm/local: training runs on CPUs
     setup: list[str] = field(default_factory=list)  # lines of shell before the processes start, of all roles
     python: str = ""  # interpreter on the nodes, of all roles
     container: ContainerConfig = field(default_factory=ContainerConfig)
@@ -171,6 +183,7 @@ class ClusterConfig(WorkersClusterConfig):
         super().check()
         require(self.spare_chunks >= 0, "cluster.spare_chunks", self.spare_chunks, "must not be negative", "3 make up for a few crashes")
         require(self.probe_s >= 0, "cluster.probe_s", self.probe_s, "must not be negative", "Give seconds; 0 leaves the probe out")
+        check_environment("cluster.env", self.env)
         require(self.max_submit >= 0, "cluster.max_submit", self.max_submit, "must not be negative", "0 takes SLURM's own limits")
         if self.kind is ClusterKind.slurm:
             for role in ("inference", "train"):

@@ -72,7 +72,9 @@ class FullConfig(workers.Config):
                         "reward.num_processes says how many verifiers run side by side")
 
     def settle(self) -> None:
-        """Replace defaults that mean 'this machine' where the jobs run on several."""
+        """Replace defaults that mean 'this machine' where the jobs run on several, and `weights.transport=auto`."""
+        if self.weights.transport is workers.Transport.auto:
+            self.weights.transport = workers.Transport.nccl if self._takes_broadcasts() else workers.Transport.zmq
         if self.cluster.kind is ClusterKind.slurm:
             if self.weights.dir == "auto" and self.weights.transport is workers.Transport.disk:
                 self.weights.dir = "run"  # the one folder that all nodes share; otherwise each node has its own
@@ -80,6 +82,13 @@ class FullConfig(workers.Config):
                 self.cluster.reward.cpus_per_task = self.cluster.reward.cpus_per_task or self.reward.num_processes
             if self.transport.interface == workers.TransportConfig.interface:
                 self.transport.interface = "auto"  # the node's own address, as SLURM knows it
+
+    def _takes_broadcasts(self) -> bool:
+        """Whether weights can go from GPU to GPU, as far as the config tells; the versions of NCCL are compared later, on both sides."""
+        parallel = self.engine.parallel
+        on_gpus = self.cluster.kind is ClusterKind.slurm and self.gives_gpus("train") and self.gives_gpus("inference")
+        return (on_gpus and self.trainer.device is not workers.Device.cpu and self.engine.server is workers.Server.sglang
+                and self.engine.device != "cpu" and parallel.pp == parallel.dp_attention == 1 and not self.supervised and not self.evaluates)
 
     def plan(self) -> Plan:
         """The split of the devices. Raises `ConfigError`."""
@@ -96,6 +105,10 @@ class FullConfig(workers.Config):
     def devices_per_node(self, role: str) -> int:
         """The devices of the nodes of a role's partition; 0: not known."""
         return self.cluster.role(role).devices_per_node or self.allocation.devices_per_node
+
+    def gives_gpus(self, role: str) -> bool:
+        """Whether the jobs of a role have GPUs to compute on (on SLURM)."""
+        return self.cluster.role(role).gpus is not GpuRequest.none and not self.cluster.fake_gpus
 
     def for_workers(self) -> workers.Config:
         """The part that the workers read."""

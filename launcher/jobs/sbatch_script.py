@@ -2,7 +2,7 @@
 
     cluster.train.partition=a ...   --> #SBATCH --partition=a ...
     cluster.train.sbatch            --> further #SBATCH lines (launcher/config/sbatch_options.py says which)
-    cluster.train.setup             --> lines before srun
+    cluster.train.env, setup        --> lines before srun
     cluster.train.container, python --> the command that runs Python on the node, or srun's --container-*
 """
 
@@ -44,11 +44,12 @@ def sbatch_options(spec: JobSpec, part: RoleConfig) -> dict[str, str | bool]:
 
 
 def setup_lines(spec: JobSpec, part: RoleConfig) -> list[str]:
-    """The lines before srun: threads, PYTHONPATH as it was at launch, then the user's, then where Python finds this code."""
+    """The lines before srun: threads, PYTHONPATH as it was at launch, variables, then the user's lines, then where Python finds this code."""
     # sbatch passes on the PYTHONPATH of the shell that submits: later submissions (resume, watch) come from other shells.
     given = [f"export PYTHONPATH={shlex.quote(part.pythonpath)}"] if part.pythonpath else []
     # Until the workers set their own number: numpy's libraries start a thread for each core of the node.
-    return [f"export OMP_NUM_THREADS={spec.num_threads}", *given, *part.setup,
+    return [f"export OMP_NUM_THREADS={spec.num_threads}", *given,
+            *(f"export {name}={shlex.quote(value)}" for name, value in part.env.items()), *part.setup,
             f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"]
 
 

@@ -26,7 +26,7 @@ from launcher.jobs.submit import describe, submit
 from launcher.launch.local import start_here
 from launcher.memory import capacity, fit
 from launcher.monitoring.watch import supervise_and_follow
-from launcher.preflight import check, dtype_choice, fake_step
+from launcher.preflight import check, device_choice, fake_step
 from launcher.preflight.node_probe import probing
 from launcher.slurm import queries
 from launcher.slurm.site import settle_nodes
@@ -97,7 +97,7 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
     if os.sep in config.engine.python:  # and not a name that is looked up
         config.engine.python = absolute(config.engine.python)
     console.print(f"plan: {config.plan().describe()}")
-    console.print(f"      {dtype_choice.settle(config)}", soft_wrap=True)
+    console.print(f"      {device_choice.settle(config)}", soft_wrap=True)
     console.print(f"      {plan_advice.generation(config)}", soft_wrap=True)
     for warning in plan_advice.warnings(config, plan_advice.has_chat_template(Path(config.model.path).expanduser())):
         console.print(warning, style="bold yellow", soft_wrap=True)
@@ -130,6 +130,12 @@ def tell_memory(config: FullConfig, run: RunFolder, console: Console) -> bool:
     for line in fit.check(config, architecture, capacity.look(config)):
         console.print(f"      {line}", soft_wrap=True)
     return True
+
+
+def in_shared_memory(config: FullConfig, run: RunFolder) -> dict[str, float]:
+    """Bytes of weights that will lie in /dev/shm of a node of each role; nothing is known while the model is not there."""
+    folder = model_folder(config, run)
+    return fit.in_shared_memory(config, read_architecture(folder)) if (folder / "config.json").is_file() else {}
 
 
 def _settle_nodes(config: FullConfig) -> str:
@@ -165,8 +171,8 @@ def launch(config: FullConfig, sweep: Sweep | None = None) -> int:
         try:
             # Jobs and the preparation find the packages wherever this command was started.
             os.environ["PYTHONPATH"] = python_path()
-            # The runs of a sweep are alike: one probe is enough.
-            with probing(specs, config, run) if on_slurm and (sweep is None or not sweep.runs()) else contextlib.nullcontext(list) as notes:
+            probe = on_slurm and (sweep is None or not sweep.runs())  # the runs of a sweep are alike
+            with probing(specs, config, run, in_shared_memory(config, run)) if probe else contextlib.nullcontext(list) as notes:
                 prepare(run, config)
                 if not told:  # a model that is made on the spot
                     tell_memory(config, run, console)

@@ -28,7 +28,7 @@ from launcher.jobs.sbatch_script import ROOT
 from launcher.monitoring.observation import Observer
 from launcher.monitoring.supervisor import lock, read_excluded, remaining, with_excluded
 from launcher.monitoring.supervisor_policy import UNANSWERED_S
-from launcher.preflight import dtype_choice
+from launcher.preflight import device_choice
 from launcher.slurm.accounting import newest_checkpoint
 from launcher.views import evaluation_view
 from launcher.views.terminal import terminal
@@ -106,7 +106,7 @@ def _plan(run: RunFolder, config: FullConfig, console: Console) -> tuple[FullCon
     from launcher.preflight import check  # imports submitit
 
     if config.cluster.kind is ClusterKind.local:
-        dtype_choice.settle(config)  # it may be another machine than the one that began
+        device_choice.settle(config)  # it may be another machine than the one that began
         return config, job_specs(config.plan(), config, run)
     config = with_excluded(config, read_excluded(run))
     rest = remaining(config, Observer(run).look(time.time()).training_hours)

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 
-from launcher.config.cluster import GpuRequest, RoleConfig
+from launcher.config.cluster import RoleConfig
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import num_train_nodes
 from launcher.slurm import queries
-from workers.config import ClusterKind, Server, require
+from workers.config import ClusterKind, Device, Server, require
 from workers.slurm.command import SlurmError
 
 GIB = 2**30
@@ -98,9 +98,9 @@ def _gpu(part: RoleConfig, key: str, types: set[str]) -> Capacity | None:
 
 def _on_slurm(config: FullConfig) -> Capacities:
     train, inference, plan = config.cluster.train, config.cluster.inference, config.plan()
-    on_gpus = train.gpus is not GpuRequest.none
+    on_gpus = config.gives_gpus("train") and config.trainer.device is not Device.cpu
     per_node = plan.num_train_devices / num_train_nodes(plan, config.devices_per_node("train"))
-    on_sglang = config.engine.server is Server.sglang and inference.gpus is not GpuRequest.none
+    on_sglang = config.engine.server is Server.sglang and config.gives_gpus("inference")
     return Capacities(on_gpus, _gpu(train, "cluster.train", _types(train)) if on_gpus else None, _job(train, "cluster.train", per_node),
                  _job(inference, "cluster.inference", plan.replica_size),
                  inference_gpu=_gpu(inference, "cluster.inference", _types(inference)) if on_sglang else None)
@@ -123,7 +123,7 @@ def _job(part: RoleConfig, key: str, num_gpus: float) -> Capacity | None:
 
 
 def _here(config: FullConfig) -> Capacities:
-    sizes, number = _gpus_here(), config.plan().num_train_devices
+    sizes, number = [] if config.trainer.device is Device.cpu else _gpus_here(), config.plan().num_train_devices
     require(not 0 < len(sizes) < number, "allocation.num_devices", config.allocation.num_devices,
             f"leaves training {number} devices, and this machine has {len(sizes)} GPUs", "Use fewer, or set CUDA_VISIBLE_DEVICES= to train on CPUs")
     gpu = _gpu(config.cluster.train, "cluster.train", set())

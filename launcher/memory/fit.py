@@ -35,10 +35,8 @@ from workers.config import ClusterKind, ConfigError, Recompute, require
 from workers.model.architecture import Architecture
 from workers.model.parallel_limits import check_engine, check_parallel
 
-COORDINATOR = 300 * MIB
-JUDGE_SERVER_MB = 128
-"""Of the server that a reward process has for algebra (workers/reward/verifiers/bounded_server.py)."""
-"""The coordinator's and the launcher's processes."""
+COORDINATOR, JUDGE_SERVER_MB = 300 * MIB, 128
+"""The coordinator's and the launcher's processes; the server that a reward process has for algebra (workers/reward/verifiers/bounded_server.py)."""
 TRAINING = ("trainer.microbatch_tokens", "trainer.recompute", "trainer.optimizer_offload", "trainer.parallel.tp", "trainer.parallel.pp",
             "trainer.parallel.cp")
 INFERENCE = ("engine.num_slots", "engine.context_length")
@@ -96,6 +94,16 @@ def needs(config: FullConfig, architecture: Architecture, weights: Weights, capa
             "published and held weights": stored.published + stored.held,
             "coordinator": COORDINATOR}, capacities.machine, TRAINING + INFERENCE))
     return found
+
+
+def in_shared_memory(config: FullConfig, architecture: Architecture) -> dict[str, float]:
+    """Bytes of weights that lie in the memory of a node of each role (on SLURM)."""
+    plan = config.plan()
+    if not plan.num_replicas or not plan.num_train_devices:
+        return {}
+    stored = stored_weights(config, count_weights(architecture), local=False)
+    ranks = math.ceil(plan.num_train_devices / num_train_nodes(plan, config.devices_per_node("train")))
+    return {"train": stored.published * node_share(plan.num_train_devices, ranks, config.trainer.parallel.pp), "inference": stored.held}
 
 
 def _of_servers(config: FullConfig, architecture: Architecture, weights: Weights, capacities: Capacities) -> list[Need]:

@@ -18,13 +18,12 @@ from launcher.config.cluster import ClusterConfig, GpuRequest, RoleConfig
 from launcher.config.sbatch_options import check_options
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import JobSpec, fit
-from launcher.jobs.sbatch_script import ROOT
 from launcher.jobs.submit import outside_any_job, scripts
-from launcher.preflight import node_probe_script
 from launcher.slurm import queries
 from launcher.slurm.parsing import seconds
 from launcher.slurm.queries import NodeKind
 from launcher.slurm.site import Site, look
+from workers import node_look
 from workers.config import ConfigError, Server
 from workers.run.folder import RunFolder
 from workers.slurm.command import SlurmError
@@ -59,7 +58,7 @@ def check(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, say: C
 def check_here(config: FullConfig) -> None:
     """Check what a run on this machine needs besides its own packages. Raises `ConfigError`."""
     if config.engine.server is Server.sglang and not config.supervised:
-        refuse(node_probe_script.look_at_sglang(config.engine.python, ROOT.joinpath(*node_probe_script.SGLANG_START)))
+        refuse(node_look.look_at_sglang(config.engine.python))
 
 
 def refuse(found: list[str]) -> None:

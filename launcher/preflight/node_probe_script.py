@@ -1,7 +1,8 @@
-"""What the preflight's probe runs on a node of the cluster, with nothing but Python's standard library: `python -c THIS RUN TOKEN [SGLANG]`.
-SGLANG: the interpreter that is to have SGLang, '' for this one.
+"""What the preflight's probe runs on a node of the cluster, with nothing but Python's standard library: `python -c THIS RUN TOKEN ASKED`.
+What needs more is looked at by workers/node_look.py, which gets the JSON object ASKED, once it is there.
 
-Prints one line, PROBE and a JSON object: what is wrong there (`problems`), the host, and its clock.
+Prints one line, PROBE and a JSON object: what is wrong there (`problems`), what is worth knowing (`notes`), the host, its clock, and `nccl`: the
+version that its GPUs' processes have ('': not known).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import importlib.util
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,8 +18,6 @@ from pathlib import Path
 NEEDED = ("msgspec", "numpy", "psutil", "submitit", "torch", "zmq")
 TOKEN = "probe"
 OLDEST = (3, 11)
-START_S = 60.0
-SGLANG_START = ("workers", "rollout", "engines", "servers", "sglang", "start.py")
 
 
 def look_at_folder(path: Path, token: str) -> list[str]:
@@ -61,21 +59,15 @@ def look_at_python() -> list[str]:
     return problems
 
 
-def look_at_sglang(python: str, start: Path) -> list[str]:
-    """What is wrong with the SGLang of an interpreter, in the words of `start`, the file that the rollout workers start it by."""
-    try:
-        asked = subprocess.run([python or sys.executable, str(start), "--check"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                               timeout=START_S, check=False)
-    except OSError as error:
-        return [f"engine.python={python}: cannot be run ({error.strerror}). Give the interpreter of an environment that has SGLang"]
-    except subprocess.TimeoutExpired:
-        return [f"engine.python={python}: has not answered in {START_S:g} s. Give the interpreter of an environment that has SGLang"]
-    return [] if asked.returncode == 0 else [asked.stderr.strip() or f"engine.python={python}: exited with status {asked.returncode}"]
+def look(run: Path, token: str, asked: dict) -> dict:
+    """The whole answer. What comes later is only looked at where what it needs is there."""
+    problems, notes, nccl = look_at_folder(run, token) + look_at_python(), list[str](), ""
+    if not problems:
+        from workers import node_look
+
+        problems, notes, nccl = node_look.look(asked)
+    return {"problems": problems, "notes": notes, "nccl": nccl, "host": platform.node(), "time": time.time()}
 
 
 if __name__ == "__main__":
-    found = look_at_folder(Path(sys.argv[1]), sys.argv[2]) + look_at_python()
-    if len(sys.argv) > 3 and not found:
-        code = Path(str(importlib.util.find_spec("workers.entry").origin)).parent  # type: ignore[union-attr]
-        found = look_at_sglang(sys.argv[3], code.parent.joinpath(*SGLANG_START))
-    print("PROBE", json.dumps({"problems": found, "host": platform.node(), "python": platform.python_version(), "time": time.time()}), flush=True)
+    print("PROBE", json.dumps(look(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))), flush=True)

@@ -48,8 +48,12 @@ def warnings(config: FullConfig, with_template: bool) -> list[str]:
             part.chat_template for part in parts):
         found.append("data.chat_template=false: the model has a chat template, and its prompts come without it. An instruction-tuned model needs it: "
                      "data.chat_template=true; a base model does not")
-    on_gpus = config.cluster.kind is ClusterKind.slurm and config.cluster.inference.gpus is not GpuRequest.none
+    on_slurm = config.cluster.kind is ClusterKind.slurm
+    on_gpus = on_slurm and config.cluster.inference.gpus is not GpuRequest.none
     if on_gpus and config.engine.server is Server.embedded and not config.supervised:
         found.append("engine=embedded: it computes on CPUs, and cluster.inference asks for GPUs, which would stand idle. Use engine=sglang, or "
                      "cluster.inference.gpus=none")
+    if on_slurm and config.cluster.train.gpus is GpuRequest.gpus_per_task and not config.evaluates and config.plan().num_train_devices > 1:
+        found.append("cluster.train.gpus=gpus_per_task: each rank is shown its own GPU alone, and NCCL may then not use NVLink between them. Where "
+                     "the site allows it, cluster.train.gpus=gres shows all ranks of a node all of its GPUs")
     return [f"WARNING: {text}" for text in found]

@@ -28,7 +28,7 @@ from launcher.cli import composing
 from launcher.config.schema import FullConfig, as_yaml, register, to_object
 from launcher.launch import on_slurm
 from launcher.memory import capacity
-from launcher.preflight import dtype_choice
+from launcher.preflight import device_choice
 from tests.support.documented import PAGES, ROOT, Command, World, commands, spans
 from workers.run.folder import RunFolder
 
@@ -62,7 +62,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     patch.setattr(capacity, "memory_here", lambda: 64 * 2.0**30)
     patch.setattr(on_slurm, "prepare", lambda *given, **named: None)  # it looks at models, data and functions themselves
     cpu = {"cpu": {"name": "CPU", "runs": ["float32"], "best": "float32"}}
-    patch.setattr(dtype_choice, "settle", functools.partial(dtype_choice.settle, ask=lambda: cpu))
+    patch.setattr(device_choice, "settle", functools.partial(device_choice.settle, ask=lambda: cpu))
     patch.chdir(folder)
     with composing.opened(CONF, folder / "conf") as composer:  # Hydra looks through all groups: once is enough
         patch.setattr(composing, "opened", lambda conf, extra=None: contextlib.nullcontext(composer))

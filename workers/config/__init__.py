@@ -20,6 +20,7 @@ from workers.config.choices import (
     Bound,
     ClusterKind,
     DataKind,
+    Device,
     Dtype,
     ImportanceLevel,
     Interrupt,
@@ -65,12 +66,12 @@ from workers.config.training import (
 from workers.config.workflow import WorkflowConfig
 
 __all__ = [
-    "Advantage", "Aggregation", "AlarmsConfig", "AlgorithmConfig", "AllocationConfig", "Bound", "CheckpointConfig", "ClusterConfig", "ClusterKind",
-    "Config", "ConfigError", "DataConfig", "DataKind", "Dtype", "EngineConfig", "EngineParallelConfig", "EvaluationConfig", "ImportanceLevel",
-    "Interrupt", "KlEstimator", "KlPlace", "ModelConfig", "ModelSource", "OffPolicy", "ParallelConfig", "Placement", "Proximal", "Recompute",
-    "RewardConfig", "RolloutConfig", "RunConfig", "RunKind", "SandboxBackend", "SandboxConfig", "SandboxPolicy", "Schedule", "Security",
-    "SelfTestAction", "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "TrainerConfig", "Transport", "TransportConfig", "WeightsConfig",
-    "WorkflowConfig", "load", "require",
+    "Advantage", "Aggregation", "AlarmsConfig", "AlgorithmConfig", "AllocationConfig", "Bound", "CheckpointConfig", "ClusterConfig",
+    "ClusterKind", "Config", "ConfigError", "DataConfig", "DataKind", "Device", "Dtype", "EngineConfig", "EngineParallelConfig",
+    "EvaluationConfig", "ImportanceLevel", "Interrupt", "KlEstimator", "KlPlace", "ModelConfig", "ModelSource", "OffPolicy", "ParallelConfig",
+    "Placement", "Proximal", "Recompute", "RewardConfig", "RolloutConfig", "RunConfig", "RunKind", "SandboxBackend", "SandboxConfig",
+    "SandboxPolicy", "Schedule", "Security", "SelfTestAction", "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "TrainerConfig",
+    "Transport", "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
 ]
 
 

@@ -45,8 +45,9 @@ class Interrupt(str, enum.Enum):
 
 class Transport(str, enum.Enum):
     """How new weights reach the rollout workers: streamed from the trainer and from each other; as files on shared storage; broadcast into
-    the engines' memory. Where one fails, the next of zmq, disk takes over."""
+    the engines' memory. Where one fails, the next of zmq, disk takes over. `auto` is settled before a run starts."""
 
+    auto = "auto"
     zmq = "zmq"
     disk = "disk"
     nccl = "nccl"
@@ -76,8 +77,17 @@ class ModelSource(str, enum.Enum):
     tiny = "tiny"
 
 
+class Device(str, enum.Enum):
+    """What training runs on. `auto` is settled before a run starts (preflight/device_choice.py): GPUs where its jobs ask for them, or where this
+    machine has some."""
+
+    auto = "auto"
+    cuda = "cuda"
+    cpu = "cpu"
+
+
 class Dtype(str, enum.Enum):
-    """Arithmetic of a model's parameters and activations. `auto` is settled before a run starts (preflight/dtype_choice.py); workers never see it."""
+    """Arithmetic of a model's parameters and activations. `auto` is settled before a run starts, by preflight/device_choice.py."""
 
     auto = "auto"
     float32 = "float32"

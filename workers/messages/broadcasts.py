@@ -9,6 +9,7 @@ import msgspec
 from workers.messages.parts import Message, Name, Text, Version
 
 Port = Annotated[int, msgspec.Meta(gt=0, lt=65536)]
+Library = Annotated[str, msgspec.Meta(max_length=100)]
 Ranks = Annotated[int, msgspec.Meta(ge=2)]
 
 
@@ -20,13 +21,15 @@ class OpenUpdateGroup(Message, frozen=True):
 
 
 class UpdateGroupOpened(Message, frozen=True):
-    """The trainer hosts `group` at address:port, and joins it now. `backend`: of torch.distributed. `buckets`: the tensors of each broadcast."""
+    """The trainer hosts `group` at address:port, and joins it now. `backend`: of torch.distributed. `buckets`: the tensors of each broadcast.
+    `library`: the version of NCCL, '' where the backend is another."""
 
     group: Name
     address: Name
     port: Port
     backend: Name
     buckets: list[list[Name]]
+    library: Library = ""
 
 
 class JoinUpdateGroup(Message, frozen=True):
@@ -39,6 +42,7 @@ class JoinUpdateGroup(Message, frozen=True):
     buckets: list[list[Name]]
     first_rank: Annotated[int, msgspec.Meta(ge=1)]
     num_ranks: Ranks
+    library: Library = ""
 
 
 class UpdateGroupJoined(Message, frozen=True):

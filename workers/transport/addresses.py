@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import socket
@@ -35,6 +36,17 @@ def interface_of(address: str) -> str:
         if any(entry.family == socket.AF_INET and entry.address == address for entry in entries):
             return name
     raise ConfigError(f"transport.interface: no interface of this node has the address {address}. Name one in transport.interface")
+
+
+async def reach(address: str, port: int, timeout_s: float) -> str:
+    """Why nobody takes connections at address:port within `timeout_s` seconds; '' where somebody does."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(address, port)
+        writer.close()
+    except OSError as error:
+        return f"{address}:{port} cannot be reached ({str(error) or type(error).__name__})"
+    return ""
 
 
 def _own_address() -> str:

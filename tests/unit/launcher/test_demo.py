@@ -9,7 +9,7 @@ import pytest
 
 from launcher import demo
 from launcher.__main__ import CONF
-from launcher.preflight import dtype_choice
+from launcher.preflight import device_choice
 from workers.config import ConfigError
 
 
@@ -24,7 +24,7 @@ def test_it_says_first_what_will_happen_and_how_long_it_takes() -> None:
 @pytest.mark.parametrize(("gflops", "minutes"), [(212.0, 5), (87.0, 7)])
 def test_a_slower_machine_is_told_more_minutes(
         gflops: float, minutes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(dtype_choice, "ask", lambda: {"cpu": {"name": "CPU", "runs": ["float32"], "best": "float32", "gflops": gflops}})
+    monkeypatch.setattr(device_choice, "ask", lambda: {"cpu": {"name": "CPU", "runs": ["float32"], "best": "float32", "gflops": gflops}})
     monkeypatch.setattr(sys, "argv", ["demo"])
     monkeypatch.setattr(demo, "dispatch", lambda arguments: 0)
     assert demo.main() == 0
@@ -35,10 +35,10 @@ def test_a_slower_machine_is_told_more_minutes(
 def test_a_torch_that_does_not_start_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     why = "torch cannot be used on this machine (no libgomp). Install it in the environment of this command"
 
-    def ask() -> dtype_choice.Found:
+    def ask() -> device_choice.Found:
         raise ConfigError(why)
 
-    monkeypatch.setattr(dtype_choice, "ask", ask)
+    monkeypatch.setattr(device_choice, "ask", ask)
     monkeypatch.setattr(sys, "argv", ["demo"])
     assert demo.main() == 2
     assert capsys.readouterr().err.splitlines() == [f"headway: {why}"]

@@ -145,7 +145,7 @@ class UpdateGroup:
         sending, first = Sending(), 1
         for peer, ranks in self.members.ranks.items():
             sending.append((peer, JoinUpdateGroup(self.group, message.address, message.port, message.backend, message.buckets, first,
-                                                  self.members.num_ranks)))
+                                                  self.members.num_ranks, message.library)))
             first += ranks
         return sending
 

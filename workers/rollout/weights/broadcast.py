@@ -1,6 +1,6 @@
 """A worker's part in broadcasts of new weights (weights.transport=nccl). Who is in the group, and when: coordinator/weights/broadcast_group.py.
 
-    JoinUpdateGroup   --> is the trainer to be reached? --> all servers join -----------------------------> UpdateGroupJoined
+    JoinUpdateGroup   --> is the trainer to be reached, is its NCCL ours? --> all servers join -----------------------------> UpdateGroupJoined
     PrepareBroadcast  --> each server: pause, all of them stand still -----------------------------------> BroadcastReady
     Broadcast         -->              begin, bucket after bucket, end, continue: it holds the version --> Heartbeat (held)
     BroadcastRefused  -->              continue, as if nothing had been
@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from workers.config import Config, Interrupt, Transport
+from workers.config import Config, Interrupt, Server, Transport
 from workers.messages.broadcasts import (
     Broadcast,
     BroadcastReady,
@@ -35,14 +35,14 @@ from workers.messages.parts import Message, Version
 from workers.model.architecture import read_architecture
 from workers.rollout.engines.client import Bucket, EngineClient, EngineError, GroupPlace, NoAnswer
 from workers.rollout.engines.engine import Engine
-from workers.transport.addresses import address_of, interface_of
+from workers.rollout.weights import nccl
+from workers.transport.addresses import address_of, interface_of, reach
 
-REACH_S = 5.0
+REACH_S, LEAVE_S = 5.0, 20.0
 JOIN_S = 60.0
 """More than the coordinator, and the trainer, allow for making a group: when they give it up, the servers' attempts end by themselves."""
 GO_S = 15.0
 """A little more than the coordinator waits for all workers to stand still."""
-LEAVE_S = 20.0
 GIVES_UP_S = 10.0
 """So much longer than the trainer a server is waited for: when the trainer gives up, the servers' calls fail, and they need not be ended."""
 
@@ -80,11 +80,14 @@ class GroupMember:
         self._idle = asyncio.Event()
         self._idle.set()
         self._tasks: asyncio.TaskGroup | None = None
+        self._nccl: asyncio.Task[str] | None = None
 
     async def live(self) -> None:
         """Do what `take` is told, for as long as the worker runs."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            if self._config.engine.server is Server.sglang and self._config.engine.device != "cpu":
+                self._nccl = tasks.create_task(nccl.version_of(self._config.engine.python))  # known before anybody is asked to join
             await asyncio.Event().wait()
 
     @property
@@ -146,12 +149,9 @@ class GroupMember:
 
     async def _enter(self, message: JoinUpdateGroup) -> str:
         """Have all servers join; returns what has gone wrong."""
-        try:
-            async with asyncio.timeout(REACH_S):
-                _, writer = await asyncio.open_connection(message.address, message.port)
-            writer.close()
-        except OSError as error:
-            return f"{message.address}:{message.port} cannot be reached ({str(error) or type(error).__name__})"
+        different = nccl.difference(message.library, await self._nccl if self._nccl else "") if message.library else ""
+        if problem := different or await reach(message.address, message.port, REACH_S):
+            return problem
         places = [GroupPlace(message.group, message.address, message.port, message.backend, message.first_rank + number * self._ranks_each,
                              message.num_ranks) for number in range(len(self._clients))]
         joins = [client.join_group(place, JOIN_S) for client, place in zip(self._clients, places, strict=True)]

@@ -41,6 +41,7 @@ from workers.algorithms.agreement import Agreement
 from workers.config import Config, OffPolicy
 from workers.model.architecture import read_architecture
 from workers.model.rope import inverse_frequencies
+from workers.run.gpus import require_gpu
 from workers.trainer.batch.group import TrainGroup, check_step
 from workers.trainer.megatron.checkpoint import checkpoint
 from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError, Saving
@@ -86,9 +87,10 @@ class MegatronEngine:
     def __init__(self, config: Config, model_folder: Path, gang: Gang | None = None) -> None:
         """Initialise the process groups, as a rank of `gang` or alone, and load the weights of the starting model.
 
-        Raises ModelError or ConfigError on what cannot work, GangError where the other ranks are not found.
+        Raises ModelError or ConfigError on what cannot work, a GPU that is not there among it, GangError where the other ranks are not found.
         """
         torch.set_num_threads(config.trainer.num_threads)
+        require_gpu(config)
         self._config, self._algorithm = config, config.algorithm
         self.architecture = read_architecture(model_folder)
         process_group.initialize(gang, config.trainer.parallel)

@@ -60,6 +60,7 @@ class WeightGroup:
         self._buckets = into_buckets(names, self._shapes, config.engine.dtype, limit)
         on_gpus = torch.cuda.is_available() and config.engine.server is Server.sglang and config.engine.device != "cpu"
         self._backend, self._device = ("nccl", torch.device("cuda", torch.cuda.current_device())) if on_gpus else ("gloo", torch.device("cpu"))
+        self._library = ".".join(map(str, torch.cuda.nccl.version())) if on_gpus else ""
         self._address = address_of(config.transport.interface)
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, interface_of(self._address))
@@ -73,7 +74,8 @@ class WeightGroup:
         match message:
             case OpenUpdateGroup():
                 self.close("there is another one")
-                self._hosted = HostedGroup(message, self._address, self._backend, self._buckets, self._config.weights.timeout_s, self._send)
+                self._hosted = HostedGroup(message, self._address, self._backend, self._library, self._buckets, self._config.weights.timeout_s,
+                                           self._send)
             case LeaveUpdateGroup() if self._hosted is not None and self._hosted.name == message.group:
                 self.close(message.cause)
             case Broadcast() | BroadcastRefused():
@@ -143,9 +145,11 @@ class WeightGroup:
 class HostedGroup:
     """One group, from its making on, and the thread that alone does anything in it."""
 
-    def __init__(self, order: OpenUpdateGroup, address: str, backend: str, buckets: list[list[str]], timeout_s: float, send: Send) -> None:
+    def __init__(self, order: OpenUpdateGroup, address: str, backend: str, library: str, buckets: list[list[str]], timeout_s: float,
+                 send: Send) -> None:
         self.name, self.joined = order.group, False
         self._num_ranks, self._address, self._backend, self._buckets = order.num_ranks, address, backend, buckets
+        self._library = library
         self._timeout_s, self._send = timeout_s, send
         self._group: BroadcastGroup | None = None
         self._on_the_way: list[tuple[Tensor, float]] = []
@@ -185,7 +189,7 @@ class HostedGroup:
     def _live(self) -> None:
         try:
             host = Host(self._address, JOIN_S)
-            self._send(UpdateGroupOpened(self.name, host.address, host.port, self._backend, self._buckets))
+            self._send(UpdateGroupOpened(self.name, host.address, host.port, self._backend, self._buckets, self._library))
             group = self._group = BroadcastGroup(host.address, host.port, 0, self._num_ranks, self.name, self._backend, self._timeout_s,
                                                  JOIN_S, host)
             self.joined = True

@@ -9,10 +9,14 @@ import shlex
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+import torch
 
 from launcher.config.cluster import GpuRequest, RoleConfig
 from launcher.config.sbatch_options import KNOWN
@@ -21,13 +25,15 @@ from launcher.jobs.job_specs import JobSpec, job_specs
 from launcher.preflight import check as preflight
 from launcher.preflight import node_probe, node_probe_script, probe_cache
 from launcher.preflight.check import budget, check, problems, refuse, waits_for_nodes
-from launcher.preflight.node_probe import broken_setup, command, judge, unanswered
+from launcher.preflight.node_probe import Answer, asked, broken_setup, command, judge, unanswered
 from launcher.slurm import queries
 from launcher.slurm.queries import NodeKind
 from launcher.slurm.site import Quality, Site, gpus_per_node, partitions_in, qualities_in, submit_limit_in
-from workers.config import AllocationConfig, ClusterKind, ConfigError, Server
+from workers import node_look
+from workers.config import AllocationConfig, ClusterKind, ConfigError, Device, Dtype, Server, Transport
 from workers.run.folder import RunFolder
 from workers.slurm.command import SlurmError
+from workers.transport import addresses
 
 PARTITIONS = """\
 PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=01:00:00 DisableRootJobs=NO \
@@ -36,6 +42,8 @@ PartitionName=short AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=AL
 PartitionName=off AllowAccounts=ALL AllowQos=ALL Default=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED State=DRAIN
 PartitionName=closed AllowAccounts=a,b DenyQos=low Default=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP
 """
+ASKED = {"role": "inference", "gpus": False, "half": False, "interface": "127.0.0.1", "shared_memory": 0}
+"""Of a probe without GPUs."""
 KINDS = [NodeKind(2, 8, 64, 500_000), NodeKind(1, 4, 32, 250_000)]
 SITE = Site(1001, 10_000, partitions_in(PARTITIONS), {"gpu": KINDS, "short": KINDS, "off": KINDS, "closed": KINDS},
             {"normal": Quality("", None), "day": Quality("1-00:00:00", 50), "low": Quality("", 20)}, 500, 3, KNOWN)
@@ -150,7 +158,7 @@ def test_the_smallest_limit_counts() -> None:
 
 
 def test_a_probes_answer_is_judged() -> None:
-    answer = {"problems": [], "host": "n1", "python": "3.11.2", "time": 100.0}
+    answer = {"problems": [], "host": "n1", "time": 100.0}
     assert judge(answer, "partition p", 98, 101) == [] and judge(answer, "partition p", 102, 104) == []
     assert "on n1 (partition p): its clock is 20 s off" in judge(answer, "partition p", 120, 121)[0] and "39 s off" in judge(answer, "p", 60, 61)[0]
     assert judge(answer | {"problems": ["it burns"]}, "partition p", 99, 101) == ["on n1 (partition p): it burns"]
@@ -185,11 +193,12 @@ def test_the_probe_looks_at_the_run_folder(tmp_path: Path, damage: Callable[[Pat
     damage(run)
     before = time.time()
     script = Path(node_probe_script.__file__).read_text()
-    done = subprocess.run([sys.executable, "-c", script, str(run), "token"], capture_output=True, text=True, check=True,
+    done = subprocess.run([sys.executable, "-c", script, str(run), "token", json.dumps(ASKED)], capture_output=True, text=True, check=True,
                           env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[4])}, cwd=tmp_path)
     answer = json.loads(done.stdout.split(" ", 1)[1])
     assert before <= answer["time"] <= time.time()
     assert answer["problems"] == [] if not words else words in answer["problems"][0]
+    assert words or (len(answer["notes"]) == 1 and answer["notes"][0].startswith("transport.interface=127.0.0.1: lo, 127.0.0.1"))
 
 
 @pytest.mark.parametrize(("setup", "failed"), [
@@ -221,7 +230,8 @@ def test_a_folder_that_a_probe_has_found_shared_stays_so_while_nodes_are_busy(tm
     monkeypatch.setattr(queries, "show_config", lambda: {"ClusterName": "c"})
 
     def sum_up(folder: str, inference: str | list[str], train: str | list[str]) -> list[str]:
-        return node_probe._sum_up([Answered("inference"), Answered("train")], [inference, train], RunFolder(tmp_path / folder))  # type: ignore[list-item]
+        answers = [Answer(said) if isinstance(said, list) else Answer(unseen=said) for said in (inference, train)]
+        return node_probe._sum_up([Answered("inference"), Answered("train")], answers, RunFolder(tmp_path / folder))  # type: ignore[list-item]
 
     with pytest.raises(ConfigError, match="no node was free to look"):
         sum_up("runs/1", [], "busy")
@@ -243,9 +253,47 @@ def test_the_probe_of_inference_looks_at_sglang_too() -> None:
     full = config()
     full.engine.server, full.engine.python = Server.sglang, "/an environment/bin/python"
     inference, train = specs_of(full)
-    asked = command(inference, full.cluster.inference, full, RunFolder(Path("/run")), "token")[-1]
-    assert shlex.split(asked)[-3:] == ["/run", "token", "/an environment/bin/python"]
-    assert command(train, full.cluster.train, full, RunFolder(Path("/run")), "token")[-1].endswith("token")
+    call = shlex.split(command(inference, full.cluster.inference, full, RunFolder(Path("/run")), "token", 5.0)[-1])
+    assert call[-3:-1] == ["/run", "token"] and json.loads(call[-1]) == asked(inference, full, 5.0)
+    assert asked(inference, full, 5.0) == {"role": "inference", "gpus": True, "half": False, "interface": "127.0.0.1", "shared_memory": 5.0,
+                                           "sglang": "/an environment/bin/python"}
+    full.trainer.device, full.trainer.dtype = Device.cuda, Dtype.bfloat16
+    assert asked(train, full, 0.0) == {"role": "train", "gpus": True, "half": True, "interface": "127.0.0.1", "shared_memory": 0.0}
+    full.cluster.fake_gpus = True
+    assert not asked(train, full, 0.0)["gpus"] and not asked(inference, full, 0.0)["gpus"]
+
+
+def test_an_nccl_of_two_versions_is_told_where_weights_go_by_it() -> None:
+    full = config()
+    calls: Any = [types.SimpleNamespace(role="inference"), types.SimpleNamespace(role="train")]
+    different, same = [Answer(nccl="2.30.7"), Answer(nccl="2.29.7")], [Answer(nccl="2.30.7"), Answer(nccl="2.30.7")]
+    assert node_probe._versions(calls, different, full) == []
+    full.weights.transport = Transport.nccl
+    assert node_probe._versions(calls, same, full) == [] and node_probe._versions(calls, [Answer(nccl="2.30.7"), Answer()], full) == []
+    (told,) = node_probe._versions(calls, different, full)
+    assert "inference 2.30.7, train 2.29.7" in told and "by zmq" in told
+
+
+def test_the_probe_tells_of_gpus_that_cannot_be_used() -> None:
+    problems, nccl = node_look.look_at_gpus("", True, "train")
+    if torch.cuda.is_available():
+        assert problems == [] and nccl
+    else:
+        assert len(problems) == 1 and ("built for CPUs" in problems[0] or "driver" in problems[0])
+
+
+def test_the_probe_tells_of_a_faster_network_and_of_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def network(speed: int) -> Any:
+        return types.SimpleNamespace(isup=True, speed=speed)
+
+    monkeypatch.setattr(addresses, "address_of", lambda interface: "10.0.0.7")
+    monkeypatch.setattr(addresses, "interface_of", lambda address: "eno1")
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {"lo": network(0), "eno1": network(1000), "ib0": network(400000)})
+    problems, (told,) = node_look.look_at_network("auto")
+    assert not problems and told.startswith("transport.interface=auto: eno1, 10.0.0.7, 1000 Mbit/s") and "set transport.interface=ib0" in told
+    assert "ib0" not in node_look.look_at_network("eno1")[1][0], "who names one knows which"
+    assert node_look.look_at_shared_memory(1.0) == []
+    assert "weights.dir" in node_look.look_at_shared_memory(1e18)[0]
 
 
 @pytest.mark.parametrize(("version", "words"), [("0.5.23", ""), ("0.5.2", "has SGLang 0.5.2: must be SGLang 0.5.21 or newer"), ("", "has no SGLang")])
@@ -260,8 +308,9 @@ def test_the_probe_tells_an_sglang_that_cannot_be_used(tmp_path: Path, version: 
     python.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(packages))} exec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
     script = Path(node_probe_script.__file__).read_text()
-    done = subprocess.run([sys.executable, "-c", script, str(run), "token", str(python)], capture_output=True, text=True,
-                          check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[4])}, cwd=tmp_path)
+    asked = json.dumps(ASKED | {"sglang": str(python)})
+    done = subprocess.run([sys.executable, "-c", script, str(run), "token", asked], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[4])}, cwd=tmp_path)
     problems = json.loads(done.stdout.split(" ", 1)[1])["problems"]
     assert problems == [] if not words else words in problems[0]
     full = config()

@@ -45,6 +45,11 @@ def test_what_suits_is_not_warned_of() -> None:
     assert plan_advice.warnings(composed(*GSM8K, *RIGHT[1:], "engine.context_length=2048", "cluster.inference.gpus=none"), with_template=False) == []
 
 
+def test_gpus_that_ranks_cannot_see_are_warned_of() -> None:
+    (told,) = plan_advice.warnings(composed(*GSM8K, *RIGHT, "cluster.train.gpus=gpus_per_task"), with_template=True)
+    assert "NVLink" in told and "cluster.train.gpus=gres" in told
+
+
 @pytest.mark.parametrize("experiment", ["tiny", "demo", "gsm_symbolic", "multi_turn", "code_tiny"])
 def test_the_experiments_that_come_along_need_no_warning(experiment: str) -> None:
     assert plan_advice.warnings(composed(f"experiment={experiment}"), with_template=True) == []

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from launcher.config.cluster import GpuRequest
 from launcher.config.schema import FullConfig
-from launcher.preflight.dtype_choice import Found, ask, settle
+from launcher.preflight.device_choice import Found, ask, settle
 from workers.config import ClusterKind, ConfigError, Dtype, RunKind, Server
 from workers.model import dtypes
 

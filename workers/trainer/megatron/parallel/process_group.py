@@ -29,6 +29,7 @@ from megatron.core import parallel_state
 
 from workers.config import ParallelConfig
 from workers.model.parallel_limits import expert_tensor_parallel
+from workers.run import gpus
 from workers.trainer.megatron.parallel import cpu_backend
 from workers.trainer.megatron.parallel.gang import Gang
 
@@ -158,11 +159,13 @@ def _choose_device(gang: Gang) -> None:
         raise ValueError(f"rank {gang.rank} is number {gang.local_rank} on its node, where {number} CUDA devices can be seen. "
                          "Start one rank for each device")
     torch.cuda.set_device(gang.local_rank if number > 1 else 0)
+    if words := gpus.bind(torch.cuda.current_device()):
+        print(f"rank {gang.rank}: {words}", flush=True)
 
 
 def _join(gang: Gang) -> None:
-    if gang.interface:
-        os.environ.update(dict.fromkeys(_INTERFACES, gang.interface))  # NCCL reads its own at the first use
+    for name in _INTERFACES if gang.interface else ():
+        os.environ.setdefault(name, gang.interface)  # what a user or a site has set knows more; NCCL reads its own at the first use
     try:
         dist.init_process_group(_backend(), store=_store(gang), rank=gang.rank, world_size=gang.world_size,
                                 timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S))

@@ -30,6 +30,7 @@ from workers.rollout.engines.client import SamplingParams
 from workers.rollout.engines.engine import Engine
 from workers.rollout.engines.engine_pool import Engines
 from workers.rollout.engines.servers.process import ServerProcess
+from workers.rollout.weights import nccl
 from workers.rollout.weights.broadcast import GroupMember, membership
 from workers.rollout.weights.updates import WeightHolder
 from workers.trainer.megatron.hf_conversion.names import all_hf_tensors
@@ -221,6 +222,31 @@ async def test_every_server_gets_the_weights_to_the_bit(rig: Rig) -> None:
         await rig.check()
         rig.announce()
         assert all(worker.holder.by_broadcast and worker.holder.newest is None for worker in rig.workers.values())
+
+
+async def test_servers_with_another_nccl_are_not_asked_to_join(rig: Rig, tmp_path: Path) -> None:
+    """NCCL would neither form the group nor say why. The trainer's version is made up here, and a worker's is what its interpreter says."""
+    await rig.stand()
+    python = tmp_path / "python"
+    python.write_text("""#!/bin/sh\necho '{"torch": "2.14.1", "cuda": "13.0", "nccl": "2.30.7", "driver": "580.1", "gpus": []}'\n""")
+    python.chmod(0o755)
+    for worker in rig.workers.values():
+        worker.member._nccl = asyncio.create_task(nccl.version_of(str(python)))
+    assert await nccl.version_of("/no/such/python") == "" == await nccl.version_of("/bin/true")
+    try:
+        for version, phase in (("2.29.7", Phase.none), ("2.30.7", Phase.standing)):
+            rig.trainer._library, made = version, rig.group.group
+            rig.group._absences, rig.group.members.ranks = broadcast_group.Absences(), {}  # another group is due
+            rig.group.announced(0.0)
+            rig.carry(rig.group.consider(TRAINER, rig.fleet(), True, 0.0))
+            await rig.until(lambda made=made, phase=phase: rig.group.group != made and rig.group.phase is phase)
+            assert (phase is Phase.standing) or "the trainer has NCCL 2.29.7, and the servers here have 2.30.7" in rig.group.cause
+        rig.publish()
+        assert await rig.broadcast()
+        await rig.check()
+        rig.announce()
+    finally:
+        rig.trainer._library = ""
 
 
 async def test_what_is_running_goes_on_under_the_new_weights(rig: Rig) -> None:

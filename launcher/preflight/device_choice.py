@@ -1,5 +1,6 @@
-"""`engine.dtype` and `trainer.dtype` = auto, settled before a run starts; and what this machine cannot run, refused.
+"""`trainer.device`, `engine.dtype` and `trainer.dtype` = auto, settled before a run starts; and what this machine cannot run, refused.
 
+    devices         GPUs where jobs ask for them (cluster.*.gpus), or this machine has some. From then on every process refuses to do without
     this machine    bfloat16 where its kernels run it faster than float32, else float32: asked of a short process, which tries it (model/dtypes.py)
     SLURM           bfloat16 for jobs with GPUs; float32 for jobs without, whose nodes' CPUs are not known here
 """
@@ -7,16 +8,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from launcher.config.cluster import GpuRequest
 from launcher.config.schema import FullConfig
 from launcher.jobs.sbatch_script import ROOT
-from workers.config import ClusterKind, ConfigError, Dtype, Server, require
+from workers.config import ClusterKind, ConfigError, Device, Dtype, Server, require
 
 DEADLINE_S = 300.0
+DRIVER = Path("/proc/driver/nvidia")
 Found = dict[str, dict]
 """By device (cpu, cuda): `name`, the dtypes that it `runs`, the `best` of them; as workers/model/dtypes.py prints it."""
 
@@ -35,9 +38,11 @@ def ask() -> Found:
 
 
 def settle(config: FullConfig, ask: Callable[[], Found] = ask) -> str:
-    """Put dtypes in the place of `auto`; returns a line for the plan. Raises `ConfigError` for what this machine cannot run."""
+    """Put devices and dtypes in the place of `auto`; returns a line for the plan. Raises `ConfigError` for what this machine cannot run."""
     parts = [name for name, used in (("engine", not config.supervised), ("trainer", not config.evaluates)) if used]
-    found = {} if config.cluster.kind is ClusterKind.slurm or all(getattr(config, name).dtype is Dtype.float32 for name in parts) else ask()
+    on_slurm, plain = config.cluster.kind is ClusterKind.slurm, all(getattr(config, name).dtype is Dtype.float32 for name in parts)
+    found = {} if on_slurm or (plain and not has_gpus()) else ask()
+    _settle_devices(config, found)
     told = {name: _settled(config, name, found) for name in parts}
     for name in {"engine", "trainer"} - set(parts):  # no one computes there
         if getattr(config, name).dtype is Dtype.auto:
@@ -47,17 +52,38 @@ def settle(config: FullConfig, ask: Callable[[], Found] = ask) -> str:
     return "dtype: " + ", ".join(f"{name} {text}" for name, text in told.items())
 
 
+def has_gpus() -> bool:
+    """Whether this machine may have GPUs: there is a driver, and they are not hidden."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and (DRIVER.exists() or Path("/dev/kfd").exists())
+
+
+def _settle_devices(config: FullConfig, found: Found) -> None:
+    if config.cluster.kind is ClusterKind.local:
+        there = "cuda" in found
+        require(there or config.trainer.device is not Device.cuda or config.evaluates, "trainer.device", "cuda", "this machine's torch sees no GPU",
+                "Install torch for GPUs (constraints/gpu.txt), look at nvidia-smi, or use trainer.device=cpu")
+    else:
+        there = config.gives_gpus("train")
+        require(there or config.trainer.device is not Device.cuda, "trainer.device", "cuda", "its jobs ask for no GPUs",
+                "Set cluster.train.gpus=gres, or trainer.device=auto")
+        if config.gives_gpus("inference") and config.engine.server is Server.sglang and not config.engine.device:
+            config.engine.device = "cuda"  # SGLang would look what there is, and serve from CPUs
+    if config.trainer.device is Device.auto:
+        config.trainer.device = Device.cuda if there else Device.cpu
+
+
 def _settled(config: FullConfig, name: str, found: Found) -> str:
     """Settle one part; returns its dtype, with the reason where it was chosen here."""
     part = getattr(config, name)
     chosen, why = part.dtype is not Dtype.auto, ""
     if config.cluster.kind is ClusterKind.slurm:
         if not chosen:
-            gpus = config.cluster.role("train" if name == "trainer" else "inference").gpus is not GpuRequest.none
+            gpus = config.gives_gpus("inference") if name == "engine" else config.trainer.device is Device.cuda
             part.dtype = Dtype.bfloat16 if gpus else Dtype.float32
             why = "its jobs ask for GPUs" if gpus else "its jobs ask for no GPUs, and their nodes' CPUs are not known here"
     elif found:
-        uses_gpu = "cuda" in found and (name == "trainer" or (config.engine.server is Server.sglang and config.engine.device != "cpu"))
+        on_gpu = {"trainer": config.trainer.device is Device.cuda, "engine": config.engine.server is Server.sglang and config.engine.device != "cpu"}
+        uses_gpu = "cuda" in found and on_gpu[name]
         device = found["cuda" if uses_gpu else "cpu"]
         require(not chosen or part.dtype.value in device["runs"], f"{name}.dtype", part.dtype.value,
                 f"the kernels of this machine's {device['name']} do not run it; they run {' and '.join(device['runs'])}",

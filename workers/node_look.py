@@ -1,0 +1,86 @@
+"""What a node has for the job of a role: SGLang, GPUs, network, shared memory. The preflight's probe asks for it there, before anything is submitted.
+
+    asked (JSON) -> look -> what is wrong, what is worth knowing, the version of NCCL
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from workers.config import ConfigError
+from workers.run import gpus, gpus_seen
+from workers.transport import addresses
+
+START_S = 60.0
+START = Path(__file__).parent / "rollout" / "engines" / "servers" / "sglang" / "start.py"
+
+
+def look(asked: dict) -> tuple[list[str], list[str], str]:
+    """Problems, notes, and the version of NCCL that the GPUs' processes have ('': not known).
+
+    `asked`: `sglang`: the interpreter that is to have SGLang, '' for this one (absent: none is needed); `gpus`: whether the job has GPUs that
+    training or SGLang uses, `half`: in bfloat16; `role`: whose job it is; `interface`: transport.interface; `shared_memory`: bytes of weights
+    that lie in /dev/shm.
+    """
+    problems, nccl = look_at_sglang(asked["sglang"]) if "sglang" in asked else [], ""
+    if asked["gpus"]:
+        found, nccl = look_at_gpus(asked.get("sglang", ""), asked["half"], asked["role"])
+        problems += found
+    found, notes = look_at_network(asked["interface"])
+    return problems + found + look_at_shared_memory(asked["shared_memory"]), notes, nccl
+
+
+def look_at_sglang(python: str, start: Path = START) -> list[str]:
+    """What is wrong with the SGLang of an interpreter, in the words of `start`, the file that the rollout workers start it by."""
+    try:
+        asked = subprocess.run([python or sys.executable, str(start), "--check"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                               timeout=START_S, check=False)
+    except OSError as error:
+        return [f"engine.python={python}: cannot be run ({error.strerror}). Give the interpreter of an environment that has SGLang"]
+    except subprocess.TimeoutExpired:
+        return [f"engine.python={python}: has not answered in {START_S:g} s. Give the interpreter of an environment that has SGLang"]
+    return [] if asked.returncode == 0 else [asked.stderr.strip() or f"engine.python={python}: exited with status {asked.returncode}"]
+
+
+def look_at_gpus(python: str, half: bool, role: str) -> tuple[list[str], str]:
+    """What is wrong with the GPUs of this job, as the torch of an interpreter sees them ('': this one), and that torch's version of NCCL."""
+    try:
+        asked = subprocess.run([python or sys.executable, gpus_seen.__file__], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                               timeout=START_S, check=False)
+        found = gpus.found(json.loads(asked.stdout.splitlines()[-1]))
+    except subprocess.TimeoutExpired:
+        return [f"{python or sys.executable}: its torch has not said within {START_S:g} s which GPUs it sees. Look at the node with nvidia-smi"], ""
+    except (OSError, IndexError, ValueError) as error:
+        return [f"{python or sys.executable}: its torch does not start ({error}). Try it by hand"], ""
+    words = gpus.problem(found, half, os.environ.get("CUDA_VISIBLE_DEVICES"), role)
+    return [words] if words else [], found.nccl
+
+
+def look_at_network(interface: str) -> tuple[list[str], list[str]]:
+    """What is wrong with the network of `transport.interface`, and what it is; with the fastest other one, where that is faster."""
+    try:
+        address = addresses.address_of(interface)
+        name = addresses.interface_of(address)
+    except ConfigError as error:
+        return [str(error)], []
+    speeds = {one: state.speed for one, state in psutil.net_if_stats().items() if state.isup and one != "lo"}
+    here = f"transport.interface={interface}: {name}, {address}" + (f", {speeds[name]} Mbit/s" if speeds.get(name) else "")
+    faster = max(speeds, key=lambda one: speeds[one], default=name)
+    if interface == "auto" and speeds.get(faster, 0) > max(1, speeds.get(name, 0)):
+        here += f". {faster} has {speeds[faster]} Mbit/s: is it the network for data? Then set transport.interface={faster}"
+    return [], [here]
+
+
+def look_at_shared_memory(wanted: float) -> list[str]:
+    """Whether /dev/shm holds the versions of the weights that are to lie there."""
+    there = shutil.disk_usage("/dev/shm").total
+    return [] if wanted <= there else [
+        f"/dev/shm has {there / 2**30:.3g} GiB, and the versions of the weights that lie there take {wanted / 2**30:.3g} GiB. Ask for it to be made "
+        "larger, or set weights.dir to a folder on a local disk"]
