@@ -16,7 +16,7 @@ import typing
 from dataclasses import dataclass
 
 from launcher.config.schema import FullConfig
-from workers.config import Dtype
+from workers.config import Dtype, Transport
 
 UNITS = {"_s": "seconds", "_minutes": "minutes", "_hours": "hours", "_mb": "MiB", "_kb": "KiB", "_gb": "GiB"}
 ANY = "<name>"
@@ -111,7 +111,9 @@ def _keys(section: typing.Any, prefix: str) -> typing.Iterator[Key]:
 def all_keys() -> dict[str, Key]:
     """Every key by its name, in the schema's order, with the default that a run has."""
     config = FullConfig()
-    config.engine.dtype = config.trainer.dtype = Dtype.auto  # as conf/ says; the schema has what workers hold, where auto is settled
+    # As conf/ says; the schema has what workers hold, where that is settled.
+    config.engine.dtype = config.trainer.dtype = Dtype.auto
+    config.weights.transport, config.allocation.replica_size, config.trainer.microbatch_tokens = Transport.auto, 0, 0
     return {key.name: key for key in _keys(config, "")}
 
 

@@ -18,6 +18,7 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
 from launcher.config.cluster import ROLES, ClusterConfig, GpuRequest
 from launcher.config.device_split import Plan, plan
+from launcher.config.gpu_types import gib_of_type, microbatch_tokens
 from launcher.config.sbatch_options import check_options
 from launcher.share import CONF
 from workers import config as workers
@@ -72,7 +73,8 @@ class FullConfig(workers.Config):
                         "reward.num_processes says how many verifiers run side by side")
 
     def settle(self) -> None:
-        """Replace defaults that mean 'this machine' where the jobs run on several, and `weights.transport=auto`."""
+        """Replace defaults that go by the machine: micro-batches, replicas and weights by its GPUs, addresses by there being several."""
+        self._settle_sizes()
         if self.weights.transport is workers.Transport.auto:
             self.weights.transport = workers.Transport.nccl if self._takes_broadcasts() else workers.Transport.zmq
         if self.cluster.kind is ClusterKind.slurm:
@@ -82,6 +84,28 @@ class FullConfig(workers.Config):
                 self.cluster.reward.cpus_per_task = self.cluster.reward.cpus_per_task or self.reward.num_processes
             if self.transport.interface == workers.TransportConfig.interface:
                 self.transport.interface = "auto"  # the node's own address, as SLURM knows it
+
+    def _settle_sizes(self) -> None:
+        """Micro-batches by the memory of a training GPU, and whole nodes of inference where their size is known and comes out even."""
+        train, parallel, allocation = self.cluster.train, self.engine.parallel, self.allocation
+        on_slurm = self.cluster.kind is ClusterKind.slurm
+        if self.trainer.microbatch_tokens == 0:
+            on_gpus = on_slurm and self.gives_gpus("train") and self.trainer.device is not workers.Device.cpu
+            usual = microbatch_tokens(on_gpus, train.gpu_memory_gb or gib_of_type(train.gpu_type))
+            self.trainer.microbatch_tokens = max(usual, self.engine.context_length)
+        if allocation.replica_size == 0:
+            unit = max(1, parallel.tp * parallel.pp)
+            node = self.devices_per_node("inference") if on_slurm and self.gives_gpus("inference") else unit
+            allocation.replica_size = node if node and node % unit == 0 and self._has_split(node) else unit
+
+    def _has_split(self, replica_size: int) -> bool:
+        """Whether whole replicas of so many devices leave training its share of the devices."""
+        wanted = self.allocation.inference_fraction * self.allocation.num_devices
+        try:
+            found = plan(dataclasses.replace(self.allocation, replica_size=replica_size), self.trainer.parallel, training=not self.evaluates)
+        except workers.ConfigError:
+            return False
+        return not found.num_unused and (self.evaluates or found.num_inference_devices >= wanted)
 
     def _takes_broadcasts(self) -> bool:
         """Whether weights can go from GPU to GPU, as far as the config tells; the versions of NCCL are compared later, on both sides."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from launcher.config.cluster import RoleConfig
+from launcher.config.gpu_types import gib_of_type
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import num_train_nodes
 from launcher.slurm import queries
@@ -25,9 +26,6 @@ from workers.config import ClusterKind, Device, Server, require
 from workers.slurm.command import SlurmError
 
 GIB = 2**30
-GPU_GIB = {"h100": 79, "h800": 79, "h200": 140, "b200": 179, "a30": 24, "a40": 44, "a6000": 47, "l4": 22, "l40": 44, "l40s": 44, "a10": 22, "t4": 15,
-           "mi210": 64, "mi250x": 64, "mi300x": 192}
-"""What programs can have of a GPU, by its type's name in SLURM's gres, where that decides it: an A100 has 40 or 80 GB, a V100 16 or 32."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 ASK_S = 10.0
 
@@ -63,15 +61,6 @@ def look(config: FullConfig) -> Capacities:
     Raises `ConfigError` where this machine has fewer GPUs than training takes.
     """
     return _on_slurm(config) if config.cluster.kind is ClusterKind.slurm else _here(config)
-
-
-def gib_of_type(name: str) -> float:
-    """GiB of a GPU by SLURM's name for its type, such as h100 or nvidia_a100-sxm4-80gb; 0: the name does not tell."""
-    sizes = re.findall(r"(\d+)gb", name.lower())
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    if sizes:
-        return float(sizes[-1])  # the last: nvidia_a100_80gb_1g.10gb is a tenth of one
-    return float(next((GPU_GIB[word] for word in words if word in GPU_GIB), 0)) if "nvl" not in words else 0.0
 
 
 def types_in(resources: Iterable[str]) -> set[str]:

@@ -45,7 +45,7 @@ class AllocationConfig:
 
     num_devices: int = 2  # GPUs, or CPU processes where there are none
     inference_fraction: float = 0.75  # the share of devices that generates; the rest trains
-    replica_size: int = 1  # [devices] of one rollout worker
+    replica_size: int = 1  # [devices] of one rollout worker; 0: a node's GPUs where that comes out even, else those of one server
     devices_per_node: int = 0  # GPUs of a node; 0: as SLURM says
     min_replicas: int = 1  # [rollout workers] that training needs to start
 

@@ -63,7 +63,7 @@ class TrainerConfig:
 
     batch_groups: int = 8  # [groups] of samples in a training step
     num_minibatches: int = 2  # updates in a training step
-    microbatch_tokens: int = 2048  # [tokens] of one pass; bounds memory
+    microbatch_tokens: int = 2048  # [tokens] of one pass; bounds memory; 0: by the memory of a training GPU
     device: Device = Device.auto  # what training runs on; auto: GPUs where its jobs ask for them, or this machine has some
     dtype: Dtype = Dtype.float32  # arithmetic of training, whose optimizer keeps float32; auto: what the machine runs fastest
     lr: float = 2e-5  # learning rate
@@ -116,7 +116,7 @@ class TrainerConfig:
 class WeightsConfig:
     """How new weights reach the rollout workers."""
 
-    transport: Transport = Transport.auto  # how new weights reach the rollout workers; auto: nccl from GPU to GPU, where that can be, else zmq
+    transport: Transport = Transport.zmq  # how new weights reach the rollout workers; auto: nccl from GPU to GPU, where that can be, else zmq
     dir: str = "auto"  # where weights lie: auto, run, or a folder; docs/weights.md
     security: Security = Security.digest  # of streamed weights: digests, or encryption too
     delta: bool = False  # only what has changed is sent

@@ -178,3 +178,34 @@ def test_what_cannot_take_broadcasts_is_refused(overrides: list[str], key: str) 
     composed(*more, "weights=zmq")
     with pytest.raises(ConfigError, match=f"{key}=.*weights.transport=nccl"):
         composed(*more, "weights=nccl")
+
+
+ON_GPUS = ("cluster=slurm", "model.path=/m", "engine=sglang")
+
+
+@pytest.mark.parametrize(("more", "tokens"), [
+    ((), 8192), (("cluster.train.gpu_type=h100",), 16384), (("cluster.train.gpu_memory_gb=48",), 8192), (("cluster.train.gpu_memory_gb=24",), 4096),
+    (("cluster.train.gpu_memory_gb=24", "engine.context_length=30000"), 30000), (("cluster.train.gpus=none",), 4096),
+    (("cluster.fake_gpus=true",), 4096),
+    (("trainer.microbatch_tokens=5000",), 5000)])
+def test_micro_batches_go_by_the_memory_of_a_gpu(more: tuple[str, ...], tokens: int) -> None:
+    assert composed(*ON_GPUS, *more).trainer.microbatch_tokens == tokens, "on CPUs as many as the context has, which is 4096"
+
+
+@pytest.mark.parametrize(("more", "size"), [
+    ((), 1), (("allocation.num_devices=32", "allocation.devices_per_node=8"), 8), (("allocation.num_devices=16", "allocation.devices_per_node=8"), 1),
+    (("allocation.num_devices=8", "allocation.devices_per_node=8", "engine.parallel.tp=2"), 2),
+    (("allocation.num_devices=32", "cluster.inference.devices_per_node=4"), 4), (("engine.parallel.tp=4", "allocation.num_devices=16"), 4),
+    (("allocation.num_devices=32", "allocation.devices_per_node=8", "allocation.replica_size=2"), 2),
+    (("allocation.num_devices=32", "allocation.devices_per_node=8", "cluster.fake_gpus=true"), 1)])
+def test_a_rollout_worker_has_a_node_where_that_is_known_and_comes_out_even(more: tuple[str, ...], size: int) -> None:
+    config = composed(*ON_GPUS, *more)
+    assert config.allocation.replica_size == size and config.plan().num_unused == 0
+
+
+@pytest.mark.parametrize(("more", "way"), [
+    ((), "nccl"), (("engine=embedded",), "zmq"), (("engine.parallel.pp=2",), "zmq"), (("engine.device=cpu",), "zmq"),
+    (("cluster.fake_gpus=true",), "zmq"),
+    (("cluster.inference.gpus=none",), "zmq"), (("trainer.device=cpu",), "zmq"), (("weights=zmq",), "zmq"), (("weights=disk",), "disk")])
+def test_weights_go_from_gpu_to_gpu_where_they_can(more: tuple[str, ...], way: str) -> None:
+    assert composed(*ON_GPUS, "allocation.num_devices=8", *more).weights.transport.value == way

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launcher.config.cluster import GpuRequest
+from launcher.config.gpu_types import gib_of_type
 from launcher.config.schema import FullConfig
 from launcher.launch import on_slurm
 from launcher.memory import capacity
 from launcher.memory.activations import GIB, Layout, kept_bytes, layout
-from launcher.memory.capacity import Capacities, Capacity, bytes_of, gib_of_type, look, types_in
+from launcher.memory.capacity import Capacities, Capacity, bytes_of, look, types_in
 from launcher.memory.estimate import RankMemory, count_weights, in_words, rank_memory, replica_memory, server_memory
 from launcher.memory.fit import changed, check, nearest, needs
 from launcher.slurm import queries
