@@ -22,7 +22,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick test-unit test-long test-slurm test-sglang lint benchmarks dry-run launch sweep status watch report stop model slurm-up slurm-down clean
+.PHONY: help setup demo test test-quick test-unit test-long test-slurm test-sglang gpu gpu8 lint benchmarks dry-run launch sweep status watch report stop model slurm-up slurm-down clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -74,6 +74,20 @@ $(SGLANG)/.ready: tests/sglang/constraints.txt $(wildcard tests/sglang/shims/*)
 	$(SGLANG)/bin/pip install --quiet -c tests/sglang/constraints.txt torch
 	$(SGLANG)/bin/pip install --quiet --no-deps -r tests/sglang/constraints.txt
 	cp tests/sglang/shims/* "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	touch $@
+
+# Where there is a driver: an environment of its own, with both roles (constraints/gpu.txt). Elsewhere all is left out, and the table says so.
+GPU_VENV := $(if $(wildcard /proc/driver/nvidia/version),.venv-gpu,$(VENV))
+GPU_READY := $(if $(wildcard /proc/driver/nvidia/version),.venv-gpu/.ready,$(READY))
+gpu: $(GPU_READY)  ## on a machine with a GPU: does all work there, and how well? A table, and a file to attach (half an hour; docs/gpu.md)
+	HEADWAY_SGLANG_PYTHON='$(CURDIR)/$(GPU_VENV)/bin/python' $(GPU_VENV)/bin/python -m benchmarks.acceptance $(ARGS)
+
+gpu8: $(GPU_READY)  ## the same on a node with eight
+	HEADWAY_SGLANG_PYTHON='$(CURDIR)/$(GPU_VENV)/bin/python' $(GPU_VENV)/bin/python -m benchmarks.acceptance --gpus 8 $(ARGS)
+
+.venv-gpu/.ready: setup.cfg constraints/gpu.txt
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet -c constraints/gpu.txt -e '.[gpu,demo,test]'
 	touch $@
 
 lint: $(READY)  ## ruff and mypy

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from workers.config import ClusterKind, load
 from workers.run.folder import RunFolder
-from workers.run.gpus import set_environment
+from workers.run.gpus import distinct, set_environment
 from workers.run.processes import GPUS, end_with_parent, enlist
 
 
@@ -73,7 +73,7 @@ def _take_gpus() -> None:
     if visible == "all":
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     else:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+        os.environ["CUDA_VISIBLE_DEVICES"] = distinct(visible)
 
 
 def _set_threads(number: int) -> None:

@@ -24,6 +24,8 @@ SGLANG = os.environ.get("HEADWAY_SGLANG_PYTHON", "")
 sglang_here = pytest.mark.skipif(not SGLANG, reason="SGLang has an environment of its own: make test-sglang")
 NUM_SLOTS = 8
 START_S, END_S = 240.0, 30.0
+DEVICE = os.environ.get("HEADWAY_SGLANG_DEVICE", "cpu")
+"""With cuda the server is what it is on a cluster, CUDA graphs among it (make gpu)."""
 CPU = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -43,15 +45,16 @@ def embedded(work: Path, family: str) -> Iterator[Endpoint]:
 
 @contextlib.contextmanager
 def sglang(work: Path, family: str) -> Iterator[Endpoint]:
-    """An SGLang server on the CPU that serves a model of `family`, started as a worker starts it; it takes about 20 s, and 1.5 GB."""
+    """An SGLang server, on the CPU unless DEVICE says otherwise, that serves a model of `family`, started as a worker starts it; it takes about
+    20 s, and 1.5 GB."""
     first, second = write_pair(work, family)
-    flags = ["--model-path", str(first), "--device", "cpu", "--dtype", "float32", "--weight-version", "first", "--max-total-tokens", "32768",
+    flags = ["--model-path", str(first), "--device", DEVICE, "--dtype", "float32", "--weight-version", "first", "--max-total-tokens", "32768",
              "--max-running-requests", str(NUM_SLOTS), "--mem-fraction-static", "0.8", "--sleep-on-idle", "--skip-server-warmup"]
     key, log = secrets.token_hex(16), work / "sglang.log"
     reader, writer = os.pipe()
     with log.open("wb") as output, os.fdopen(reader) as ready:
-        process = subprocess.Popen([SGLANG, str(SGLANG_START), "--ready-fd", str(writer), "--", *flags], env=os.environ | CPU, pass_fds=[writer],
-                                   process_group=0, stdin=subprocess.PIPE, stdout=output, stderr=output)
+        process = subprocess.Popen([SGLANG, str(SGLANG_START), "--ready-fd", str(writer), "--", *flags], pass_fds=[writer], process_group=0,
+                                   env=os.environ | (CPU if DEVICE == "cpu" else {}), stdin=subprocess.PIPE, stdout=output, stderr=output)
         os.close(writer)
         assert process.stdin is not None
         process.stdin.write(f"{key}\n".encode())

@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from workers.config import Config
-from workers.trainer.batch.group import TrainGroup
 from workers.trainer.fake_device import stand_ins
+from workers.trainer.fake_device.full_batch import full_batch, signs
 from workers.trainer.fake_device.operators import Call, Counts, Recorder
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import process_group
@@ -77,8 +75,8 @@ def _measured(config: Config, folder: Path, rank: int, world_size: int, first: b
     gang = Gang(rank, world_size, rank % GPUS_PER_NODE, "127.0.0.1", 1) if world_size > 1 else None
     with _recorder:
         engine = MegatronEngine(config, folder, gang)
-        groups, minibatches = _batch(config, engine.architecture.vocab_size, max(2, config.trainer.parallel.pp))
-        advantages = None if config.supervised or config.algorithm.critic else [_signs(group.num_samples) for group in groups]
+        groups, minibatches = full_batch(config, engine.architecture.vocab_size, max(2, config.trainer.parallel.pp))
+        advantages = None if config.supervised or config.algorithm.critic else [signs(group.num_samples) for group in groups]
         if not first:
             engine.train_step(groups, minibatches, None, advantages)
             gc.collect()
@@ -93,30 +91,6 @@ def _measured(config: Config, folder: Path, rank: int, world_size: int, first: b
         engine.close()
     gc.collect()
     return figures
-
-
-def _batch(config: Config, vocab_size: int, num_microbatches: int) -> tuple[list[TrainGroup], list[list[int]]]:
-    """Groups of responses as long as they may be, so many that each minibatch fills its micro-batches."""
-    size, response = config.workflow.group_size, config.workflow.max_new_tokens
-    prompt = max(1, config.engine.context_length - response)
-    shared = config.trainer.share_prompts and size > 1
-    tokens = prompt + size * response if shared else size * (prompt + response)
-    number = max(1, num_microbatches * config.trainer.microbatch_tokens // tokens)
-    rng = np.random.default_rng(0)
-
-    def some(length: int) -> np.ndarray:
-        return rng.integers(0, vocab_size, length).astype(np.int32)
-
-    groups = [TrainGroup(
-        group_id=str(index), prompt=some(prompt), responses=[some(response) for _ in range(size)],
-        behavior_logprobs=[np.full(response, -1.0, np.float32)] * size, loss_mask=[np.ones(response, bool)] * size, rewards=_signs(size),
-        versions=[np.zeros(response, np.int32)] * size, head_version=0) for index in range(number * config.trainer.num_minibatches)]
-    return groups, [list(map(int, part)) for part in np.array_split(np.arange(len(groups)), config.trainer.num_minibatches)]
-
-
-def _signs(number: int) -> np.ndarray:
-    """1, -1, 1, ...: nothing whose gradient would be left out."""
-    return np.where(np.arange(number) % 2, -1.0, 1.0).astype(np.float32)
 
 
 @contextmanager

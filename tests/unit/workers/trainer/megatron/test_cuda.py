@@ -34,7 +34,8 @@ KINDS = ["llama", "qwen2-tied", "qwen3", "qwen3moe"]
 class Setup:
     """The one value that the attention reads of Megatron's configuration."""
 
-    kv_channels = 64
+    def __init__(self, kv_channels: int) -> None:
+        self.kv_channels = kv_channels
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +48,20 @@ def flat(values: list[list[np.ndarray]]) -> np.ndarray:
     return np.concatenate([row for rows in values for row in rows])
 
 
+@pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("share", [True, False])
-def test_flash_attention_is_that_of_the_buckets_with_its_gradient(share: bool) -> None:
+def test_flash_attention_is_that_of_the_buckets_in_float32_with_its_gradient(share: bool, size: int) -> None:
+    """With shared prompts queries are fewer than keys."""
     torch.manual_seed(0)
     groups = make_groups(4)
-    frequencies = 1.0 / 10000.0 ** (torch.arange(0, 64, 2) / 64)
-    attention = PackedAttention(Setup(), 1)
+    frequencies = 1.0 / 10000.0 ** (torch.arange(0, size, 2) / size)
+    attention = PackedAttention(Setup(size), 1)
     for batch in pack_chunks(groups, split_groups(groups, list(range(4)), 60, share), 60):
-        values = [torch.randn(len(batch.tokens), heads, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
+        halves = [torch.randn(len(batch.tokens), heads, size, device="cuda", dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
         results = []
-        for by_lengths in (False, True):
-            plan = plan_attention(batch, part_of(batch), frequencies, torch.device("cuda"), torch.bfloat16, by_lengths=by_lengths)
+        for dtype, by_lengths in ((torch.float32, False), (torch.bfloat16, True)):
+            values = [half.detach().to(dtype).requires_grad_() for half in halves]
+            plan = plan_attention(batch, part_of(batch), frequencies, torch.device("cuda"), dtype, by_lengths=by_lengths)
             output = attention(*values, packed_seq_params=plan)
             results.append([output, *torch.autograd.grad(output.float().square().sum(), values)])
         for expected, found in zip(*results, strict=True):
