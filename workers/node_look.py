@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,6 +21,10 @@ from workers.run import gpus, gpus_seen
 from workers.transport import addresses
 
 START_S = 60.0
+ACCELERATORS = (("Transformer Engine", "transformer_engine", "matrices and norms"),
+                ("FlashAttention 3", "flash_attn_interface", "attention on Hopper"),
+                ("apex", "apex", "Adam and norms in one kernel"))
+"""Name, module, and what is faster with it."""
 START = Path(__file__).parent / "rollout" / "engines" / "servers" / "sglang" / "start.py"
 
 
@@ -34,7 +40,14 @@ def look(asked: dict) -> tuple[list[str], list[str], str]:
         found, nccl = look_at_gpus(asked.get("sglang", ""), asked["half"], asked["role"])
         problems += found
     found, notes = look_at_network(asked["interface"])
+    if asked["gpus"] and asked["role"] == "train":
+        notes.append(accelerators())
     return problems + found + look_at_shared_memory(asked["shared_memory"]), notes, nccl
+
+
+def accelerators(has: Callable[[str], object] = importlib.util.find_spec) -> str:
+    """Which of `ACCELERATORS` this interpreter has, in words; none of them is needed."""
+    return "accelerators of training: " + ", ".join(f"{name} {'yes' if has(module) else 'no'} ({what})" for name, module, what in ACCELERATORS)
 
 
 def look_at_sglang(python: str, start: Path = START) -> list[str]:

@@ -33,7 +33,8 @@ from launcher.slurm.site import settle_nodes
 from launcher.sweep import Sweep
 from launcher.views import plan_advice
 from launcher.views.terminal import terminal
-from workers.config import ClusterKind, ConfigError, ModelSource, SelfTestAction, require
+from workers import node_look
+from workers.config import ClusterKind, ConfigError, Device, ModelSource, SelfTestAction, require
 from workers.model.architecture import ModelError, read_architecture
 from workers.run.files import is_full, write_atomic
 from workers.run.folder import RunFolder, RunFolderError
@@ -99,6 +100,8 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
     console.print(f"plan: {config.plan().describe()}")
     console.print(f"      {device_choice.settle(config)}", soft_wrap=True)
     console.print(f"      {plan_advice.generation(config)}", soft_wrap=True)
+    if config.launch.dry_run and config.trainer.device is Device.cuda and not config.evaluates:
+        console.print(f"      {node_look.accelerators()}, in this environment", soft_wrap=True)
     for warning in plan_advice.warnings(config, plan_advice.has_chat_template(Path(config.model.path).expanduser())):
         console.print(warning, style="bold yellow", soft_wrap=True)
     if config.rewards_apart:

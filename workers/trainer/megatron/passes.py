@@ -31,6 +31,7 @@ from workers.trainer.batch.group import TrainGroup
 from workers.trainer.batch.packing import pack
 from workers.trainer.batch.sequence_layout import PackedBatch, pack_chunks, split_groups
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams, plan_attention
+from workers.trainer.megatron.model.packed_attention import choose_flash_attention
 from workers.trainer.megatron.objective import TokenValues
 from workers.trainer.megatron.parallel import collectives, cpu_backend, process_group
 from workers.trainer.megatron.parallel.stop_gate import StopGate, StopNoticed
@@ -47,6 +48,8 @@ class PackedPasses:
         # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
         self._in_lockstep = trainer.parallel.pp > 1 or trainer.parallel.ep > 1
         self._by_lengths = self._device.type != "cpu" and _takes_flash(dtype, 2 * len(inverse_frequencies))
+        if self._by_lengths and self._device.type == "cuda":
+            choose_flash_attention()
 
     def run(self, groups: list[TrainGroup], indices: list[int], loss: LossFunction, forward_only: bool, gate: StopGate) -> list[Stats]:
         """Pass the groups at `indices`, all ranks together; returns what `loss` gave besides the loss, by micro-batch (on the last stage).

@@ -327,3 +327,8 @@ def test_an_interpreter_that_cannot_be_run_is_told() -> None:
     full.engine.server, full.engine.python = Server.sglang, "/no/such/python"
     with pytest.raises(ConfigError, match=r"engine\.python=/no/such/python: cannot be run \(No such file or directory\)"):
         preflight.check_here(full)
+
+
+def test_accelerators_are_told_with_what_they_are_for() -> None:
+    told = node_look.accelerators(lambda module: module == "apex" or None)
+    assert "Transformer Engine no (matrices" in told and "FlashAttention 3 no (attention on Hopper)" in told and "apex yes" in told

@@ -9,6 +9,7 @@ sum over the ranks.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from torch import Tensor
 
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams, SegmentBucket, SegmentLengths
 
+HOPPER = 9
+"""Major compute capability."""
+
 
 def rotated(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding of [T, heads, head_dim], halves rotated against each other (Hugging Face's order)."""
@@ -28,6 +32,18 @@ def rotated(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 rotate = torch.compile(rotated, dynamic=True) if torch.backends.cuda.is_built() else rotated
 """`rotated`; on GPUs one kernel in each direction instead of five."""
+
+
+def choose_flash_attention() -> str:
+    """Have torch's variable-length attention run FlashAttention 3 on Hopper, where it is installed (arXiv 2407.08608), which is up to twice as fast
+    there; returns its name, '' where it is torch's own. Not run on GPUs yet (docs/gpu.md)."""
+    from torch.nn import attention
+
+    if torch.cuda.get_device_capability()[0] != HOPPER or importlib.util.find_spec("flash_attn_interface") is None:
+        return ""
+    if attention.current_flash_attention_impl() != "FA3":
+        attention.activate_flash_attention_impl("FA3")
+    return "FA3"
 
 
 class PackedAttention(torch.nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ pytest.importorskip("megatron.core")
 from tests.support.megatron_case import config, make_groups, write_model
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.model import layers
-from workers.trainer.megatron.model.packed_attention import rotated
+from workers.trainer.megatron.model.packed_attention import choose_flash_attention, rotated
 from workers.trainer.megatron.objective import PolicyTargets, per_token
 from workers.trainer.megatron.parallel.stop_gate import StopGate
 
@@ -53,3 +54,15 @@ def test_the_rotary_embedding_is_one_graph_for_any_number_of_tokens_and_heads() 
         results = [(output := function(values, cos, sin), *torch.autograd.grad(output.square().sum(), values)) for function in (rotated, compiled)]
         for expected, found in zip(*results, strict=True):
             assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("capability", "installed", "chosen"), [((9, 0), True, "FA3"), ((9, 0), False, ""), ((8, 0), True, ""), ((10, 0), True, "")])
+def test_flash_attention_3_is_for_hopper_where_it_is_installed(
+        monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], installed: bool, chosen: str) -> None:
+    active: list[str] = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed and name == "flash_attn_interface" else None)
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", active.append)
+    monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: active[-1] if active else None)
+    assert choose_flash_attention() == chosen == choose_flash_attention()
+    assert active == ([chosen] if chosen else []), "once"
