@@ -14,23 +14,9 @@ from typing import Any
 import msgspec
 
 from launcher.preflight.fake_step import WITHOUT_GPU
+from tests.support.documented import MODELS
 from workers.config import Config, Dtype, ParallelConfig, Recompute, TrainerConfig
 from workers.trainer.fake_device.exchanges import mismatches
-
-_QWEN3: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-    "head_dim": 128, "hidden_act": "silu", "eos_token_id": 151645, "num_key_value_heads": 8, "tie_word_embeddings": False}
-MODELS: dict[str, dict[str, Any]] = {
-    "Qwen3-0.6B": _QWEN3 | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-                             "tie_word_embeddings": True},
-    "Qwen3-8B": _QWEN3 | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "Qwen3-32B": _QWEN3 | {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64},
-    "Qwen3-30B-A3B": _QWEN3 | {
-        "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
-        "num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
-        "decoder_sparse_step": 1, "mlp_only_layers": []},
-}
-"""What the models' config.json hold, as they are published."""
 
 
 @dataclass(frozen=True)

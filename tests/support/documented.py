@@ -32,6 +32,12 @@ MODELS = {
                             "num_key_value_heads": 8, "tie_word_embeddings": True},
     "Qwen3-8B": COMMON | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
                           "num_key_value_heads": 8},
+    "Qwen3-32B": COMMON | {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64,
+                           "num_key_value_heads": 8},
+    "Qwen3-30B-A3B": COMMON | {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "DeepSeek-R1-Distill-Qwen-1.5B": DISTILLED | {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12,
                                                   "num_key_value_heads": 2, "head_dim": 128},
     "DeepSeek-R1-Distill-Qwen-7B": DISTILLED | {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,

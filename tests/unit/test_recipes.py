@@ -23,6 +23,7 @@ from workers.model.architecture import read_architecture
 register()
 
 RECIPES = {"gsm8k_qwen3_0.6b": "Qwen3-0.6B", "math_qwen3_8b": "Qwen3-8B", "code_qwen3_8b": "Qwen3-8B",
+           "math_qwen3_32b": "Qwen3-32B", "math_qwen3_30b_a3b": "Qwen3-30B-A3B",
            "paper_1.5b": "DeepSeek-R1-Distill-Qwen-1.5B", "paper_7b": "DeepSeek-R1-Distill-Qwen-7B"}
 Recipe = Callable[..., FullConfig]
 
