@@ -83,7 +83,7 @@ def dry_run(config: FullConfig, run: RunFolder, specs: tuple[JobSpec, ...], told
         if not told:
             tell_memory(config, trial, console)
         if config.launch.fake_step:
-            for line in fake_step.ask(config, trial.config, model_folder(config, trial)):
+            for line in fake_step.ask(config, trial.path, model_folder(config, trial)):
                 console.print(f"      {line}", soft_wrap=True)
     return 0
 

@@ -28,10 +28,12 @@ NAMES = {"allreduce_": "all-reduce", "_allgather_base_": "all-gather", "allgathe
          "broadcast_": "broadcast"}
 
 
-def ask(config: FullConfig, written: Path, model: Path) -> list[str]:
-    """Lines to tell. `written`: the workers' config. Raises `ConfigError` on what cannot work."""
+def ask(config: FullConfig, folder: Path, model: Path) -> list[str]:
+    """Lines to tell. `folder`: for a file of this one's own. Raises `ConfigError` on what cannot work."""
     require(not config.evaluates, "launch.fake_step", True, "is of training, and an evaluation has none", "Leave --fake-step out")
     plan = config.plan()
+    written = folder / "fake_step.json"
+    written.write_bytes(msgspec.json.encode(config.for_workers()))
     ranks = sorted({0, plan.num_train_devices - 1} if config.trainer.parallel.pp > 1 else {0})
     command = [sys.executable, "-m", "workers.trainer.fake_device", str(written), str(model), str(plan.num_train_devices), *map(str, ranks)]
     try:
