@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.config import Config
+from workers.config import Config, Device
 from workers.trainer.fake_device import stand_ins
 from workers.trainer.fake_device.full_batch import full_batch, signs
 from workers.trainer.fake_device.operators import Call, Counts, Recorder
@@ -71,7 +71,8 @@ def fake_step(config: Config, model_folder: Path, rank: int, world_size: int, fi
 
 
 def _measured(config: Config, folder: Path, rank: int, world_size: int, first: bool) -> Figures:
-    config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, num_minibatches=min(2, config.trainer.num_minibatches)))
+    trainer = dataclasses.replace(config.trainer, num_minibatches=min(2, config.trainer.num_minibatches), device=Device.auto)  # no GPU is asked for
+    config = dataclasses.replace(config, trainer=trainer)
     gang = Gang(rank, world_size, rank % GPUS_PER_NODE, "127.0.0.1", 1) if world_size > 1 else None
     with _recorder:
         engine = MegatronEngine(config, folder, gang)
