@@ -54,4 +54,6 @@ EIGHT = (
           num_gpus=8),
     check("8B, 4 + 4", "seconds that generation stands still for new weights; share of time that training waits", "<= 1.5 s and <= 10%", 1800,
           "runs", "eight", num_gpus=8, small=False, sglang=True),
+    check("drift", "half an hour: a step's time, and the memory of all processes, at the end over the beginning", "<= 1.1 and <= 1.1", 2400,
+          "runs", "drift", num_gpus=8, sglang=True),
 )

@@ -1,8 +1,9 @@
-"""Whole runs on this machine, of a Qwen3-0.6B with random weights: `runs agreement|killed|eight [--small]`.
+"""Whole runs on this machine, of a Qwen3-0.6B with random weights: `runs agreement|killed|eight|drift [--small]`.
 
     agreement   headway selftest: how far are SGLang's log-probs from the trainer's, on average?
     killed      the launcher and all that is the run's is killed after a step, and `headway resume` goes on: is every step there once?
     eight       an 8B model, 4 GPUs for inference and 4 for training: how long does generation stand still for new weights, and training for data?
+    drift       half an hour, the same: do steps become longer, or the processes larger?
 
 With one GPU engine and trainer share it: it is named twice in CUDA_VISIBLE_DEVICES.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,12 +21,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.acceptance import shapes
 from benchmarks.acceptance.running import PYTHON, ROOT, tell
 from launcher.jobs import liveness
 from workers.run.folder import RunFolder
 
-GAP, PAUSE_S, IDLE = 0.03, 1.5, 0.1
+GAP, PAUSE_S, IDLE, DRIFT = 0.03, 1.5, 0.1, 1.1
 STEPS, KILLED_AFTER, DEADLINE_S = 6, 2, 600.0
 
 
@@ -98,10 +102,43 @@ def eight(work: Path, small: bool) -> None:
     tell(f"{pause:.2f} s, {idle:.0%}", pause <= PAUSE_S and idle <= IDLE)
 
 
+def drift(work: Path, small: bool) -> None:
+    """The median of a step's time at the end over that in the beginning, and the same of the memory of all processes."""
+    minutes = 0.3 if small else 30.0
+    settings = [*arguments(work, small, shapes.QWEN3_06B), "run.num_steps=100000", "trainer.export_final=false", "checkpoint.every_steps=20",
+                *([] if small else ["allocation.num_devices=8", "weights=nccl"])]
+    command, began, sizes = headway("--plain", *settings), time.monotonic(), list[int]()
+    while time.monotonic() - began < 60 * minutes + 120 and command.poll() is None:
+        time.sleep(minutes)
+        found = records(work)
+        if len(found) > 2:
+            sizes.append(sum(memory(process) for process in liveness.still_there(RunFolder(work / "run"))))
+        if len(sizes) >= 60:
+            break
+    headway("stop", str(work / "run")).wait()
+    command.wait()
+    times = [record["train_s"] for record in records(work)][2:]
+    third = max(1, len(times) // 3)
+    if len(sizes) < 6 or len(times) < 6:
+        tell("-", False, f"the run ended after {len(times)} steps")
+        return
+    longer = statistics.median(times[-third:]) / statistics.median(times[:third])
+    larger = statistics.median(sizes[-len(sizes) // 3:]) / statistics.median(sizes[:len(sizes) // 3])
+    tell(f"{longer:.2f}, {larger:.2f}", longer <= DRIFT and larger <= DRIFT, f"{len(times)} steps")
+
+
+def memory(process: Any) -> int:
+    """Bytes of a process that may be ending."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
 def main(what: str, *rest: str) -> None:
     """One of them, in a folder that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="headway-acceptance-") as folder:
-        {"agreement": agreement, "killed": killed, "eight": eight}[what](Path(folder), "--small" in rest)
+        {"agreement": agreement, "killed": killed, "eight": eight, "drift": drift}[what](Path(folder), "--small" in rest)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from pathlib import Path
 from launcher.__main__ import CONF
 
 ROOT = CONF.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *(ROOT / "slurm" / name / "README.md" for name in ("local", "containers"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
+         *(ROOT / "slurm" / name / "README.md" for name in ("local", "containers"))]
 NEEDS = "# needs:"
 """Marks a command that cannot be tried where tests run; what follows says what it needs."""
 BEGINNINGS = ("headway", "make", "python", "sbatch")
