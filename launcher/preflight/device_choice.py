@@ -19,7 +19,8 @@ from launcher.jobs.sbatch_script import ROOT
 from workers.config import ClusterKind, ConfigError, Device, Dtype, Server, require
 
 DEADLINE_S = 300.0
-DRIVER = Path("/proc/driver/nvidia")
+DRIVERS = (Path("/proc/driver/nvidia"), Path("/dev/kfd"), Path("/dev/dxg"))
+"""Of NVIDIA's, AMD's, and any on Windows' Linux: what is there where torch may find a GPU."""
 Found = dict[str, dict]
 """By device (cpu, cuda): `name`, the dtypes that it `runs`, the `best` of them; as workers/model/dtypes.py prints it."""
 
@@ -55,7 +56,7 @@ def settle(config: FullConfig, ask: Callable[[], Found] = ask) -> str:
 
 def has_gpus() -> bool:
     """Whether this machine may have GPUs: there is a driver, and they are not hidden."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and (DRIVER.exists() or Path("/dev/kfd").exists())
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(path.exists() for path in DRIVERS)
 
 
 def _settle_devices(config: FullConfig, found: Found) -> None:
