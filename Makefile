@@ -22,10 +22,10 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick test-unit test-long test-slurm test-sglang gpu gpu8 lint benchmarks dry-run launch sweep status watch report stop model slurm-up slurm-down clean
+.PHONY: help setup demo test test-quick test-unit test-long test-slurm test-sglang gpu gpu8 gpu-setup lint benchmarks dry-run launch sweep status watch report stop model slurm-up slurm-down clean
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 	@echo '  variables: PYTHON=python3.13 (3.11 to 3.13, an environment each)  EXPERIMENT=demo  ARGS="key=value ..."  RUN=runs/NAME (default: the newest)'
 
 setup: $(READY)  ## make .venv with everything that runs and tests need
@@ -76,17 +76,22 @@ $(SGLANG)/.ready: tests/sglang/constraints.txt $(wildcard tests/sglang/shims/*)
 	cp tests/sglang/shims/* "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	touch $@
 
-# Where there is a driver: an environment of its own, with both roles (constraints/gpu.txt). Elsewhere all is left out, and the table says so.
-GPU_VENV := $(if $(wildcard /proc/driver/nvidia/version),.venv-gpu,$(VENV))
-GPU_READY := $(if $(wildcard /proc/driver/nvidia/version),.venv-gpu/.ready,$(READY))
+# On GPU nodes: an environment of its own with both roles, of the one Python that constraints/gpu.txt is for. Where there is none, and no driver
+# either, all is left out, and the table says so.
+GPU_PYTHON ?= python3.12
+GPU_READY := $(if $(wildcard .venv-gpu/.ready /proc/driver/nvidia/version),.venv-gpu/.ready,$(READY))
+GPU_BIN := $(patsubst %/.ready,%,$(if $(findstring .venv-gpu,$(GPU_READY)),.venv-gpu/.ready,$(VENV)/.ready))/bin
+ACCEPTANCE = HEADWAY_SGLANG_PYTHON='$(CURDIR)/$(GPU_BIN)/python' $(GPU_BIN)/python -m benchmarks.acceptance
 gpu: $(GPU_READY)  ## on a machine with a GPU: does all work there, and how well? A table, and a file to attach (half an hour; docs/gpu.md)
-	HEADWAY_SGLANG_PYTHON='$(CURDIR)/$(GPU_VENV)/bin/python' $(GPU_VENV)/bin/python -m benchmarks.acceptance $(ARGS)
+	$(ACCEPTANCE) $(ARGS)
 
 gpu8: $(GPU_READY)  ## the same on a node with eight
-	HEADWAY_SGLANG_PYTHON='$(CURDIR)/$(GPU_VENV)/bin/python' $(GPU_VENV)/bin/python -m benchmarks.acceptance --gpus 8 $(ARGS)
+	$(ACCEPTANCE) --gpus 8 $(ARGS)
 
+gpu-setup: .venv-gpu/.ready  ## make .venv-gpu, where packages can be fetched; nodes often cannot
 .venv-gpu/.ready: setup.cfg constraints/gpu.txt
-	$(PYTHON) -m venv .venv-gpu
+	@[ '$(call version_of,$(GPU_PYTHON))' = 3.12 ] || { echo "GPU_PYTHON=$(GPU_PYTHON): is no Python 3.12, which constraints/gpu.txt is for" >&2; exit 1; }
+	$(GPU_PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/python -m pip install --quiet -c constraints/gpu.txt -e '.[gpu,demo,test]'
 	touch $@
 

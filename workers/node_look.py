@@ -20,7 +20,10 @@ from workers.config import ConfigError
 from workers.run import gpus, gpus_seen
 from workers.transport import addresses
 
-START_S = 60.0
+START_S = 120.0
+"""For an interpreter to import torch or SGLang, on a shared file system and for the first time."""
+NOT_A_NETWORK = ("lo", "docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "tun", "tap")
+"""Beginnings of interfaces' names that lead to no other node."""
 ACCELERATORS = (("Transformer Engine", "transformer_engine", "matrices and norms"),
                 ("FlashAttention 3", "flash_attn_interface", "attention on Hopper"),
                 ("apex", "apex", "Adam and norms in one kernel"))
@@ -42,6 +45,9 @@ def look(asked: dict) -> tuple[list[str], list[str], str]:
     found, notes = look_at_network(asked["interface"])
     if asked["gpus"] and asked["role"] == "train":
         notes.append(accelerators())
+        if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+            notes.append("there is no C compiler, with which Triton makes the launchers of fused kernels: training may end at its first step. Load a "
+                         "module of gcc in cluster.setup")
     return problems + found + look_at_shared_memory(asked["shared_memory"]), notes, nccl
 
 
@@ -66,7 +72,7 @@ def look_at_gpus(python: str, half: bool, role: str) -> tuple[list[str], str]:
     """What is wrong with the GPUs of this job, as the torch of an interpreter sees them ('': this one), and that torch's version of NCCL."""
     try:
         asked = subprocess.run([python or sys.executable, gpus_seen.__file__], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                               timeout=START_S, check=False)
+                               timeout=START_S, check=False, env=gpus.environment_of(python))
         found = gpus.found(json.loads(asked.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
         return [f"{python or sys.executable}: its torch has not said within {START_S:g} s which GPUs it sees. Look at the node with nvidia-smi"], ""
@@ -83,7 +89,7 @@ def look_at_network(interface: str) -> tuple[list[str], list[str]]:
         name = addresses.interface_of(address)
     except ConfigError as error:
         return [str(error)], []
-    speeds = {one: state.speed for one, state in psutil.net_if_stats().items() if state.isup and one != "lo"}
+    speeds = {one: state.speed for one, state in psutil.net_if_stats().items() if state.isup and not one.startswith(NOT_A_NETWORK)}
     here = f"transport.interface={interface}: {name}, {address}" + (f", {speeds[name]} Mbit/s" if speeds.get(name) else "")
     faster = max(speeds, key=lambda one: speeds[one], default=name)
     if interface == "auto" and speeds.get(faster, 0) > max(1, speeds.get(name, 0)):
@@ -93,7 +99,12 @@ def look_at_network(interface: str) -> tuple[list[str], list[str]]:
 
 def look_at_shared_memory(wanted: float) -> list[str]:
     """Whether /dev/shm holds the versions of the weights that are to lie there."""
-    there = shutil.disk_usage("/dev/shm").total
+    if not wanted:
+        return []
+    try:
+        there = shutil.disk_usage("/dev/shm").total
+    except OSError as error:
+        return [f"/dev/shm cannot be used ({error.strerror}), and weights are to lie there. Set weights.dir to a folder on a local disk"]
     return [] if wanted <= there else [
         f"/dev/shm has {there / 2**30:.3g} GiB, and the versions of the weights that lie there take {wanted / 2**30:.3g} GiB. Ask for it to be made "
         "larger, or set weights.dir to a folder on a local disk"]

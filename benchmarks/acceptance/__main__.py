@@ -37,8 +37,8 @@ def main() -> int:
         why = left_out(check, len(seen["gpus"]), bool(os.environ.get("HEADWAY_SGLANG_PYTHON")), options.small)
         results.append(Result(check.name, check.what, check.reference, "skipped", "", why, 0.0) if why else run(check, options.small))
         print(f"{results[-1].status:<8} {check.name}: {check.what}", file=sys.stderr, flush=True)
+        write(options.out, results, {"host": platform.node(), "at": time.strftime("%Y-%m-%d %H:%M:%S%z"), "small": options.small, **seen})
     print(f"\n{table(results)}")
-    write(options.out, results, {"host": platform.node(), "at": time.strftime("%Y-%m-%d %H:%M:%S%z"), "small": options.small, **seen})
     print(f"\nwritten to {options.out}")
     return int(any(result.status == "failed" for result in results))
 

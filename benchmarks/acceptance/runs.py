@@ -50,7 +50,8 @@ def _half(small: bool) -> list[str]:
 
 def headway(*words: str, share: bool = False) -> subprocess.Popen:
     """The command, in a process group of its own; `share`: the one GPU is for both roles."""
-    shared = {"CUDA_VISIBLE_DEVICES": "0,0"} if share else {}
+    own = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    shared = {"CUDA_VISIBLE_DEVICES": f"{own},{own}"} if share else {}
     return subprocess.Popen([PYTHON, "-m", "launcher", *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=os.environ | shared)
 
 

@@ -54,6 +54,7 @@ class FullConfig(workers.Config):
 
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    tokens_chosen = False  # no key: trainer.microbatch_tokens was left to the machine, and may be lowered to what fits
 
     def check(self) -> None:
         """Check all parts. Raises `ConfigError`."""
@@ -93,6 +94,7 @@ class FullConfig(workers.Config):
             on_gpus = on_slurm and self.gives_gpus("train") and self.trainer.device is not workers.Device.cpu
             usual = microbatch_tokens(on_gpus, train.gpu_memory_gb or gib_of_type(train.gpu_type))
             self.trainer.microbatch_tokens = max(usual, self.engine.context_length)
+            self.tokens_chosen = True
         if allocation.replica_size == 0:
             unit = max(1, parallel.tp * parallel.pp)
             node = self.devices_per_node("inference") if on_slurm and self.gives_gpus("inference") else unit
@@ -101,6 +103,8 @@ class FullConfig(workers.Config):
     def _has_split(self, replica_size: int) -> bool:
         """Whether whole replicas of so many devices leave training its share of the devices."""
         wanted = self.allocation.inference_fraction * self.allocation.num_devices
+        if self.trainer.parallel.unit < 1:  # refused later, with its reason
+            return False
         try:
             found = plan(dataclasses.replace(self.allocation, replica_size=replica_size), self.trainer.parallel, training=not self.evaluates)
         except workers.ConfigError:
@@ -109,9 +113,9 @@ class FullConfig(workers.Config):
 
     def _takes_broadcasts(self) -> bool:
         """Whether weights can go from GPU to GPU, as far as the config tells; the versions of NCCL are compared later, on both sides."""
-        parallel = self.engine.parallel
+        parallel, plain = self.engine.parallel, self.weights.security is workers.Security.digest and not self.weights.delta
         on_gpus = self.cluster.kind is ClusterKind.slurm and self.gives_gpus("train") and self.gives_gpus("inference")
-        return (on_gpus and self.trainer.device is not workers.Device.cpu and self.engine.server is workers.Server.sglang
+        return (on_gpus and plain and self.trainer.device is not workers.Device.cpu and self.engine.server is workers.Server.sglang
                 and self.engine.device != "cpu" and parallel.pp == parallel.dp_attention == 1 and not self.supervised and not self.evaluates)
 
     def plan(self) -> Plan:
@@ -131,8 +135,11 @@ class FullConfig(workers.Config):
         return self.cluster.role(role).devices_per_node or self.allocation.devices_per_node
 
     def gives_gpus(self, role: str) -> bool:
-        """Whether the jobs of a role have GPUs to compute on (on SLURM)."""
-        return self.cluster.role(role).gpus is not GpuRequest.none and not self.cluster.fake_gpus
+        """Whether the jobs of a role have GPUs to compute on (on SLURM), also where they are asked for by hand."""
+        part = self.cluster.role(role)
+        by_hand = any(name.replace("_", "-").lstrip("-") in ("gres", "gpus", "gpus-per-node", "gpus-per-task") and "gpu" in f"{name}{value}"
+                      for name, value in part.sbatch.items())
+        return (part.gpus is not GpuRequest.none or by_hand) and not self.cluster.fake_gpus
 
     def for_workers(self) -> workers.Config:
         """The part that the workers read."""

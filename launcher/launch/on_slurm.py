@@ -18,13 +18,14 @@ from secrets import token_hex
 import msgspec
 from rich.console import Console
 
+from launcher.config.gpu_types import TOKENS_UNKNOWN
 from launcher.config.schema import FullConfig, as_yaml
 from launcher.interrupts import Interrupted, interruptible
 from launcher.jobs.job_specs import JobSpec, job_specs
 from launcher.jobs.sbatch_script import python_path
 from launcher.jobs.submit import describe, submit
 from launcher.launch.local import start_here
-from launcher.memory import capacity, fit
+from launcher.memory import capacity, fit, micro_batches
 from launcher.monitoring.watch import supervise_and_follow
 from launcher.preflight import check, device_choice, fake_step
 from launcher.preflight.node_probe import probing
@@ -99,6 +100,8 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
         config.engine.python = absolute(config.engine.python)
     console.print(f"plan: {config.plan().describe()}")
     console.print(f"      {device_choice.settle(config)}", soft_wrap=True)
+    if config.tokens_chosen and config.cluster.kind is ClusterKind.local and config.trainer.device is Device.cuda:
+        config.trainer.microbatch_tokens = max(TOKENS_UNKNOWN, config.engine.context_length)  # until it is known how much the GPU has
     console.print(f"      {plan_advice.generation(config)}", soft_wrap=True)
     if config.launch.dry_run and config.trainer.device is Device.cuda and not config.evaluates:
         console.print(f"      {node_look.accelerators()}, in this environment", soft_wrap=True)
@@ -130,7 +133,10 @@ def tell_memory(config: FullConfig, run: RunFolder, console: Console) -> bool:
         architecture = read_architecture(folder)
     except ModelError as error:
         raise ConfigError(str(error)) from error
-    for line in fit.check(config, architecture, capacity.look(config)):
+    capacities = capacity.look(config)
+    if config.tokens_chosen and not config.evaluates and micro_batches.lower(config, architecture, capacities):
+        console.print(f"      trainer.microbatch_tokens={config.trainer.microbatch_tokens}: so many fit", soft_wrap=True)
+    for line in fit.check(config, architecture, capacities):
         console.print(f"      {line}", soft_wrap=True)
     return True
 

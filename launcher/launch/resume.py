@@ -10,6 +10,7 @@ where the self-test has ended it, `workflow.max_rejected=SHARE` where too many g
 from __future__ import annotations
 
 import copy
+import enum
 import os
 import sys
 import time
@@ -32,13 +33,13 @@ from launcher.preflight import device_choice
 from launcher.slurm.accounting import newest_checkpoint
 from launcher.views import evaluation_view
 from launcher.views.terminal import terminal
-from workers.config import ClusterKind, ConfigError, SelfTestAction
+from workers.config import ClusterKind, ConfigError, Device, SelfTestAction
 from workers.run.files import read_lines, write_atomic
 from workers.run.folder import RunFolder
 from workers.slurm.command import SlurmError
 
 CHANGEABLE: dict[str, Callable[[str], object]] = {
-    "run.num_steps": int, "run.max_hours": float, "selftest.action": SelfTestAction, "workflow.max_rejected": float,
+    "run.num_steps": int, "run.max_hours": float, "selftest.action": SelfTestAction, "workflow.max_rejected": float, "trainer.device": Device,
     "alarms.stop": lambda value: [name for name in value.strip("[]").split(",") if name]}
 
 
@@ -53,7 +54,8 @@ def changed(config: FullConfig, changes: list[str]) -> FullConfig:
         try:
             setattr(getattr(result, part), name, CHANGEABLE[key](value))
         except ValueError as error:
-            kind = "one of " + ", ".join(SelfTestAction) if CHANGEABLE[key] is SelfTestAction else "a number"
+            choices = CHANGEABLE[key]
+            kind = "one of " + ", ".join(str(one) for one in choices.__members__) if isinstance(choices, enum.EnumMeta) else "a number"
             raise ConfigError(f"{change}: not {kind}. Give {key}=VALUE") from error
     result.check()
     return result

@@ -112,6 +112,7 @@ def rank_memory(config: Config, architecture: Architecture, weights: Weights, sp
 
 
 def stage_memory(config: Config, architecture: Architecture, weights: Weights, spread: Layout, stage: int) -> RankMemory:
+    """The estimate for a rank of one pipeline stage, counted from 0."""
     trainer, algorithm, last = config.trainer, config.algorithm, stage == spread.pp - 1
     size = BYTES[trainer.dtype]
     layers = math.ceil(weights.num_layers / spread.pp)

@@ -33,9 +33,9 @@ from workers.config import Device, Dtype, Server, Transport
 from workers.run.folder import RunFolder
 from workers.slurm.command import SlurmError
 
-ANSWER_S = 90.0
+ANSWER_S = 300.0
 MAX_SKEW_S = 5.0
-MEMORY = "500M"
+MEMORY, MEMORY_GPU = "500M", "3G"
 """Without a number a job gets all of a node's memory on some clusters, and waits for a node that is empty."""
 PRIVATE_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 # Tells each line of cluster.*.setup that fails: nothing else does, and the job would go on without. Only lines, not what a file that they read does.
@@ -112,7 +112,8 @@ def _cluster_name() -> str:
 def asked(spec: JobSpec, config: FullConfig, shared_memory: float) -> dict[str, object]:
     """What the probe of a role is to look at, besides the run folder and Python."""
     sglang = spec.role == "inference" and config.engine.server is Server.sglang
-    on_gpus = config.gives_gpus(spec.role) and (sglang if spec.role == "inference" else config.trainer.device is Device.cuda)
+    used = sglang and config.engine.device != "cpu" if spec.role == "inference" else config.trainer.device is Device.cuda
+    on_gpus = config.gives_gpus(spec.role) and used
     dtype = config.engine.dtype if spec.role == "inference" else config.trainer.dtype
     return {"role": spec.role, "gpus": on_gpus, "half": dtype is Dtype.bfloat16, "interface": config.transport.interface,
             "shared_memory": shared_memory, **({"sglang": config.engine.python} if sglang else {})}
@@ -121,8 +122,9 @@ def asked(spec: JobSpec, config: FullConfig, shared_memory: float) -> dict[str, 
 def command(spec: JobSpec, part: RoleConfig, config: FullConfig, run: RunFolder, token: str, shared_memory: float = 0.0) -> list[str]:
     """The srun call of the probe. `shared_memory`: bytes of weights that are to lie in such a node's memory."""
     one = dataclasses.replace(spec, nodes_per_element=1, tasks_per_node=1, devices_per_node=1)
+    memory = MEMORY_GPU if config.gives_gpus(spec.role) else MEMORY
     whole = part.exclusive or re.fullmatch(r"0+[KMGT]?B?", part.mem, re.IGNORECASE) is not None  # such a site may not take a number
-    few = dataclasses.replace(part, exclusive=False, mem="" if whole else MEMORY, mem_per_gpu="", cpus_per_task=0, sbatch={
+    few = dataclasses.replace(part, exclusive=False, mem="" if whole else memory, mem_per_gpu="", cpus_per_task=0, sbatch={
         name: value for name, value in part.sbatch.items() if name.replace("_", "-") in ("licenses", "gres")},
         nodelist=part.nodelist if part.nodelist.isalnum() else "")  # several nodes cannot be asked for one
     options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in sbatch_options(one, few).items()]
@@ -131,7 +133,7 @@ def command(spec: JobSpec, part: RoleConfig, config: FullConfig, run: RunFolder,
     inside = f"{python_command(part, folders)} -c {arguments}"
     lines = "\n".join([TRAP.replace("TOKEN", token), *setup_lines(one, part), "trap - ERR", f"exec {inside}"])
     container = [argument for argument in srun_arguments(part, folders) if part.container.kind is ContainerKind.pyxis and "container" in argument]
-    return ["srun", "--quiet", f"--immediate={max(1, round(config.cluster.probe_s))}", "--nodes=1", "--ntasks=1", "--time=2",
+    return ["srun", "--quiet", f"--immediate={max(1, round(config.cluster.probe_s))}", "--nodes=1", "--ntasks=1", "--time=5",
             f"--job-name={config.run.name}-probe", *options, *container, *part.srun_args, "bash", "-c", lines]
 
 

@@ -19,6 +19,9 @@ from workers.run import gpus_seen
 SYSFS = Path("/sys/bus/pci/devices")
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """By CUDA's major version; minor ones are compatible (CUDA Compatibility, "Minor Version Compatibility")."""
+PYTHONS_OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+MOST_RANKS = 8
+"""Of a node, which share its CPUs."""
 HALF = (8, 0)
 """Compute capability from which GPUs compute in bfloat16."""
 INSTALL = "Install one for GPUs there (pip install -c constraints/gpu.txt -e '.[gpu]'), or set cluster.python or cluster.container"
@@ -40,6 +43,7 @@ class Found(msgspec.Struct, frozen=True):
     nccl: str
     driver: str
     gpus: list[Gpu] = []
+    error: str = ""
 
 
 def found(seen: object) -> Found:
@@ -62,6 +66,8 @@ def problem(found: Found, half: bool, visible: str | None, role: str = "train") 
     if int(found.driver.partition(".")[0]) < oldest:
         return (f"torch {found.torch} is built for CUDA {found.cuda}, which needs driver {oldest} or newer, and the node has {found.driver}. "
                 "Use a torch for an older CUDA, or nodes with a newer driver")
+    if found.error:
+        return f"the node has driver {found.driver}, and CUDA does not start: {found.error}. Look at the node with nvidia-smi, or exclude it"
     seen = f"CUDA_VISIBLE_DEVICES={visible!r} shows none of them" if visible is not None else "torch sees none of its GPUs"
     return f"the node has driver {found.driver}, and {seen}. Ask for GPUs (cluster.{role}.gpus), or look at the node with nvidia-smi"
 
@@ -74,6 +80,11 @@ def require_gpu(config: Config) -> None:
         raise ConfigError(f"trainer.device=cuda: {words}. trainer.device=cpu trains on CPUs")
 
 
+def environment_of(python: str) -> dict[str, str]:
+    """The environment for another interpreter ('': this one): without what is of this one's alone."""
+    return {name: value for name, value in os.environ.items() if not python or name not in PYTHONS_OWN}
+
+
 def set_environment(config: Config) -> None:
     """What CUDA's libraries read once, before torch is imported; what a user or a site has set stays."""
     if config.trainer.device is Device.cpu:
@@ -81,7 +92,6 @@ def set_environment(config: Config) -> None:
         return
     defaults = {
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # kernels start in the order of their calls: exchanges before what they overlap (Megatron-core)
-        "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",  # what is exchanged is kept until it has arrived, and no longer
     }
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its older name
         defaults["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # micro-batches have all sizes: fewer fragments
@@ -111,7 +121,7 @@ def bind(number: int) -> str:
     done, for the log; '' where there is no choice."""
     allowed = os.sched_getaffinity(0)
     near = cpus_of(gpus_seen.look()["gpus"][number]["pci"]) & allowed
-    if not near or near == allowed:
-        return ""
+    if near == allowed or len(near) * MOST_RANKS < len(allowed) or len(near) < 2:
+        return ""  # too few for a rank with its threads
     os.sched_setaffinity(0, near)
     return f"bound to the {len(near)} of {len(allowed)} CPUs that are next to its GPU"

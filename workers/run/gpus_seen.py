@@ -1,6 +1,7 @@
 """Prints what an interpreter's torch sees of a node's GPUs, as one JSON object. Run by its path, in any environment with torch: it imports nothing
 of ours."""
 
+import ctypes
 import json
 import re
 
@@ -9,17 +10,34 @@ DRIVER = "/proc/driver/nvidia/version"
 
 def look() -> dict:
     """`torch`, the CUDA it is built for ('': none), its `nccl` and the node's `driver` ('': none), and the `gpus`: name, compute capability, and
-    place on the bus, '0000:3b:00.0'. Starts CUDA's driver, but no context on any GPU."""
+    place on the bus, '0000:3b:00.0'; `error`: what CUDA said where it does not start. Makes no context on any GPU."""
     import torch
 
     built = torch.version.cuda or torch.version.hip or ""
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if built and torch.distributed.is_nccl_available() else ""
-    gpus = []
-    for number in range(torch.cuda.device_count()):
-        seen = torch.cuda.get_device_properties(number)
-        pci = f"{seen.pci_domain_id:04x}:{seen.pci_bus_id:02x}:{seen.pci_device_id:02x}.0"  # type: ignore[attr-defined]
-        gpus.append({"name": seen.name, "capability": [seen.major, seen.minor], "pci": pci})
-    return {"torch": torch.__version__, "cuda": built, "nccl": nccl, "driver": driver_version(), "gpus": gpus}
+    gpus, error = [], ""
+    try:
+        for number in range(torch.cuda.device_count()):  # by the driver's own library, which may be older than torch needs
+            seen = torch.cuda.get_device_properties(number)
+            pci = f"{seen.pci_domain_id:04x}:{seen.pci_bus_id:02x}:{seen.pci_device_id:02x}.0"  # type: ignore[attr-defined]
+            gpus.append({"name": seen.name, "capability": [seen.major, seen.minor], "pci": pci})
+    except RuntimeError as failed:
+        gpus, error = [], str(failed).splitlines()[0]
+    return {"torch": torch.__version__, "cuda": built, "nccl": nccl_version(), "driver": driver_version(), "gpus": gpus, "error": error}
+
+
+def nccl_version() -> str:
+    """Of the NCCL that this process has loaded with torch, which may be another than torch was built with; '' where there is none."""
+    import torch
+
+    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        return ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda and torch.distributed.is_nccl_available() else ""
+    number = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number)) == 0 and number.value >= 10000:  # as of NCCL 2.9
+            return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+    except (OSError, AttributeError):  # it is linked into torch
+        pass
+    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def driver_version(path: str = DRIVER) -> str:

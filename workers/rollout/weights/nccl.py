@@ -14,16 +14,19 @@ SEEN_S = 120.0
 
 def difference(trainers: str, servers: str) -> str:
     """Why these versions form no group, with the remedy; '' where they are one. Pure."""
+    if not servers:
+        return f"the trainer has NCCL {trainers}, and engine.python has not said which the servers here have. Try {gpus_seen.__file__} in it"
     return "" if trainers == servers else (
-        f"the trainer has NCCL {trainers}, and the servers here have {servers or 'none that is known'}: they form no group. Use one environment for "
-        "both roles (constraints/gpu.txt), or weights=zmq")
+        f"the trainer has NCCL {trainers}, and the servers here have {servers}: they form no group. Use one environment for both roles "
+        "(constraints/gpu.txt), or weights=zmq")
 
 
 async def version_of(python: str) -> str:
     """The version of NCCL that an interpreter's torch has ('': this one), '' where that cannot be told."""
     try:
-        process = await asyncio.create_subprocess_exec(python or sys.executable, gpus_seen.__file__, stdin=asyncio.subprocess.DEVNULL,
-                                                       stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
+        process = await asyncio.create_subprocess_exec(
+            python or sys.executable, gpus_seen.__file__, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL, env=gpus.environment_of(python))
     except OSError:
         return ""
     try:

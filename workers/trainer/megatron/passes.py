@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
 from workers.algorithms.loss_statistics import Stats
@@ -31,6 +32,7 @@ from workers.trainer.batch.group import TrainGroup
 from workers.trainer.batch.packing import pack
 from workers.trainer.batch.sequence_layout import PackedBatch, pack_chunks, split_groups
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams, plan_attention
+from workers.trainer.megatron.model.moe import forget_tokens
 from workers.trainer.megatron.model.packed_attention import choose_flash_attention
 from workers.trainer.megatron.objective import TokenValues
 from workers.trainer.megatron.parallel import collectives, cpu_backend, process_group
@@ -44,6 +46,7 @@ class PackedPasses:
 
     def __init__(self, model: Any, trainer: TrainerConfig, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
         self._model, self._trainer, self._inverse_frequencies = model, trainer, inverse_frequencies
+        self._mixtures = [module for module in model.modules() if isinstance(module, MoELayer)]
         self._device, self._dtype = cpu_backend.device(), dtype
         # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
         self._in_lockstep = trainer.parallel.pp > 1 or trainer.parallel.ep > 1
@@ -76,6 +79,9 @@ class PackedPasses:
                 )
         except StopNoticed:
             return []
+        finally:
+            for layer in self._mixtures:
+                forget_tokens(layer)
 
     def _packed(self, groups: list[TrainGroup], indices: list[int]) -> list[PackedBatch]:
         """Micro-batches, the same number on all copies, of as many tokens as can be divided among the ranks of a copy."""

@@ -34,6 +34,7 @@ from workers.messages.broadcasts import (
 )
 from workers.messages.parts import Message, Version
 from workers.model.architecture import Architecture
+from workers.run import gpus_seen
 from workers.trainer.megatron.hf_conversion.names import all_hf_tensors
 from workers.trainer.megatron.model.model import DTYPES
 from workers.transport.addresses import address_of, interface_of
@@ -60,7 +61,7 @@ class WeightGroup:
         self._buckets = into_buckets(names, self._shapes, config.engine.dtype, limit)
         on_gpus = torch.cuda.is_available() and config.engine.server is Server.sglang and config.engine.device != "cpu"
         self._backend, self._device = ("nccl", torch.device("cuda", torch.cuda.current_device())) if on_gpus else ("gloo", torch.device("cpu"))
-        self._library = ".".join(map(str, torch.cuda.nccl.version())) if on_gpus else ""
+        self._library = gpus_seen.nccl_version() if on_gpus else ""
         self._address = address_of(config.transport.interface)
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, interface_of(self._address))

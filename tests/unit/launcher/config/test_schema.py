@@ -209,3 +209,14 @@ def test_a_rollout_worker_has_a_node_where_that_is_known_and_comes_out_even(more
     (("cluster.inference.gpus=none",), "zmq"), (("trainer.device=cpu",), "zmq"), (("weights=zmq",), "zmq"), (("weights=disk",), "disk")])
 def test_weights_go_from_gpu_to_gpu_where_they_can(more: tuple[str, ...], way: str) -> None:
     assert composed(*ON_GPUS, "allocation.num_devices=8", *more).weights.transport.value == way
+
+
+def test_gpus_that_are_asked_for_by_hand_are_gpus() -> None:
+    by_hand = composed("cluster=slurm", "engine=sglang", "cluster.train.gpus=none", "+cluster.train.sbatch.gres=gpu:h100:8")
+    assert by_hand.gives_gpus("train") and not composed("cluster=slurm", "cluster.train.gpus=none").gives_gpus("train")
+    assert not composed("cluster=slurm", "cluster.train.gpus=none", "+cluster.train.sbatch.gres=nvme:1").gives_gpus("train")
+
+
+@pytest.mark.parametrize("more", ["weights.security=curve", "weights.delta=true"])
+def test_what_broadcasts_do_not_do_is_not_lost_by_auto(more: str) -> None:
+    assert composed(*ON_GPUS, "allocation.num_devices=8", more).weights.transport.value == "zmq"

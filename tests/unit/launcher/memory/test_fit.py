@@ -17,7 +17,7 @@ from launcher.config.cluster import GpuRequest
 from launcher.config.gpu_types import gib_of_type
 from launcher.config.schema import FullConfig
 from launcher.launch import on_slurm
-from launcher.memory import capacity
+from launcher.memory import capacity, micro_batches
 from launcher.memory.activations import GIB, Layout, kept_bytes, layout
 from launcher.memory.capacity import Capacities, Capacity, bytes_of, look, types_in
 from launcher.memory.estimate import RankMemory, count_weights, in_words, rank_memory, replica_memory, server_memory
@@ -396,3 +396,14 @@ def test_a_model_that_is_not_supported_is_refused_at_once(tmp_path: Path) -> Non
 
 def test_layouts_are_plain_values() -> None:
     assert layout(config(parallel=ParallelConfig(tp=2, pp=2, cp=2)), 32, gpu=True) == Layout(2, 2, 2, 1, 2, 4, True, True, 32768)
+
+
+def test_micro_batches_that_nobody_asked_for_are_made_to_fit() -> None:
+    full = config(parallel=ParallelConfig(tp=2))
+    full.engine.context_length, full.trainer.microbatch_tokens = 4096, 16384
+    full.trainer.batch_groups = 512
+    size = rank(full, QWEN_7B).total
+    enough, little, none = (Capacities(True, gpu=Capacity(share * size, "a GPU", "k")) for share in (1.1, 0.9, 0.1))
+    assert not micro_batches.lower(full, QWEN_7B, enough) and full.trainer.microbatch_tokens == 16384
+    assert micro_batches.lower(full, QWEN_7B, little) and full.trainer.microbatch_tokens == 8192 and rank(full, QWEN_7B).total <= 0.9 * size
+    assert micro_batches.lower(full, QWEN_7B, none) and full.trainer.microbatch_tokens == 4096, "the longest sample must fit"

@@ -175,7 +175,7 @@ def test_the_probe_asks_for_little() -> None:
 
 
 @pytest.mark.parametrize(("role", "asked"), [
-    ({}, ["--mem=500M"]), ({"mem": "900G"}, ["--mem=500M"]), ({"mem_per_gpu": "64G"}, ["--mem=500M"]), ({"mem": "0"}, []), ({"mem": "0G"}, []),
+    ({}, ["--mem=3G"]), ({"mem": "900G"}, ["--mem=3G"]), ({"mem_per_gpu": "64G"}, ["--mem=3G"]), ({"mem": "0"}, []), ({"mem": "0G"}, []),
     ({"exclusive": True}, [])])
 def test_the_probe_takes_little_memory(role: dict, asked: list[str]) -> None:
     full = config(64, 8, **role)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 pytest.importorskip("megatron.core")
 
@@ -39,7 +40,8 @@ def found(**changes: object) -> Found:
     (found(driver=""), True, None, "no NVIDIA driver"),
     (found(), True, "", "CUDA_VISIBLE_DEVICES='' shows none of them. Ask for GPUs (cluster.train.gpus)"),
     (found(), True, None, "torch sees none of its GPUs"),
-    (found(cuda="12.8", driver="550.54"), True, None, "torch sees none of its GPUs")])
+    (found(cuda="12.8", driver="550.54"), True, None, "torch sees none of its GPUs"),
+    (found(error="system not yet initialized"), True, None, "CUDA does not start: system not yet initialized")])
 def test_each_cause_has_its_remedy(seen: Found, half: bool, visible: str | None, words: str) -> None:
     told = problem(seen, half, visible)
     assert told == "" if not words else words in told
@@ -72,8 +74,7 @@ def test_training_that_was_given_gpus_does_not_begin_without(tmp_path: Path, mon
 
 def test_what_cuda_reads_is_set_once_and_a_users_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Config()
-    for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_CUMEM_ENABLE", "CUDA_VISIBLE_DEVICES",
-                 "TORCH_NCCL_AVOID_RECORD_STREAMS"):
+    for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_CUMEM_ENABLE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")  # so that it is put back as it was
         monkeypatch.delenv(name)
     setup.trainer.device, setup.weights = Device.cuda, WeightsConfig(transport=Transport.zmq)
@@ -125,3 +126,14 @@ def test_bfloat16_is_what_is_asked_of_gpus(tmp_path: Path, monkeypatch: pytest.M
     require_gpu(config(device=Device.cuda, dtype=Dtype.float32))
     with pytest.raises(ConfigError, match="trainer.dtype=float32"):
         require_gpu(config(device=Device.cuda, dtype=Dtype.bfloat16))
+
+
+def test_a_driver_that_is_too_old_is_told_although_it_counts_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(number: int) -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old\nand more")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", raises)
+    seen = gpus_seen.look()
+    assert seen["gpus"] == [] and seen["error"] == "The NVIDIA driver on your system is too old"
+    assert "needs driver 580" in problem(found(driver="550.54", error=seen["error"]), True, None)

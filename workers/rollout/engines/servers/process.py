@@ -27,12 +27,12 @@ from workers.messages.parts import Version
 from workers.rollout.engines.client import EngineClient, EngineError
 from workers.rollout.engines.servers.embedded.__main__ import API_KEY_VARIABLE
 from workers.rollout.engines.servers.sglang import options
+from workers.run.gpus import environment_of
 from workers.run.processes import describe_exit
 
 FOR_THE_WORKER = (signal.SIGTERM, signal.SIGUSR2)
 LOG_LINES = 15
 LOG_BYTES = 1 << 20
-PYTHONS_OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 GROUP_ENDS_S = 5.0
 """So long the other processes of a server may take to follow their leader, before they are killed."""
 READY_S = 30.0
@@ -123,8 +123,7 @@ class ServerProcess:
             changes["CUDA_VISIBLE_DEVICES"] = self._devices
         if self._config.server is not Server.sglang:
             return {**os.environ, **changes, API_KEY_VARIABLE: api_key}
-        left_out = PYTHONS_OWN if self._config.python else ()  # they are of this interpreter's environment, not of that one's
-        return {name: value for name, value in os.environ.items() if name not in left_out} | changes
+        return environment_of(self._config.python) | changes
 
     async def _port(self, read_end: int) -> int:
         reader = asyncio.StreamReader()

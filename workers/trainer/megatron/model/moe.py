@@ -31,9 +31,10 @@ class CpuTokenDispatcher(MoEAlltoAllTokenDispatcher):
         return tokens_per_expert
 
 
-def forget_tokens(layer: torch.nn.Module, arguments: Any, output: Any) -> None:
-    """Forward hook of Megatron-core's MoELayer. Its dispatcher keeps the last tokens' probabilities, and their graph the layer's input and its
-    gradient: two tensors of hidden states a layer until the next pass, where activations are made again."""
+def forget_tokens(layer: torch.nn.Module, arguments: Any = (), output: Any = None) -> None:
+    """Forward hook of Megatron-core's MoELayer, called once more after a minibatch's passes. Its dispatcher keeps the last tokens' probabilities,
+    and their graph the layer's input and its gradient: two tensors of hidden states a layer until the next pass, where activations are made
+    again."""
     dispatcher = layer.token_dispatcher
     for name, value in vars(dispatcher).items():
         if isinstance(value, Tensor) and value.requires_grad:

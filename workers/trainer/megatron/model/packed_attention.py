@@ -9,6 +9,7 @@ sum over the ranks.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from typing import Any
 
@@ -30,8 +31,12 @@ def rotated(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return values * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-rotate = torch.compile(rotated, dynamic=True) if torch.backends.cuda.is_built() else rotated
-"""`rotated`; on GPUs one kernel in each direction instead of five."""
+_compiled = functools.cache(lambda: torch.compile(rotated, dynamic=True))
+
+
+def rotate(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`rotated`; on GPUs one kernel in each direction instead of five."""
+    return _compiled()(values, cos, sin) if values.is_cuda else rotated(values, cos, sin)
 
 
 def choose_flash_attention() -> str:
@@ -42,7 +47,11 @@ def choose_flash_attention() -> str:
     if torch.cuda.get_device_capability()[0] != HOPPER or importlib.util.find_spec("flash_attn_interface") is None:
         return ""
     if attention.current_flash_attention_impl() != "FA3":
-        attention.activate_flash_attention_impl("FA3")
+        try:
+            attention.activate_flash_attention_impl("FA3")
+        except (ImportError, OSError, RuntimeError) as error:
+            print(f"FlashAttention 3 is installed and cannot be used ({error}): torch's own is", flush=True)
+            return ""
     return "FA3"
 
 

@@ -1,0 +1,18 @@
+"""Micro-batches that nobody asked for are as large as there is memory for. Pure."""
+
+from __future__ import annotations
+
+from launcher.config.schema import FullConfig
+from launcher.memory.capacity import Capacities
+from launcher.memory.estimate import count_weights
+from launcher.memory.fit import needs
+from workers.model.architecture import Architecture
+
+
+def lower(config: FullConfig, architecture: Architecture, capacities: Capacities) -> bool:
+    """Make micro-batches that nobody asked for smaller, down to a longest sample, until a training rank fits; returns whether that was needed."""
+    asked, least = config.trainer.microbatch_tokens, config.engine.context_length
+    weights = count_weights(architecture)
+    while config.trainer.microbatch_tokens > least and not needs(config, architecture, weights, capacities)[0].fits:
+        config.trainer.microbatch_tokens = max(least, config.trainer.microbatch_tokens // 2)
+    return config.trainer.microbatch_tokens < asked
