@@ -13,8 +13,8 @@ from pathlib import Path
 
 from workers.config import ClusterKind, load
 from workers.run.folder import RunFolder
-from workers.run.gpus import distinct, set_environment
-from workers.run.processes import GPUS, end_with_parent, enlist
+from workers.run.gpus import set_environment
+from workers.run.processes import GPUS, distinct, end_with_parent, enlist
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,19 @@ MATRIX = 4096
 
 
 def main(*rest: str) -> None:
-    """Copy twice: the first time makes and pins the files' memory. In between and meanwhile matrices are multiplied in another stream."""
+    """Copy into files whose memory is there and pinned, while matrices are multiplied in another stream."""
     small = "--small" in rest
     device, number, rows = ("cuda", 64, 16384) if torch.cuda.is_available() else ("cpu", 4, 64 if small else 4096)
     tensors = {f"t{index}": torch.randn(rows, MATRIX if not small else 64, device=device).to(torch.bfloat16) for index in range(number)}
     files = lay_out({name: tuple(tensor.shape) for name, tensor in tensors.items()}, Dtype.bfloat16)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         filling = safetensors_writer.MappedShards(Path(folder), files, torch.bfloat16, lambda where, name, size: allocate(where / name, size))
+        expected = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
         busy = torch.ones(256 if small else MATRIX, 256 if small else MATRIX, device=device)
         side = torch.cuda.Stream() if device == "cuda" else None
         with torch.cuda.stream(side):
             for _ in range(2 if small else 200):
                 busy = busy @ busy / busy.shape[0]
-        expected = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
         began = time.perf_counter()
         for name, tensor in tensors.items():
             filling.put(name, tensor)

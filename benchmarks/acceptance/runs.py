@@ -49,7 +49,7 @@ def _half(small: bool) -> list[str]:
 
 
 def headway(*words: str, share: bool = False) -> subprocess.Popen:
-    """The command, in a process group of its own; `share`: the one GPU is for both roles."""
+    """The command, in the process group of this check; `share`: the one GPU is for both roles."""
     own = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     shared = {"CUDA_VISIBLE_DEVICES": f"{own},{own}"} if share else {}
     return subprocess.Popen([PYTHON, "-m", "launcher", *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=os.environ | shared)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import torch
 
 from benchmarks.acceptance import shapes
-from benchmarks.acceptance.running import ROOT, tell
-from launcher.preflight.fake_step import WITHOUT_GPU
+from benchmarks.acceptance.running import tell
+from launcher.preflight.fake_step import measure
 from workers.config import Config, Dtype, TrainerConfig
 from workers.trainer.fake_device.full_batch import full_batch, signs
 from workers.trainer.megatron.engine import MegatronEngine
@@ -31,15 +27,6 @@ def config_of(tokens: int, length: int) -> Config:
     config.engine.dtype, config.engine.context_length, config.workflow.max_new_tokens = Dtype.bfloat16, length, length - length // 16
     config.workflow.group_size = 1
     return config
-
-
-def fake(config: Config, model: Path) -> dict:
-    """The figures of the same step without a device."""
-    written = model / "workers.json"
-    written.write_bytes(msgspec.json.encode(config))
-    done = subprocess.run([sys.executable, "-m", "workers.trainer.fake_device", str(written), str(model), "1", "0"], cwd=ROOT, check=True,
-                          capture_output=True, text=True, env={**os.environ, **WITHOUT_GPU})
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def prepared(config: Config, model: Path) -> Callable[[], object]:
@@ -78,7 +65,7 @@ def main(what: str, *rest: str) -> None:
     config = config_of(512, 128) if small else config_of(8192, 4096)
     with tempfile.TemporaryDirectory() as folder:
         model = shapes.write_model(Path(folder), shapes.SMALL if small else shapes.QWEN3_06B)
-        expected, step = fake(config, model), prepared(config, model)
+        (expected,), step = measure(config, model, model, 1, [0]), prepared(config, model)
         if what == "memory":
             found = peak(step)
             tell(f"{found / expected['peak']:.3f}", 0.95 <= found / expected["peak"] <= 1.05,

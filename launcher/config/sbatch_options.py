@@ -64,8 +64,18 @@ def check_options(cluster: ClusterConfig, legal: frozenset[str] = KNOWN, roles: 
                 raise ConfigError(f"cluster.{role}.srun_args={argument!r}: {why}. Leave it out or correct it")
 
 
+def as_sbatch(given: str) -> str:
+    """The name of an option as sbatch has it: users write it with or without dashes, or with underscores."""
+    return given.replace("_", "-").lstrip("-")
+
+
+def asks_for_gpus(sbatch: dict[str, str]) -> bool:
+    """Whether options that users give themselves ask for GPUs (gres may be for other things)."""
+    return any(as_sbatch(name) in _GPU_OPTIONS and "gpu" in f"{name}{value}" for name, value in sbatch.items())
+
+
 def _check_option(key: str, given: str, part: RoleConfig, legal: frozenset[str]) -> None:
-    name = given.replace("_", "-").lstrip("-")
+    name = as_sbatch(given)
     where = f"{key}.sbatch.{given}={part.sbatch[given]!r}"
     if name in _OWN:
         raise ConfigError(f"{where}: Headway sets --{name} itself: {_OWN[name]}. Leave it out")

@@ -19,7 +19,7 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 from launcher.config.cluster import ROLES, ClusterConfig, GpuRequest
 from launcher.config.device_split import Plan, plan
 from launcher.config.gpu_types import gib_of_type, microbatch_tokens
-from launcher.config.sbatch_options import check_options
+from launcher.config.sbatch_options import asks_for_gpus, check_options
 from launcher.share import CONF
 from workers import config as workers
 from workers.config import ClusterKind
@@ -113,10 +113,14 @@ class FullConfig(workers.Config):
 
     def _takes_broadcasts(self) -> bool:
         """Whether weights can go from GPU to GPU, as far as the config tells; the versions of NCCL are compared later, on both sides."""
-        parallel, plain = self.engine.parallel, self.weights.security is workers.Security.digest and not self.weights.delta
+        plain = self.weights.security is workers.Security.digest and not self.weights.delta
         on_gpus = self.cluster.kind is ClusterKind.slurm and self.gives_gpus("train") and self.gives_gpus("inference")
+        try:
+            self._check_broadcasts()
+        except workers.ConfigError:
+            return False
         return (on_gpus and plain and self.trainer.device is not workers.Device.cpu and self.engine.server is workers.Server.sglang
-                and self.engine.device != "cpu" and parallel.pp == parallel.dp_attention == 1 and not self.supervised and not self.evaluates)
+                and self.engine.device != "cpu" and not self.supervised and not self.evaluates)
 
     def plan(self) -> Plan:
         """The split of the devices. Raises `ConfigError`."""
@@ -137,9 +141,7 @@ class FullConfig(workers.Config):
     def gives_gpus(self, role: str) -> bool:
         """Whether the jobs of a role have GPUs to compute on (on SLURM), also where they are asked for by hand."""
         part = self.cluster.role(role)
-        by_hand = any(name.replace("_", "-").lstrip("-") in ("gres", "gpus", "gpus-per-node", "gpus-per-task") and "gpu" in f"{name}{value}"
-                      for name, value in part.sbatch.items())
-        return (part.gpus is not GpuRequest.none or by_hand) and not self.cluster.fake_gpus
+        return (part.gpus is not GpuRequest.none or asks_for_gpus(part.sbatch)) and not self.cluster.fake_gpus
 
     def for_workers(self) -> workers.Config:
         """The part that the workers read."""

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from launcher.config.cluster import ContainerKind, GpuRequest, RoleConfig
-from launcher.config.sbatch_options import KEYS
+from launcher.config.sbatch_options import KEYS, as_sbatch
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import JobSpec
 from workers.run.folder import RunFolder
@@ -39,7 +39,7 @@ def sbatch_options(spec: JobSpec, part: RoleConfig) -> dict[str, str | bool]:
         options[part.gpus.value.replace("_", "-")] = f"{kind.removeprefix('gpu:')}{number}"
     for given, value in part.sbatch.items():
         if value.lower() != "false":
-            options[given.replace("_", "-").lstrip("-")] = True if value.lower() in ("", "true") else value
+            options[as_sbatch(given)] = True if value.lower() in ("", "true") else value
     return {name: value if value is True else str(value) for name, value in options.items()}
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from launcher.config.schema import FullConfig
 from launcher.jobs.sbatch_script import ROOT
 from workers.config import ClusterKind, ConfigError, Device, Dtype, Server, require
+from workers.run.processes import distinct
 
 DEADLINE_S = 300.0
 DRIVERS = (Path("/proc/driver/nvidia"), Path("/dev/kfd"), Path("/dev/dxg"))
@@ -30,7 +31,7 @@ def ask() -> Found:
     command, visible = [sys.executable, "-m", "workers.model.dtypes"], os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         asked = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-                               env=os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(visible.split(",")))} if visible else {}))
+                               env=os.environ | ({"CUDA_VISIBLE_DEVICES": distinct(visible)} if visible else {}))
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"`{' '.join(command)}` has not ended in {DEADLINE_S:g} s: torch does not start on this machine. Try it by hand") from error
     if asked.returncode:

@@ -19,7 +19,7 @@ import msgspec
 from launcher.config.schema import FullConfig
 from launcher.jobs.sbatch_script import ROOT
 from launcher.memory.estimate import in_words
-from workers.config import ConfigError, require
+from workers.config import Config, ConfigError, require
 
 DEADLINE_S = 600.0
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"}
@@ -32,10 +32,15 @@ def ask(config: FullConfig, folder: Path, model: Path) -> list[str]:
     """Lines to tell. `folder`: for a file of this one's own. Raises `ConfigError` on what cannot work."""
     require(not config.evaluates, "launch.fake_step", True, "is of training, and an evaluation has none", "Leave --fake-step out")
     plan = config.plan()
-    written = folder / "fake_step.json"
-    written.write_bytes(msgspec.json.encode(config.for_workers()))
     ranks = sorted({0, plan.num_train_devices - 1} if config.trainer.parallel.pp > 1 else {0})
-    command = [sys.executable, "-m", "workers.trainer.fake_device", str(written), str(model), str(plan.num_train_devices), *map(str, ranks)]
+    return [line for figures in measure(config.for_workers(), folder, model, plan.num_train_devices, ranks) for line in in_lines(figures)]
+
+
+def measure(config: Config, folder: Path, model: Path, world_size: int, ranks: Sequence[int]) -> list[dict]:
+    """The figures of each of `ranks` (fake_device/step.py), in a process of their own. `folder`: for a file. Raises `ConfigError`."""
+    written = folder / "fake_step.json"
+    written.write_bytes(msgspec.json.encode(config))
+    command = [sys.executable, "-m", "workers.trainer.fake_device", str(written), str(model), str(world_size), *map(str, ranks)]
     try:
         done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
                               env={**os.environ, **WITHOUT_GPU})
@@ -44,7 +49,7 @@ def ask(config: FullConfig, folder: Path, model: Path) -> list[str]:
                           "config.json): each costs the same") from error
     if done.returncode:
         raise ConfigError(f"--fake-step: {done.stderr.strip().splitlines()[-1] if done.returncode == 2 else done.stderr.strip()}")
-    return [line for found in done.stdout.splitlines() for line in in_lines(msgspec.json.decode(found))]
+    return [msgspec.json.decode(line) for line in done.stdout.splitlines()]
 
 
 def in_lines(figures: dict) -> Sequence[str]:

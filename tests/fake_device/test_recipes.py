@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from hydra import compose, initialize_config_dir
 
@@ -18,10 +14,9 @@ from launcher.__main__ import CONF
 from launcher.config.schema import register, to_object
 from launcher.memory.activations import GIB
 from launcher.memory.estimate import GPU_RESERVE, GPU_RESERVED_SHARE
-from launcher.preflight.fake_step import WITHOUT_GPU
+from launcher.preflight.fake_step import measure
 from tests.support.documented import MODELS
 
-ROOT = Path(__file__).resolve().parents[2]
 HBM = 79 * GIB
 """Of a GPU of 80 GB."""
 register()
@@ -36,11 +31,6 @@ def test_a_step_fits_with_what_is_no_tensor(recipe: str, model: str, num_train_d
         config = to_object(compose("config", overrides=["cluster=slurm", f"experiment={recipe}", f"model.path={tmp_path}", "data.path=/d"]))
     plan = config.plan()
     assert plan.num_train_devices == num_train_devices and plan.num_inference_devices == 3 * num_train_devices
-    written = tmp_path / "workers.json"
-    written.write_bytes(msgspec.json.encode(config.for_workers()))
-    done = subprocess.run([sys.executable, "-m", "workers.trainer.fake_device", str(written), str(tmp_path), str(num_train_devices), "0"], cwd=ROOT,
-                          capture_output=True, text=True, check=False, env={**os.environ, **WITHOUT_GPU})
-    assert done.returncode == 0, done.stderr[-2000:]
-    figures = json.loads(done.stdout)
+    (figures,) = measure(config.for_workers(), tmp_path, tmp_path, num_train_devices, [0])
     assert figures["peak"] * (1 + GPU_RESERVED_SHARE) + GPU_RESERVE <= HBM
     assert figures["num_microbatches"] >= 2

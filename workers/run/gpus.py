@@ -101,11 +101,6 @@ def set_environment(config: Config) -> None:
         os.environ.setdefault(name, value)
 
 
-def distinct(visible: str) -> str:
-    """CUDA_VISIBLE_DEVICES with every GPU once: on one machine a GPU that both roles share is named twice, which CUDA does not take."""
-    return ",".join(dict.fromkeys(visible.split(",")))
-
-
 def cpus_of(pci: str, sysfs: Path = SYSFS) -> set[int]:
     """The CPUs nearest to a device, by its place on the bus; none where that is not known."""
     try:

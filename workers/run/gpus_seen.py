@@ -1,6 +1,7 @@
 """Prints what an interpreter's torch sees of a node's GPUs, as one JSON object. Run by its path, in any environment with torch: it imports nothing
 of ours."""
 
+import contextlib
 import ctypes
 import json
 import re
@@ -29,14 +30,13 @@ def nccl_version() -> str:
     """Of the NCCL that this process has loaded with torch, which may be another than torch was built with; '' where there is none."""
     import torch
 
-    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
-        return ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda and torch.distributed.is_nccl_available() else ""
+    if not (torch.version.cuda or torch.version.hip) or not torch.distributed.is_nccl_available():
+        return ""
     number = ctypes.c_int()
-    try:
-        if ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number)) == 0 and number.value >= 10000:  # as of NCCL 2.9
-            return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
-    except (OSError, AttributeError):  # it is linked into torch
-        pass
+    with contextlib.suppress(OSError, AttributeError):  # it is linked into torch
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    if number.value >= 10000:  # as NCCL counts from 2.9 on
+        return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 

@@ -69,3 +69,8 @@ def first_cause(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) or type(error).__name__
+
+
+def distinct(visible: str) -> str:
+    """CUDA_VISIBLE_DEVICES with every GPU once: on one machine a GPU that both roles share is named twice, which CUDA does not take."""
+    return ",".join(dict.fromkeys(visible.split(",")))

@@ -31,13 +31,12 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one rank. Bytes on its device: `held` between steps, `peak` in one; `peaks` by part of a step (passes, clip, update). `passes` are the
-    counts of a minibatch's forward and backward passes, of `num_microbatches` micro-batches of `tokens`; `step` those of the whole step, of
-    `num_minibatches` minibatches. `calls`: its collectives and messages."""
+    """Of one rank. Bytes on its device: `held` between steps, `peak` in one. `passes` are the counts of the last minibatch's forward and backward
+    passes, of `num_microbatches` micro-batches of `tokens`; `step` those of the whole step, of `num_minibatches` minibatches. `calls`: its
+    collectives and messages."""
 
     held: int
     peak: int
-    peaks: dict[str, int]
     tokens: int
     num_microbatches: int
     num_minibatches: int
@@ -83,11 +82,11 @@ def _measured(config: Config, folder: Path, rank: int, world_size: int, first: b
             gc.collect()
         _recorder.begin()
         held = _recorder.live
-        with _parts(engine) as parts:
+        with _passes_apart(engine) as passes:
             engine.train_step(groups, minibatches, None, advantages)
         number = len(engine._policy.trained.passes._packed(groups, minibatches[-1]))
-        figures = Figures(held, _recorder.peak, {name: peak for name, (peak, _) in parts.items()}, config.trainer.microbatch_tokens, number,
-                          len(minibatches), parts["passes"][1], _recorder.counts, _recorder.calls)
+        figures = Figures(held, _recorder.peak, config.trainer.microbatch_tokens, number, len(minibatches), passes[-1], _recorder.counts,
+                          _recorder.calls)
         _recorder.begin()  # into other lists
         engine.close()
     gc.collect()
@@ -95,27 +94,23 @@ def _measured(config: Config, folder: Path, rank: int, world_size: int, first: b
 
 
 @contextmanager
-def _parts(engine: MegatronEngine) -> Iterator[dict[str, tuple[int, Counts]]]:
-    """Inside, the parts of the policy's minibatches are counted apart: the highest peak of each, and the counts of the last one."""
-    found: dict[str, tuple[int, Counts]] = {}
-    trained = engine._policy.trained
+def _passes_apart(engine: MegatronEngine) -> Iterator[list[Counts]]:
+    """Inside, the passes of each of the policy's minibatches that have gradients are counted apart, too."""
+    found: list[Counts] = []
+    passes = engine._policy.trained.passes
+    run = passes.run
 
-    def counted(name: str, work: Any, with_gradient: Any) -> Any:
-        def wrapped(*arguments: Any, **keywords: Any) -> Any:
-            if not with_gradient(keywords):
-                return work(*arguments, **keywords)
-            before, highest, whole = _recorder.counts, _recorder.peak, _recorder.calls
-            _recorder.counts, _recorder.peak = Counts(), _recorder.live
-            try:
-                return work(*arguments, **keywords)
-            finally:
-                found[name] = max(_recorder.peak, found.get(name, (0, None))[0]), _recorder.counts
-                _recorder.counts, _recorder.peak, _recorder.calls = _sum(before, _recorder.counts), max(highest, _recorder.peak), whole
-        return wrapped
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        if keywords.get("forward_only"):
+            return run(*arguments, **keywords)
+        before, _recorder.counts = _recorder.counts, Counts()
+        try:
+            return run(*arguments, **keywords)
+        finally:
+            found.append(_recorder.counts)
+            _recorder.counts = _sum(before, _recorder.counts)
 
-    trained.passes.run = counted("passes", trained.passes.run, lambda keywords: not keywords.get("forward_only"))  # type: ignore[method-assign]
-    trained.clip = counted("clip", trained.clip, lambda keywords: True)  # type: ignore[method-assign]
-    trained.update = counted("update", trained.update, lambda keywords: True)  # type: ignore[method-assign]
+    passes.run = counted  # type: ignore[method-assign]
     yield found
 
 
