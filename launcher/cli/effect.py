@@ -123,7 +123,7 @@ RULES = (
     *(Rule(f"alarms.{key}", _with_alarm(alarm), f"the alarm {alarm} is not judged here") for key, alarm in {
         "entropy": "entropy_collapse", "weight_ess": "exploding_weights", "weight_max": "exploding_weights", "weight_masked": "exploding_weights",
         "equal": "equal_rewards", "truncated": "growing_length", "length": "growing_length", "accuracy": "reward_collapse",
-        "grad_norm": "gradient_spikes", "stale": "stale_data"}.items()),
+        "grad_norm": "gradient_spikes", "stale": "stale_data", "refused": "strangers"}.items()),
     Rule("run.num_steps run.target_accuracy trainer.lr trainer.min_lr trainer.lr_schedule trainer.warmup_steps trainer.num_minibatches "
          "trainer.export_final trainer.export_every_steps algorithm.critic_lr staleness.eta evaluation checkpoint.every_steps "
          "checkpoint.every_minutes", lambda config: not config.launch.selftest, "a self-test sets it itself"),

@@ -91,6 +91,7 @@ def _supervised_facts(status: dict, steps: list[dict], evaluations: list[dict]) 
         ("held-out loss", held),
         ("tokens/s", f"{rate(steps, 'tokens_trained'):.1f} trained"),
         ("examples", f"{status['set_aside']} set aside"),
+        *_refused(status),
     ]
 
 
@@ -112,6 +113,7 @@ def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tup
          + _rejected(status)),
         *_weights(status.get("weights")),
         *_rewards(status.get("rewards")),
+        *_refused(status),
     ]
 
 
@@ -136,6 +138,13 @@ def _weights(weights: dict | None) -> list[tuple[str, str]]:
     failed = [("", f"{transport} has failed, {weights['num_fallbacks']} versions came otherwise: {cause}")
               for transport, cause in weights["failed"].items()]
     return [("weights", text), *failed]
+
+
+def _refused(status: dict) -> list[tuple[str, str]]:
+    """What strangers, or broken workers, have tried."""
+    if not (status["refused_peers"] or status["malformed_messages"]):
+        return []
+    return [("refused", f"{status['refused_peers']} connections without the run's keys   {status['malformed_messages']} unreadable messages")]
 
 
 def _seconds(seconds: float) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from workers.config.rules import require
 
 RL_ALARMS = ("entropy_collapse", "exploding_weights", "logprob_mismatch", "equal_rewards", "growing_length", "starving_trainer", "idle_rollouts",
-             "reward_collapse", "gradient_spikes", "stale_data")
-SUPERVISED_ALARMS = ("rising_loss", "gradient_spikes")
+             "reward_collapse", "gradient_spikes", "stale_data", "strangers")
+SUPERVISED_ALARMS = ("rising_loss", "gradient_spikes", "strangers")
 ALARMS = tuple(dict.fromkeys(RL_ALARMS + SUPERVISED_ALARMS))
 
 
@@ -24,7 +24,8 @@ class AlarmsConfig:
     rejected. `truncated`, `length`: growing_length, by how much the share of truncated responses has grown; the length as a share of what there is
     room for. `waiting`: starving_trainer and idle_rollouts, the share of time. `accuracy`: reward_collapse, as a share of the best. `grad_norm`:
     gradient_spikes, as a multiple of the median before. `stale`: stale_data, the share of groups older than staleness.eta. `loss`: rising_loss, as
-    a multiple of the lowest. logprob_mismatch takes selftest.mean_tolerance.
+    a multiple of the lowest. `refused`: strangers, the number of connections and messages refused in a window. logprob_mismatch takes
+    selftest.mean_tolerance.
     """
 
     stop: list[str] = field(default_factory=list)  # names of the alarms that end the run when they begin; docs/health.md lists them
@@ -43,6 +44,7 @@ class AlarmsConfig:
     grad_norm: float = 5.0  # gradient_spikes: above this multiple of the median before
     stale: float = 0.2  # stale_data: a larger share of groups older than staleness.eta
     loss: float = 1.5  # rising_loss: above this multiple of the lowest; of supervised runs
+    refused: float = 20.0  # strangers: more connections and messages refused within a window
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -56,6 +58,8 @@ class AlarmsConfig:
         for key in ("entropy", "weight_ess", "weight_masked", "equal", "truncated", "length", "waiting", "accuracy", "stale"):
             require(0 < getattr(self, key) < 1, f"alarms.{key}", getattr(self, key), "must be between 0 and 1",
                     "It is a share; alarms.off names what is not to be judged")
+        require(0 < self.refused < float("inf"), "alarms.refused", self.refused, "must be greater than 0, and finite",
+                "It is a number; alarms.off names what is not to be judged")
         for key in ("weight_max", "grad_norm", "loss"):
             require(1 < getattr(self, key) < float("inf"), f"alarms.{key}", getattr(self, key), "must be greater than 1, and finite",
                     "It is a multiple; alarms.off names what is not to be judged")

@@ -1,9 +1,12 @@
-"""Messages to frames and back: a msgpack header (msgspec, strict), then one raw frame for every array.
+"""Messages to bytes and back: a msgpack header (msgspec, strict), then the bytes of every array.
 
-    frame 0   msgpack of the struct; an array stands as [frame index, number of items]
-    frame i   the array's bytes, little-endian, dtype fixed by the field's class
+    bytes     msgpack of a list: [header, array, array, ...]         kept in files as it is (`pack`), cut into pieces for sockets (`encode`)
+    header    msgpack of the struct; an array stands as [its place in the list, number of items]
+    array     its bytes, little-endian, dtype fixed by the field's class
 
-No pickle. Whatever does not fit exactly (unknown tag or field, wrong type, a frame too short, too long, missing,
+Pieces are small, so that a socket can turn away anything larger before it knows who sends it (door.py).
+
+No pickle. Whatever does not fit exactly (unknown tag or field, wrong type, nested too deep, an array too short, too long, missing,
 left over or used twice, more bytes than allowed) raises `MessageError`; nothing is decoded in part.
 """
 
@@ -19,29 +22,36 @@ from workers.messages.from_coordinator import FromCoordinator
 from workers.messages.from_worker import FromWorker
 from workers.messages.parts import Message
 
+MAX_PIECE = 1 << 16
+MAX_FRAME = MAX_PIECE + 256
+"""Of a piece on its way: with what encryption adds."""
+MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
+"""What decoding raises: ValueError for text that is no UTF-8, RecursionError for what is nested too deep."""
+
 
 class MessageError(ValueError):
     """A message that is malformed or over its limit. Its text names what and the rule."""
 
 
-def encode(message: Message) -> list[bytes | memoryview]:
-    """The frames of `message`. Raises TypeError or ValueError where an array has not its field's class."""
+def encode(message: Message) -> list[memoryview]:
+    """`message` in pieces of at most `MAX_PIECE` bytes. Raises TypeError or ValueError where an array has not its field's class."""
+    content = memoryview(pack(message))
+    return [content[start: start + MAX_PIECE] for start in range(0, len(content), MAX_PIECE)]
+
+
+def pack(message: Message) -> bytes:
+    """`message` as one piece of bytes; `Decoder.unpack` reads it back. Raises as `encode`."""
     frames: list[bytes | memoryview] = [b""]
 
     def array_hook(value: object) -> list[int]:
         if not isinstance(value, TypedArray):
             raise TypeError(f"{type(value).__name__}: an array field takes Int32, Float32 or Bool. Build it with `.of(...)`")
         plain = np.ascontiguousarray(value, dtype=value.wire_dtype)
-        frames.append(plain.tobytes())
+        frames.append(plain.view(np.uint8).data if plain.size else b"")
         return [len(frames) - 1, plain.size]
 
     frames[0] = msgspec.msgpack.encode(message, enc_hook=array_hook)
-    return frames
-
-
-def pack(message: Message) -> bytes:
-    """`message` as one piece of bytes, for files; `Decoder.unpack` reads it back."""
-    return msgspec.msgpack.encode([bytes(frame) for frame in encode(message)])
+    return msgspec.msgpack.encode(frames)
 
 
 class Decoder:
@@ -49,33 +59,29 @@ class Decoder:
 
     def __init__(self, union: object, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._frames: Sequence[bytes | memoryview] = ()
+        self._frames: list[memoryview] = []
         self._used: set[int] = set()
         self._decoder = msgspec.msgpack.Decoder(union, strict=True, dec_hook=self._array)
 
-    def decode(self, frames: Sequence[bytes | memoryview]) -> Message:
-        """The message in `frames`. Raises `MessageError`."""
-        if not frames:
-            raise MessageError("a message without frames: must have a header")
-        size = sum(len(frame) for frame in frames)
+    def decode(self, pieces: Sequence[bytes | memoryview]) -> Message:
+        """The message in `pieces`. Raises `MessageError`."""
+        size = sum(len(piece) for piece in pieces)
         if size > self._max_bytes:
             raise MessageError(f"a message of {size} bytes: must be at most {self._max_bytes}. Raise transport.max_message_mb")
-        self._frames, self._used = frames, set()
-        try:
-            message = self._decoder.decode(frames[0])
-        except (msgspec.MsgspecError, ValueError, TypeError) as error:
-            raise MessageError(f"malformed message: {error}") from error
-        if len(self._used) != len(frames) - 1:
-            raise MessageError(f"a message of {len(frames) - 1} array frames: its header names {len(self._used)}")
-        return message
+        return self.unpack(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
-    def unpack(self, content: bytes) -> Message:
+    def unpack(self, content: bytes | memoryview) -> Message:
         """The message in what `pack` gave. Raises `MessageError`."""
         try:
-            frames = msgspec.msgpack.decode(content, type=list[bytes])
-        except msgspec.MsgspecError as error:
-            raise MessageError(f"malformed file of a message: {error}") from error
-        return self.decode(frames)
+            self._frames, self._used = msgspec.msgpack.decode(content, type=list[memoryview]), set()
+            if not self._frames:
+                raise ValueError("it has no header")
+            message = self._decoder.decode(self._frames[0])
+        except MALFORMED as error:
+            raise MessageError(f"malformed message: {error}") from error
+        if len(self._used) != len(self._frames) - 1:
+            raise MessageError(f"a message of {len(self._frames) - 1} array frames: its header names {len(self._used)}")
+        return message
 
     def _array(self, kind: type, value: object) -> TypedArray:
         if not issubclass(kind, TypedArray):
@@ -91,7 +97,8 @@ class Decoder:
             raise ValueError(f"array frame of {len(frame)} bytes: must be {num_items} items of {dtype.itemsize} bytes")
         if dtype.kind == "b" and num_items and np.frombuffer(frame, np.uint8).max() > 1:
             raise ValueError("mask frame: every byte must be 0 or 1")
-        return np.frombuffer(frame, dtype=dtype).view(kind)
+        array = np.frombuffer(frame, dtype=dtype)
+        return (array if array.flags.aligned else array.copy()).view(kind)
 
 
 def from_workers(max_bytes: int) -> Decoder:

@@ -180,6 +180,7 @@ class WorkerStatus(Struct, frozen=True):
     `prefill_s` from there to the first token. `num_restarts`: servers that had died or hung and were started again.
     `reward_busy_s`: of reward processes at work; `rewards_killed`: those that were replaced; `rewards_failed`: requests without an answer,
     `rewards_late`: attempts without one in time; `rewards_done`: requests that have their answer;
+    `num_refused`, `num_malformed`: connections to its servers without the run's keys, and messages to them that cannot be read;
     `rewards_waiting`, `rewards_wait_s`: requests that wait for a process, or for a reward element, and how long requests have waited.
     """
 
@@ -206,3 +207,5 @@ class WorkerStatus(Struct, frozen=True):
     rewards_waiting: Count = 0
     rewards_wait_s: float = 0.0
     idle_s: float = 0.0
+    num_refused: Count = 0
+    num_malformed: Count = 0

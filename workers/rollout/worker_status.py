@@ -22,4 +22,5 @@ def worker_status(waiting_for: str, leases: LeaseRunner, engines: Engines, holde
         fetch_bytes=fetch.fetch_bytes, num_fallbacks=fetch.num_fallbacks, num_refetched=fetch.num_refetched,
         reward_busy_s=rewards.busy_s, rewards_killed=rewards.num_killed, rewards_failed=rewards.num_failed,
         rewards_late=rewards.num_late, rewards_done=rewards.num_scored + rewards.num_executed,
-        rewards_waiting=rewards.num_waiting, rewards_wait_s=rewards.wait_s)
+        rewards_waiting=rewards.num_waiting, rewards_wait_s=rewards.wait_s,
+        num_refused=fetch.refused[0], num_malformed=fetch.refused[1])

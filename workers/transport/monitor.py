@@ -6,7 +6,7 @@ import zmq
 
 ALIVE_MS = 2000
 DEAD_MS = 10_000
-HANDSHAKE = "the handshake failed (are weights.security and the run's keys the same there?)"
+HANDSHAKE = "the handshake failed (are the run's keys the same there?)"
 GONE: dict[int, str] = {
     zmq.EVENT_DISCONNECTED: "the connection broke",
     zmq.EVENT_CLOSED: "cannot be reached",

@@ -1,8 +1,8 @@
 """Sockets between rollout workers and reward elements.
 
-    rollout worker: one RewardLink (DEALER) for each element --CURVE, ZAP allow-list--> RewardSocket (ROUTER) of the element
+    rollout worker: one RewardLink (DEALER) for each element --CURVE, the run's keys (door.py)--> RewardSocket (ROUTER) of the element
 
-Nothing is dropped at a high-water mark: what is in flight is bounded by what the worker generates at once. A link does not reconnect: what
+Nothing is dropped: what is in flight is bounded by what the worker generates at once. A link does not reconnect: what
 was asked of an element that is gone is asked elsewhere, and a new link is made for one that is back.
 """
 
@@ -13,17 +13,17 @@ import dataclasses
 
 import zmq
 import zmq.asyncio
-from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
 from workers.config import TransportConfig
-from workers.messages.codec import Decoder, encode
+from workers.messages.codec import MAX_FRAME, Decoder, MessageError, encode
 from workers.messages.judging import FromElement, ToElement
 from workers.run.folder import RunFolder
 from workers.transport.addresses import address_of
+from workers.transport.door import Door
 from workers.transport.keys import read_keys
 from workers.transport.monitor import ALIVE_MS, DEAD_MS, GONE
-from workers.transport.server import MIB, AllowList, bind
+from workers.transport.server import MIB
 
 LATER_MS = 3_600_000
 
@@ -42,25 +42,26 @@ class RewardSocket:
     def __init__(self, run: RunFolder, config: TransportConfig) -> None:
         server, client = read_keys(run, "server"), read_keys(run, "client")
         self._context = zmq.asyncio.Context()
-        self._authenticator = AsyncioAuthenticator(self._context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback("headway", AllowList(client.public))
+        self.door = Door(self._context, server, client.public)
         self._decoder = Decoder(ToElement, config.max_message_mb * MIB)
-        self._router = socket = self._context.socket(zmq.ROUTER)
-        _limit(socket, config)
-        socket.router_mandatory = True
-        socket.zap_domain, socket.curve_server = b"headway", True
-        socket.curve_publickey, socket.curve_secretkey = server.public, server.secret
+        self.num_malformed = 0
+        self._router = self._context.socket(zmq.ROUTER)
+        _limit(self._router)
+        self._router.router_mandatory = True
         try:
-            self.endpoint = bind(socket, dataclasses.replace(config, interface=address_of(config.interface)))
+            self.endpoint = self.door.bind(self._router, dataclasses.replace(config, interface=address_of(config.interface)))
         except BaseException:
             self.close()
             raise
 
     async def receive(self) -> tuple[bytes, ToElement]:
         """The next request and the peer it came from. Raises `MessageError` on a malformed one."""
-        peer, *frames = await self._router.recv_multipart()
-        return peer, self._decoder.decode(frames)  # type: ignore[return-value]
+        peer, *pieces = await self._router.recv_multipart()
+        try:
+            return peer, self._decoder.decode(pieces)  # type: ignore[return-value]
+        except MessageError:
+            self.num_malformed += 1
+            raise
 
     async def send(self, peer: bytes, message: FromElement) -> None:
         """Send to one peer; nothing where it is gone."""
@@ -72,7 +73,7 @@ class RewardSocket:
 
     def close(self, linger_ms: int = 0) -> None:
         """Close, and give the port back. What is not sent yet has `linger_ms` milliseconds to leave."""
-        self._authenticator.stop()
+        self.door.close()
         self._router.close(linger=linger_ms)
         self._context.term()
 
@@ -84,7 +85,7 @@ class RewardLink:
         server, client = read_keys(run, "server"), read_keys(run, "client")
         self._decoder = Decoder(FromElement, config.max_message_mb * MIB)
         self._dealer = socket = context.socket(zmq.DEALER)
-        _limit(socket, config)
+        _limit(socket)
         # Not -1, for never: a broken connection would then take answers with it that are here, but not yet read.
         socket.reconnect_ivl, socket.connect_timeout = LATER_MS, DEAD_MS
         socket.curve_serverkey = server.public
@@ -108,11 +109,11 @@ class RewardLink:
         finally:
             answer.cancel()  # no harm to one that is there
         try:  # what came last may be noticed after the end
-            frames = answer.result() if not answer.cancelled() and answer.done() else await self._dealer.recv_multipart(zmq.DONTWAIT)
+            pieces = answer.result() if not answer.cancelled() and answer.done() else await self._dealer.recv_multipart(zmq.DONTWAIT)
         except zmq.Again:
             event = parse_monitor_message(self._gone.result())["event"]
             raise (LinkLost if event == zmq.EVENT_DISCONNECTED else Unreachable)(GONE[event]) from None
-        return self._decoder.decode(frames)  # type: ignore[return-value]
+        return self._decoder.decode(pieces)  # type: ignore[return-value]
 
     def close(self) -> None:
         """Close at once."""
@@ -137,8 +138,7 @@ class RewardLinks:
         self._context.destroy(linger=0)
 
 
-def _limit(socket: zmq.asyncio.Socket, config: TransportConfig) -> None:
-    socket.linger = 0
-    socket.sndhwm = socket.rcvhwm = 0
-    socket.maxmsgsize = config.max_message_mb * MIB
+def _limit(socket: zmq.asyncio.Socket) -> None:
+    socket.linger = socket.sndhwm = socket.rcvhwm = 0
+    socket.maxmsgsize = MAX_FRAME
     socket.heartbeat_ivl, socket.heartbeat_timeout = ALIVE_MS, DEAD_MS

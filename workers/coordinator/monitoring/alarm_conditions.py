@@ -159,6 +159,11 @@ def _loss(past: History, config: Config) -> list[Comparison]:
             Comparison("its rise", past.now("loss") - lowest, MIN_RISE, True, "in nats")]
 
 
+def _strangers(past: History, config: Config) -> list[Comparison]:
+    return [Comparison("the number of connections and messages refused, over the last window,", past.now("refused") - past.earlier("refused"),
+                       config.alarms.refused, True, "alarms.refused")]
+
+
 _ALL = {
     "entropy_collapse": Alarm(
         (_entropy,),
@@ -201,6 +206,10 @@ _ALL = {
         (_stale,),
         "long responses are consumed late. staleness.bound=hard lets nothing older pass; a lower rollout.concurrency or "
         "workflow.max_new_tokens keeps fewer of them under way; a higher staleness.eta allows for them"),
+    "strangers": Alarm(
+        (_strangers,),
+        "somebody without the run's keys connects to its ports (a scanner, another user's program), or a worker sends what cannot be read. They get "
+        "nothing; name a network that others do not use in transport.interface, and ports in transport.port_range"),
     "rising_loss": Alarm(
         (_loss,),
         "training diverges, or the data have changed. Lower trainer.lr, lengthen trainer.warmup_steps, and look at the examples of these steps "

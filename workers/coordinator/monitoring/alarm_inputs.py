@@ -20,7 +20,7 @@ MIN_REPLICAS = 2
 LONG = 20
 """So many windows are remembered at most."""
 PLAIN = ("entropy", "behavior_ess", "behavior_weight_max", "behavior_masked_share", "share_no_spread", "share_rejected", "share_truncated",
-         "response_tokens", "grad_norm", "loss")
+         "response_tokens", "grad_norm", "loss", "refused")
 
 
 class NotJudged(LookupError):

@@ -27,12 +27,13 @@ def fleet(coordinator: Coordinator) -> WorkerStatus:
     return WorkerStatus(**total)  # type: ignore[arg-type]
 
 
-def step_record(coordinator: Coordinator, record: StepRecord, seconds: float) -> dict:
-    """One line of metrics.jsonl. `seconds` since the run began; counters of tokens are totals so far."""
+def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, refused: int) -> dict:
+    """One line of metrics.jsonl. `seconds` since the run began; counters of tokens are totals so far; `refused`: connections and messages, by the
+    coordinator itself."""
     if coordinator.config.supervised:
         return {"step": record.step, "seconds": round(seconds, 3), "response_tokens": record.ages.mean_length,
                 "num_samples": record.ages.num_samples, **record.metrics, "tokens_trained": coordinator.totals.tokens_trained,
-                "num_set_aside": len(coordinator.ledger.set_aside)}
+                "num_set_aside": len(coordinator.ledger.set_aside), "refused": refused}
     ages, rollouts = record.ages, fleet(coordinator)
     histogram = Counter(ages.head_ages)
     return {
@@ -53,6 +54,7 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float) ->
         "weight_fetch_bytes": rollouts.fetch_bytes, "weight_fallbacks": rollouts.num_fallbacks, "weight_chunks_refetched": rollouts.num_refetched,
         "engine_restarts": rollouts.num_restarts,
         "reward_busy_s": round(rollouts.reward_busy_s, 3), "reward_wait_s": round(rollouts.rewards_wait_s, 3),
+        "refused": refused + rollouts.num_refused + rollouts.num_malformed,
         "rewards_waiting": rollouts.rewards_waiting, "rewards_killed": rollouts.rewards_killed, "rewards_failed": rollouts.rewards_failed,
     }
 
@@ -83,8 +85,9 @@ def heldout_record(coordinator: Coordinator, result: HeldoutLoss, seconds: float
 
 
 def status(coordinator: Coordinator, now: float, seconds: float, wall: float, refused: int, malformed: int) -> dict:
-    """status.json: what every part is doing. `seconds` since the run began, pauses left out; `wall`: the time of writing, since 1970."""
-    state = coordinator
+    """status.json: what every part is doing. `seconds` since the run began, pauses left out; `wall`: the time of writing, since 1970;
+    `refused`, `malformed`: connections to the coordinator without the run's keys, and messages that cannot be read."""
+    state, rollouts = coordinator, fleet(coordinator)
     return {
         "time": wall, "kind": state.config.run.kind.value, "epoch": state.epoch, "seconds": round(seconds, 1), "step": max(0, state.training.step),
         "complete": state.ended == "", "num_steps": state.config.run.num_steps, "eta": state.policy.eta, "bound": state.policy.bound.value,
@@ -95,7 +98,8 @@ def status(coordinator: Coordinator, now: float, seconds: float, wall: float, re
         "replicas_ready": len(state.registry.ready()), "min_replicas": state.config.allocation.min_replicas,
         "evaluating": _evaluating(state),
         "tokens_generated": state.totals.tokens_generated, "tokens_trained": state.totals.tokens_trained,
-        "tokens_interrupted": state.totals.tokens_interrupted, "refused_peers": refused, "malformed_messages": malformed,
+        "tokens_interrupted": state.totals.tokens_interrupted,
+        "refused_peers": refused + rollouts.num_refused, "malformed_messages": malformed + rollouts.num_malformed,
         "staleness": {str(age): count for age, count in sorted(state.totals.head_ages.items())},
         "weights": _weights(state), "rewards": _rewards(state),
         "workers": [

@@ -175,14 +175,14 @@ class CoordinatorWorker:
 
     def _write_status(self) -> None:
         now = time.monotonic()
-        status = reporting.status(self.core, now, self.seconds, time.time(), self.sockets.num_refused, self.sockets.num_malformed)
+        status = reporting.status(self.core, now, self.seconds, time.time(), self.sockets.door.num_refused, self.sockets.num_malformed)
         status["alarms"] = self.records.health.active
         status["checkpoint"] = checkpoints.describe(self.run, scores(self.records.evaluations), time.time())
         write_atomic(self.run.status, json.dumps(status).encode())
 
     def record(self) -> None:
         """Write finished steps and evaluations, unless another incarnation has taken over."""
-        self.on_disk(lambda: self.records.write(self.seconds))
+        self.on_disk(lambda: self.records.write(self.seconds, self.sockets.door.num_refused + self.sockets.num_malformed))
 
     async def flush(self) -> None:
         """Send what the state machine has to say."""

@@ -23,14 +23,15 @@ class RunRecords:
         self.health.resume(read_lines(run.metrics))
         self.positions, self.close = self._recorder.positions, self._recorder.close
 
-    def write(self, seconds: float) -> None:
-        """Write finished steps and evaluations, unless another incarnation has taken over. `seconds`: since the run began. Raises OSError."""
+    def write(self, seconds: float, refused: int) -> None:
+        """Write finished steps and evaluations, unless another incarnation has taken over. `seconds`: since the run began; `refused`: connections and
+        messages, by this coordinator. Raises OSError."""
         records, self._core.training.records = self._core.training.records, []
         if not records or self._run.newest_epoch() != self._core.epoch:
             return
         for record in records:
             if isinstance(record, StepRecord):
-                self._write_step(reporting.step_record(self._core, record, seconds))
+                self._write_step(reporting.step_record(self._core, record, seconds, refused))
                 self._recorder.consumed(record.step - 1, record.consumed)
                 continue
             self.evaluations.append(reporting.heldout_record(self._core, record, seconds) if isinstance(record, HeldoutLoss)

@@ -74,6 +74,11 @@ class WeightFetch:
         """Chunks that came with a wrong digest, and were asked for elsewhere."""
         return self._streaming.num_corrupt if self._streaming else 0
 
+    @property
+    def refused(self) -> tuple[int, int]:
+        """Connections to this worker without the run's keys, and messages that cannot be read."""
+        return self._streaming.refused if self._streaming else (0, 0)
+
     def announced(self, announcement: Announcement) -> None:
         """Take note of a newer version, or of more ways to get the one that is being fetched."""
         self._newest = announcement

@@ -50,6 +50,11 @@ class Streaming:
         self._fetched: Version | None = None
         self._offered: set[Version] = set()
 
+    @property
+    def refused(self) -> tuple[int, int]:
+        """Connections without the run's keys, and messages that cannot be read."""
+        return self._server.counters.num_refused, self._server.counters.num_malformed
+
     def expect(self, version: Version) -> None:
         """From now on others may ask for `version`: they wait until it arrives."""
         self._offered.add(version)

@@ -1,4 +1,8 @@
-"""A fetcher's connections to weight servers, one DEALER each; says at once when one is gone."""
+"""A fetcher's connections to weight servers; says at once when one is gone.
+
+    DEALER, encrypted   TicketWanted -> Ticket      the server has shown that it is one of this run's, and only then is there
+    DEALER, plain       ChunkWanted -> Content      a connection in the clear, opened with the ticket: nobody else could have taken its place
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,30 @@ import contextlib
 import os
 from dataclasses import dataclass
 
-import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from workers.config.choices import Security
 from workers.config.training import WeightsConfig
+from workers.messages.codec import MALFORMED, MAX_FRAME
 from workers.messages.parts import Version
 from workers.transport.monitor import ALIVE_MS, DEAD_MS, GONE
 from workers.transport.server import MIB
-from workers.transport.weights.messages import ChunkWanted, FromFetcher, FromServer, ManifestWanted, WeightKeys, encode, from_server
+from workers.transport.weights.messages import (
+    ChunkWanted,
+    Content,
+    FromFetcher,
+    FromServer,
+    ManifestWanted,
+    Ticket,
+    TicketWanted,
+    Unavailable,
+    WeightKeys,
+    encode,
+    from_server,
+)
 
 AT_ONCE = 16
-MAX_MANIFEST_MIB = 64
+MAX_MANIFEST_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True)
@@ -26,7 +41,7 @@ class Reply:
     """What a server said; `content` belongs to a `Content`."""
 
     endpoint: str
-    message: FromServer
+    message: Content | Unavailable
     content: memoryview
 
 
@@ -39,29 +54,59 @@ class Gone:
 
 
 class _Link:
-    """One connection."""
+    """The connections to one server: `control`, and `bulk`, the same one where all is encrypted, once there is a ticket."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, weights: WeightsConfig, keys: WeightKeys, version: Version) -> None:
-        self.hello = keys.hello(endpoint, version)
-        self.dealer: zmq.Socket = context.socket(zmq.DEALER)
-        self.dealer.linger, self.dealer.reconnect_ivl, self.dealer.sndhwm = 0, -1, 0
-        self.dealer.maxmsgsize = max(weights.chunk_mb, MAX_MANIFEST_MIB) * MIB
-        self.dealer.heartbeat_ivl, self.dealer.heartbeat_timeout, self.dealer.connect_timeout = ALIVE_MS, DEAD_MS, DEAD_MS
-        if weights.security is Security.curve:
-            self.dealer.curve_serverkey = keys.server.public
-            self.dealer.curve_publickey, self.dealer.curve_secretkey = keys.client.public, keys.client.secret
-        self.monitor = self.dealer.get_monitor_socket(sum(GONE))
-        self.dealer.connect(endpoint)
-        self.send(self.hello)
+    def __init__(self, context: zmq.Context, endpoint: str, weights: WeightsConfig, keys: WeightKeys) -> None:
+        self._context, self._endpoint, self._weights = context, endpoint, weights
+        self._wanted: list[ChunkWanted] = []  # until there is a ticket
+        self.monitors: dict[zmq.Socket, zmq.Socket] = {}
+        self.bulk: zmq.Socket | None = None
+        self.control = self._dealer()
+        self.control.curve_serverkey = keys.server.public
+        self.control.curve_publickey, self.control.curve_secretkey = keys.client.public, keys.client.secret
+        self._connect(self.control, endpoint)
+        self.ask(TicketWanted())
 
-    def send(self, message: FromFetcher) -> None:
-        """Send; where the connection is gone, the monitor says so."""
-        with contextlib.suppress(zmq.Again):
-            self.dealer.send(encode(message), zmq.DONTWAIT)
+    def _dealer(self) -> zmq.Socket:
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.linger, dealer.reconnect_ivl, dealer.sndhwm = 0, -1, 0
+        dealer.maxmsgsize = self._weights.chunk_mb * MIB + MAX_FRAME
+        dealer.heartbeat_ivl, dealer.heartbeat_timeout, dealer.connect_timeout = ALIVE_MS, DEAD_MS, DEAD_MS
+        return dealer
+
+    def _connect(self, dealer: zmq.Socket, endpoint: str) -> None:
+        self.monitors[dealer] = dealer.get_monitor_socket(sum(GONE))
+        dealer.connect(endpoint)
+
+    def admitted(self, ticket: Ticket) -> None:
+        """The server has given a ticket. Harmless to repeat."""
+        if self.bulk is None:
+            self.bulk = self.control
+            if ticket.port:
+                self.bulk = self._dealer()
+                self.bulk.plain_username, self.bulk.plain_password = ticket.name.encode(), ticket.secret.encode()
+                self._connect(self.bulk, f"{self._endpoint.rpartition(':')[0]}:{ticket.port}")
+            while self._wanted:
+                _send(self.bulk, self._wanted.pop(0))
+
+    def ask(self, message: FromFetcher) -> None:
+        """Ask for something, as soon as that can be."""
+        if not isinstance(message, ChunkWanted):
+            _send(self.control, message)
+        elif self.bulk is None:
+            self._wanted.append(message)
+        else:
+            _send(self.bulk, message)
 
     def close(self) -> None:
-        self.dealer.disable_monitor()
-        self.dealer.close()
+        for dealer in self.monitors:
+            dealer.disable_monitor()
+            dealer.close()
+
+
+def _send(dealer: zmq.Socket, message: FromFetcher) -> None:
+    with contextlib.suppress(zmq.Again):  # the connection is gone: the monitor says so
+        dealer.send(encode(message), zmq.DONTWAIT)
 
 
 class WeightLinks:
@@ -75,17 +120,15 @@ class WeightLinks:
 
     def ask_manifest(self, endpoint: str) -> None:
         """Ask for the manifest."""
-        link = self._link(endpoint)
-        link.send(ManifestWanted(link.hello.nonce))
+        self._link(endpoint).ask(ManifestWanted(self._version))
 
     def ask_chunk(self, endpoint: str, number: int, name: str, offset: int, size: int, base: Version | None) -> None:
         """Ask for a chunk."""
-        link = self._link(endpoint)
-        link.send(ChunkWanted(link.hello.nonce, number, name, offset, size, base))
+        self._link(endpoint).ask(ChunkWanted(self._version, number, name, offset, size, base))
 
     def _link(self, endpoint: str) -> _Link:
         if endpoint not in self._links:
-            self._links[endpoint] = _Link(self._context, endpoint, self._weights, self._keys, self._version)
+            self._links[endpoint] = _Link(self._context, endpoint, self._weights, self._keys)
         return self._links[endpoint]
 
     def poll(self, timeout_ms: int) -> list[Reply | Gone]:
@@ -93,28 +136,33 @@ class WeightLinks:
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
         for link in self._links.values():
-            poller.register(link.dealer, zmq.POLLIN)
-            poller.register(link.monitor, zmq.POLLIN)
+            for socket in (*link.monitors, *link.monitors.values()):
+                poller.register(socket, zmq.POLLIN)
         ready = dict(poller.poll(timeout_ms))
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         found: list[Reply | Gone] = []
         for endpoint, link in list(self._links.items()):
-            if link.dealer in ready:
-                found += self._read(endpoint, link)
-            if link.monitor in ready:
-                event = parse_monitor_message(link.monitor.recv_multipart())["event"]
-                found.append(Gone(endpoint, GONE[event]))
+            for dealer, monitor in list(link.monitors.items()):
+                if dealer in ready:
+                    found += self._read(endpoint, link, dealer)
+                if monitor in ready:
+                    event = parse_monitor_message(monitor.recv_multipart())["event"]
+                    found.append(Gone(endpoint, GONE[event]))
         return found
 
-    def _read(self, endpoint: str, link: _Link) -> list[Reply | Gone]:
+    def _read(self, endpoint: str, link: _Link, dealer: zmq.Socket) -> list[Reply | Gone]:
         found: list[Reply | Gone] = []
         with contextlib.suppress(zmq.Again):
             while len(found) < AT_ONCE:
-                header, *content = link.dealer.recv_multipart(zmq.DONTWAIT, copy=False)
+                header, *pieces = dealer.recv_multipart(zmq.DONTWAIT, copy=False)
                 try:
-                    found.append(Reply(endpoint, from_server.decode(header.buffer), content[0].buffer if content else memoryview(b"")))
-                except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is no UTF-8
+                    message: FromServer = from_server.decode(header.buffer)
+                    if isinstance(message, Ticket):
+                        link.admitted(message)
+                    else:
+                        found.append(Reply(endpoint, message, _joined([piece.buffer for piece in pieces])))
+                except MALFORMED as error:
                     found.append(Gone(endpoint, f"sent a malformed message ({error})"))
         return found
 
@@ -135,3 +183,11 @@ class WeightLinks:
             self.drop(endpoint)
         self._context.destroy(linger=0)
         os.close(self._wake)
+
+
+def _joined(pieces: list[memoryview]) -> memoryview:
+    if len(pieces) == 1:
+        return pieces[0]
+    if (size := sum(map(len, pieces))) > MAX_MANIFEST_BYTES:
+        raise ValueError(f"a manifest of {size} bytes: must be at most {MAX_MANIFEST_BYTES}")
+    return memoryview(b"".join(pieces))

@@ -1,61 +1,64 @@
 """What weight servers and fetchers say to each other: a small msgpack header, and for content one raw frame.
 
-    fetcher (DEALER)   Hello   ManifestWanted   ChunkWanted ...       the fetcher keeps a window of chunks outstanding, so that
-    server  (ROUTER)           Content + frame  Content + frame ...   nothing is ever queued without bound; or Unavailable
+    fetcher (DEALER)   TicketWanted  ManifestWanted        CURVE, the run's keys: each is sure of the other
+    server  (ROUTER)   Ticket        Content + frame
+    fetcher (DEALER)   ChunkWanted  ChunkWanted ...        plain, with the ticket; the same socket as above with weights.security=curve.
+    server  (ROUTER)   Content + frame  ...                The fetcher keeps a window of chunks outstanding, so that nothing is ever queued
+                                                           without bound
+    instead of an answer: Unavailable
 
-`Hello` proves that the fetcher knows the run's keys; every request names the same nonce.
+What comes in the clear is believed by its digest, which stands in the manifest.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
-from blake3 import blake3
 
 from workers.messages.parts import Version
 from workers.run.folder import RunFolder
 from workers.transport.keys import KeyPair, read_keys
 from workers.weights.manifest import FileName
 
-TOKEN_CONTEXT = "headway 2025-11 token of a fetcher of weights"
 ALL = -1  # in place of a chunk's number: the manifest, or the whole version
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-Nonce = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-Token = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
 class WeightMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Base of all of them."""
 
 
-class Hello(WeightMessage, frozen=True):
-    """A fetcher wants `version`. `token`: `WeightKeys.token`; good for once."""
-
-    version: Version
-    nonce: Nonce
-    token: Token
+class TicketWanted(WeightMessage, frozen=True):
+    """Asks for a ticket, good for one connection."""
 
 
 class ManifestWanted(WeightMessage, frozen=True):
-    """Asks for the manifest."""
+    """Asks for the manifest of `version`."""
 
-    nonce: Nonce
+    version: Version
 
 
 class ChunkWanted(WeightMessage, frozen=True):
-    """Asks for `size` bytes at `offset` of file `name`, or, with a `base`, for their difference to that version. The answer comes when
-    they are there, and names `number`."""
+    """Asks for `size` bytes at `offset` of file `name` of `version`, or, with a `base`, for their difference to that version. The answer
+    comes when they are there, and names `number`."""
 
-    nonce: Nonce
+    version: Version
     number: Bytes
     name: FileName
     offset: Bytes
     size: Bytes
     base: Version | None = None
+
+
+class Ticket(WeightMessage, frozen=True):
+    """Where to ask for chunks: at `port` of the same address, with `name` and `secret`; at 0, here."""
+
+    port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    secret: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class Content(WeightMessage, frozen=True):
@@ -72,8 +75,8 @@ class Unavailable(WeightMessage, frozen=True):
     reason: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-FromFetcher = Hello | ManifestWanted | ChunkWanted
-FromServer = Content | Unavailable
+FromFetcher = TicketWanted | ManifestWanted | ChunkWanted
+FromServer = Ticket | Content | Unavailable
 
 from_fetcher = msgspec.msgpack.Decoder(FromFetcher)
 from_server = msgspec.msgpack.Decoder(FromServer)
@@ -82,7 +85,7 @@ encode = msgspec.msgpack.encode
 
 @dataclass(frozen=True)
 class WeightKeys:
-    """The run's keys, for weight sockets. Whoever cannot read the run folder cannot make a token."""
+    """The run's keys, for weight sockets."""
 
     server: KeyPair
     client: KeyPair
@@ -91,13 +94,3 @@ class WeightKeys:
     def read(run: RunFolder) -> WeightKeys:
         """Read them from the run folder. Raises `RunFolderError`."""
         return WeightKeys(read_keys(run, "server"), read_keys(run, "client"))
-
-    def hello(self, endpoint: str, version: Version) -> Hello:
-        """Introduce a fetcher to the server at `endpoint`."""
-        nonce = os.urandom(16)
-        return Hello(version, nonce, self.token(endpoint, version, nonce))
-
-    def token(self, endpoint: str, version: Version, nonce: bytes) -> bytes:
-        """Keyed BLAKE3 of where, what and a nonce: nobody can make one without the keys, or use one elsewhere."""
-        key = blake3(self.server.secret + self.client.secret, derive_key_context=TOKEN_CONTEXT).digest()
-        return blake3(msgspec.msgpack.encode([endpoint, str(version), nonce]), key=key).digest()

@@ -1,11 +1,12 @@
-"""Serves weights to other nodes: a thread with a ROUTER socket, reading from the files of the node's store.
+"""Serves weights to other nodes: a thread with two ROUTER sockets, reading from the files of the node's store.
 
-    expect, offer, offer_incoming, withdraw (any thread) --> [ offers ] <-- requests of fetchers (fetcher.py)
-                                                                 |
-                          mapped files, differences -------------+--> content; what is still on its way is sent when it has arrived
+    expect, offer, offer_incoming, withdraw (any thread) --> [ offers ] <-- requests of fetchers (connections.py)
+                                                                 |             tickets, manifests: encrypted
+                          mapped files, differences -------------+-->          chunks: in the clear, by ticket; or encrypted as well
+                                                                               what is still on its way is sent when it has arrived
 
-The socket never waits for anybody: a fetcher that reads slowly has no more than its own window underway. Who cannot prove to know
-the run's keys (a token good for once; with weights.security=curve, the keys themselves) gets nothing and is counted.
+The sockets never wait for anybody: a fetcher that reads slowly has no more than its own window underway. Who does not have the run's keys
+gets nothing, not even to say anything, and is counted (door.py).
 """
 
 from __future__ import annotations
@@ -13,41 +14,39 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
-import msgspec
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 
 from workers.config import TransportConfig
 from workers.config.choices import Security
 from workers.config.training import WeightsConfig
+from workers.messages.codec import MALFORMED, MAX_PIECE
 from workers.messages.parts import Version
 from workers.transport.addresses import address_of
+from workers.transport.door import Door
+from workers.transport.lasting_thread import LastingThread
 from workers.transport.monitor import ALIVE_MS, DEAD_MS
-from workers.transport.server import AllowList, bind
 from workers.transport.weights.messages import (
     ALL,
     ChunkWanted,
     Content,
     FromFetcher,
     FromServer,
-    Hello,
     ManifestWanted,
+    Ticket,
+    TicketWanted,
     Unavailable,
     WeightKeys,
     encode,
     from_fetcher,
 )
 from workers.transport.weights.offers import CompleteOffer, IncomingOffer, Missing, Offer
-from workers.transport.weights.sessions import Sessions
 from workers.weights.partial_version import Incoming
 
-MAX_REQUEST_BYTES = 1 << 16
 MAX_QUEUED = 4096  # messages underway to one fetcher; its window is far smaller
 AT_ONCE = 64
 END_S = 30.0
@@ -55,7 +54,8 @@ END_S = 30.0
 
 @dataclasses.dataclass
 class ServerCounters:
-    """What a server has done since it started. `num_refused`: connections and requests without a good token or key."""
+    """What a server has done since it started. `num_refused`: connections without a key or a ticket; `num_failures`: how often a thread of
+    its has failed."""
 
     bytes_sent: int = 0
     chunks_sent: int = 0
@@ -63,9 +63,11 @@ class ServerCounters:
     num_fetchers: int = 0
     num_refused: int = 0
     num_malformed: int = 0
+    num_failures: int = 0
 
 
-Waiting = tuple[bytes, ManifestWanted | ChunkWanted]
+Peer = tuple[zmq.Socket, bytes]
+Waiting = tuple[Peer, ManifestWanted | ChunkWanted]
 
 
 class WeightServer:
@@ -74,44 +76,41 @@ class WeightServer:
     Raises `ConfigError` where it cannot be bound."""
 
     def __init__(self, config: TransportConfig, weights: WeightsConfig, keys: WeightKeys) -> None:
-        self._keys, self._counters, self._allow = keys, ServerCounters(), AllowList(keys.client.public)
+        self._counters = ServerCounters()
         self._offers: dict[Version, Offer | None] = {}  # None: expected
-        self._sessions = Sessions(keys)
         self._waiting: dict[Version, list[Waiting]] = {}
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._wake).atexit = False  # a writer may still report a chunk after `close`
         self._context = zmq.Context()
-        self._authenticator: ThreadAuthenticator | None = None
-        self._router = self._context.socket(zmq.ROUTER)
+        self._door = Door(self._context, keys.server, keys.client.public)
+        self._sockets: list[zmq.Socket] = []
         try:
-            self._set_up(weights.security)
-            self.endpoint = bind(self._router, dataclasses.replace(config, interface=address_of(config.interface)))
+            config = dataclasses.replace(config, interface=address_of(config.interface))
+            self.endpoint = self._door.bind(self._socket(), config)
+            self._bulk_port = 0
+            if weights.security is Security.digest:
+                self._bulk_port = int(self._door.bind(self._socket(), config, by_ticket=True).rpartition(":")[2])
         except BaseException:
             self._tear_down()
             raise
         self._open = True
-        self._thread = threading.Thread(target=self._run, name="weight server", daemon=True)
-        self._thread.start()
+        self._thread = LastingThread("weight server", self._run)
 
-    def _set_up(self, security: Security) -> None:
-        socket = self._router
-        socket.linger, socket.router_mandatory = 0, True
-        socket.sndhwm, socket.rcvhwm, socket.maxmsgsize = MAX_QUEUED, MAX_QUEUED, MAX_REQUEST_BYTES
+    def _socket(self) -> zmq.Socket:
+        socket = self._context.socket(zmq.ROUTER)
+        self._sockets.append(socket)
+        socket.router_mandatory, socket.sndhwm = True, MAX_QUEUED
         socket.heartbeat_ivl, socket.heartbeat_timeout = ALIVE_MS, DEAD_MS
-        if security is Security.curve:
-            self._authenticator = ThreadAuthenticator(self._context)
-            self._authenticator.start()
-            self._authenticator.configure_curve_callback("headway", self._allow)
-            socket.zap_domain, socket.curve_server = b"headway", True
-            socket.curve_publickey, socket.curve_secretkey = self._keys.server.public, self._keys.server.secret
+        return socket
 
     # -- for any thread --------------------------------------------------------------------------------------------------
 
     @property
     def counters(self) -> ServerCounters:
         """The counters as they stand."""
-        return dataclasses.replace(self._counters, num_refused=self._counters.num_refused + self._allow.num_refused)
+        return dataclasses.replace(self._counters, num_refused=self._door.num_refused,
+                                   num_failures=self._thread.num_failures + self._door.num_failures)
 
     def expect(self, version: Version) -> None:
         """This node is about to get `version`: whoever asks waits for it instead of being turned away."""
@@ -155,23 +154,22 @@ class WeightServer:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
+        for socket in self._sockets:
+            poller.register(socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
-        try:
-            while self._open:
-                ready = dict(poller.poll())
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._wake)
-                self._obey()
-                if self._router in ready:
-                    self._read()
-        finally:
-            self._offers.clear()
-            self._tear_down()
+        while self._open:
+            ready = dict(poller.poll())
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            self._obey()
+            for socket in self._sockets:
+                if socket in ready:
+                    self._read(socket)
+        self._offers.clear()
+        self._tear_down()
 
     def _tear_down(self) -> None:
-        if self._authenticator is not None:
-            self._authenticator.stop()
+        self._door.close()
         self._context.destroy(linger=0)
 
     def _end(self) -> None:
@@ -181,28 +179,25 @@ class WeightServer:
         while not self._commands.empty():
             self._commands.get()()
 
-    def _read(self) -> None:
+    def _read(self, socket: zmq.Socket) -> None:
         for _ in range(AT_ONCE):
             try:
-                peer, *frames = self._router.recv_multipart(zmq.DONTWAIT)
-                request: FromFetcher = from_fetcher.decode(*frames)
+                name, *frames = socket.recv_multipart(zmq.DONTWAIT)
+                request: FromFetcher = from_fetcher.decode(*frames)  # TypeError: not one frame
             except zmq.Again:
                 return
-            except (msgspec.MsgspecError, ValueError, TypeError):  # ValueError: text that is no UTF-8; TypeError: not one frame
+            except MALFORMED:
                 self._counters.num_malformed += 1
                 continue
             self._obey()  # what was offered before it was asked for is there
-            if isinstance(request, Hello) and self._sessions.begin(peer, request, self.endpoint):
+            if isinstance(request, TicketWanted):
                 self._counters.num_fetchers += 1
-            elif not isinstance(request, Hello) and (version := self._sessions.version(peer, request.nonce)) is not None:
-                self._answer(peer, version, request)
+                self._send((socket, name), Ticket(self._bulk_port, *self._door.tickets.issue()) if self._bulk_port else Ticket(0))
             else:
-                self._counters.num_refused += 1
-                self._sessions.end(peer)
-                self._send(peer, Unavailable(ALL, "no valid token of this run"))
+                self._answer((socket, name), request)
 
-    def _answer(self, peer: bytes, version: Version, request: ManifestWanted | ChunkWanted) -> None:
-        number = request.number if isinstance(request, ChunkWanted) else ALL
+    def _answer(self, peer: Peer, request: ManifestWanted | ChunkWanted) -> None:
+        version, number = request.version, request.number if isinstance(request, ChunkWanted) else ALL
         if version not in self._offers:
             self._send(peer, Unavailable(ALL, f"version {version} is not here"))
             return
@@ -216,7 +211,8 @@ class WeightServer:
             return
         content, delta = found
         self._count(1, number, len(content), delta)  # first: who has it all may ask for the sum before this thread goes on
-        if not self._send(peer, Content(number, delta), content):
+        pieces = [content] if number != ALL else [content[start: start + MAX_PIECE] for start in range(0, len(content), MAX_PIECE)]
+        if not self._send(peer, Content(number, delta), *pieces):
             self._count(-1, number, len(content), delta)
 
     def _count(self, messages: int, number: int, size: int, delta: bool) -> None:
@@ -224,22 +220,21 @@ class WeightServer:
         self._counters.chunks_sent += messages * (number != ALL)
         self._counters.deltas_sent += messages * delta
 
-    def _send(self, peer: bytes, message: FromServer, *content: bytes | memoryview) -> bool:
+    def _send(self, peer: Peer, message: FromServer, *content: bytes | memoryview) -> bool:
+        socket, name = peer
         try:
-            self._router.send_multipart([peer, encode(message), *content], zmq.DONTWAIT, copy=False)
+            socket.send_multipart([name, encode(message), *content], zmq.DONTWAIT, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            self._sessions.end(peer)  # gone, or it asks for far more than it reads
-            return False
+            return False  # gone, or it asks for far more than it reads
         return True
 
     def _retry(self, version: Version) -> None:
         """Something of `version` has come."""
         for peer, request in self._waiting.pop(version, []):
-            self._answer(peer, version, request)
+            self._answer(peer, request)
 
     def _withdraw(self, version: Version) -> None:
         self._offers.pop(version, None)
         self._retry(version)
-        self._sessions.end_all(version)

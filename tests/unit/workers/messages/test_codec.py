@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.groups import make_group
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.codec import MessageError, encode, from_coordinator, from_workers, pack
+from workers.messages.codec import MAX_PIECE, MessageError, encode, from_coordinator, from_workers, pack
 from workers.messages.from_coordinator import Batch, CheckpointPart, FallbackWanted, LoadGranted, Sources, Suspended, VersionAnnounced, VersionsNeeded
 from workers.messages.from_worker import (
     BatchRequest,
@@ -32,7 +32,13 @@ LIMIT = 1 << 20
 
 
 def frames_of(message) -> list[bytes]:
-    return [bytes(frame) for frame in encode(message)]
+    return msgspec.msgpack.decode(pack(message), type=list[bytes])
+
+
+def sent(frames: list[bytes]) -> list[bytes]:
+    """What a socket would bring of these frames."""
+    content = msgspec.msgpack.encode(frames)
+    return [content[start: start + 100] for start in range(0, len(content), 100)]
 
 
 @st.composite
@@ -61,7 +67,7 @@ def groups(draw) -> Group:
 @given(groups())
 @settings(max_examples=150, deadline=None)
 def test_a_group_comes_back_as_it_was(group: Group) -> None:
-    back = from_workers(LIMIT).decode(frames_of(GroupFinished(group))).group
+    back = from_workers(LIMIT).decode(sent(frames_of(GroupFinished(group)))).group
     for name in Group.__struct_fields__:
         before, after = getattr(group, name), getattr(back, name)
         if isinstance(before, np.ndarray):
@@ -77,7 +83,7 @@ def test_a_group_comes_back_as_it_was(group: Group) -> None:
 @given(st.lists(groups(), max_size=3))
 @settings(max_examples=50, deadline=None)
 def test_a_batch_of_groups_comes_back(batch: list[Group]) -> None:
-    back = from_coordinator(LIMIT).decode(frames_of(Batch(3, 1, 4, batch, [[0], [], [2, 1]], 7.25)))
+    back = from_coordinator(LIMIT).decode(encode(Batch(3, 1, 4, batch, [[0], [], [2, 1]], 7.25)))
     assert (back.step, back.share, back.num_shares, back.formed_at) == (3, 1, 4, 7.25)
     assert back.minibatches == [[0], [], [2, 1]]
     assert [group.tokens.tolist() for group in back.groups] == [group.tokens.tolist() for group in batch]
@@ -87,8 +93,9 @@ def test_a_batch_of_groups_comes_back(batch: list[Group]) -> None:
 @settings(max_examples=300, deadline=None)
 def test_arbitrary_bytes_never_decode_and_never_crash(frames: list[bytes]) -> None:
     for decoder in (from_workers(LIMIT), from_coordinator(LIMIT)):
-        with pytest.raises(MessageError):
-            decoder.decode(frames)
+        for pieces in (frames, sent(frames)):
+            with pytest.raises(MessageError):
+                decoder.decode(pieces)
 
 
 @given(groups(), st.data())
@@ -108,7 +115,7 @@ def test_a_damaged_message_is_refused_or_is_still_whole(group: Group, data: st.D
     if frames == frames_of(GroupFinished(group)):
         return
     with pytest.raises(MessageError):
-        from_workers(LIMIT).decode(frames)
+        from_workers(LIMIT).decode(sent(frames))
 
 
 def encoded_with(change) -> list[bytes]:
@@ -132,7 +139,7 @@ def encoded_with(change) -> list[bytes]:
 ])
 def test_a_wrong_header_is_refused_with_the_reason(change, words: str) -> None:
     with pytest.raises(MessageError, match=words):
-        from_workers(LIMIT).decode(encoded_with(change))
+        from_workers(LIMIT).decode(sent(encoded_with(change)))
 
 
 def test_wrong_mask_bytes_are_refused() -> None:
@@ -140,19 +147,37 @@ def test_wrong_mask_bytes_are_refused() -> None:
     where = msgspec.msgpack.decode(frames[0])["group"]["loss_mask"][0]
     frames[where] = b"\x02"
     with pytest.raises(MessageError, match="0 or 1"):
-        from_workers(LIMIT).decode(frames)
+        from_workers(LIMIT).decode(sent(frames))
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1x", b"\x82\xa1x\x91", b"\xc9\0\0\0\1\0"])
+def test_what_is_nested_deeper_than_any_message_is_refused(opening: bytes) -> None:
+    deep = opening * 50_000
+    for header in (deep, b"\x82\xa1x" + deep, b"\x82\xa5group" + deep):  # under a key that is read before the type
+        for decoder in (from_workers(LIMIT), from_coordinator(LIMIT)):
+            for pieces in (sent([header]), [header]):
+                with pytest.raises(MessageError):
+                    decoder.decode(pieces)
+
+
+@given(st.integers(0, 3 * MAX_PIECE))
+@settings(max_examples=20, deadline=None)
+def test_no_piece_is_larger_than_a_socket_takes(size: int) -> None:
+    message = Draining("x" * size)
+    pieces = encode(message)
+    assert all(0 < len(piece) <= MAX_PIECE for piece in pieces) and from_workers(LIMIT).decode(pieces) == message
 
 
 def test_a_message_over_the_limit_is_refused_with_the_remedy() -> None:
     with pytest.raises(MessageError, match="max_message_mb"):
-        from_workers(10).decode(frames_of(GroupFinished(make_group())))
+        from_workers(10).decode(encode(GroupFinished(make_group())))
 
 
 def test_directions_are_separate() -> None:
     with pytest.raises(MessageError):
-        from_coordinator(LIMIT).decode(frames_of(Register(Role.rollout, "host", 1)))
+        from_coordinator(LIMIT).decode(encode(Register(Role.rollout, "host", 1)))
     with pytest.raises(MessageError):
-        from_workers(LIMIT).decode(frames_of(VersionsNeeded(Version(1, 0))))
+        from_workers(LIMIT).decode(encode(VersionsNeeded(Version(1, 0))))
 
 
 HELD = HeldLease("g1", 3, Purpose.training, Version(1, 2))
@@ -174,20 +199,20 @@ def test_which_announcement_offers_more() -> None:
     SourcesRequest(Version(1, 2), ["tcp://10.0.0.2:4711"]), LoadRequest(Version(1, 2)), TransportFailed(Version(1, 2), "zmq", "no route"),
     Republished(MORE)])
 def test_small_messages_come_back(message) -> None:
-    assert from_workers(LIMIT).decode(frames_of(message)) == message
+    assert from_workers(LIMIT).decode(encode(message)) == message
 
 
 @pytest.mark.parametrize("message", [
     CheckpointPart(4, True), Suspended("time limit"), VersionsNeeded(Version(2, 7)), LoadGranted(Version(1, 2)), FallbackWanted("zmq", "no route"),
     Sources(Version(1, 2), ["tcp://10.0.0.1:4711"], False), VersionAnnounced(MORE)])
 def test_small_messages_of_the_coordinator_come_back(message) -> None:
-    assert from_coordinator(LIMIT).decode(frames_of(message)) == message
+    assert from_coordinator(LIMIT).decode(encode(message)) == message
 
 
 @pytest.mark.parametrize("capacity", [-1, 1_000_001])
 def test_a_capacity_out_of_bounds_is_refused(capacity: int) -> None:
     with pytest.raises(MessageError, match="capacity"):
-        from_workers(LIMIT).decode(frames_of(Heartbeat(capacity=capacity)))
+        from_workers(LIMIT).decode(encode(Heartbeat(capacity=capacity)))
 
 
 def make_partial() -> Partial:
@@ -199,7 +224,7 @@ def make_partial() -> Partial:
 
 def test_a_parked_group_comes_back_and_from_a_file_too() -> None:
     message, decoder = GroupParked(make_partial()), from_workers(LIMIT)
-    for back in (decoder.decode(frames_of(message)), decoder.unpack(pack(message))):
+    for back in (decoder.decode(encode(message)), decoder.unpack(pack(message))):
         assert isinstance(back, GroupParked)
         for name in Partial.__struct_fields__:
             before, after = getattr(message.partial, name), getattr(back.partial, name)

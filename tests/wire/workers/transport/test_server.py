@@ -23,10 +23,11 @@ from workers.messages.from_worker import Goodbye, GroupFinished, Heartbeat, Regi
 from workers.messages.parts import Announcement, Role, Version
 from workers.run.folder import RunFolder, RunFolderError
 from workers.transport.client import ClientSockets, CoordinatorLost, NoCoordinator, RunOver, find_coordinator
+from workers.transport.door import PortError
 from workers.transport.keys import KeyPair, make_keys, read_keys
 from workers.transport.peer import Peer
 from workers.transport.rendezvous import Address, publish
-from workers.transport.server import PortError, ServerSockets
+from workers.transport.server import ServerSockets
 
 WAIT_S = 120.0
 CONFIG = TransportConfig(heartbeat_s=0.1, heartbeat_timeout_s=30.0, max_message_mb=1)
@@ -78,7 +79,7 @@ async def test_a_peer_with_another_key_gets_nothing_and_is_counted(run: RunFolde
     friend = await connect(run)
     await stranger.send(Register(Role.rollout, "evil", 1))
     deadline = time.monotonic() + WAIT_S
-    while server.num_refused == 0:
+    while server.door.num_refused == 0:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     await friend.send(Heartbeat())

@@ -63,7 +63,7 @@ def test_what_a_rejected_group_took_is_told() -> None:
     group = msgspec.structs.replace(make_group("g0", 2, [0, 1, 1]), tokens_interrupted=2)
     rejected = GroupFilter("spread").verdict(group)
     assert rejected == GroupRejected("g0", 2, 3, 2, 1.0)
-    assert from_workers(1 << 20).decode([bytes(frame) for frame in encode(rejected)]) == rejected
+    assert from_workers(1 << 20).decode(encode(rejected)) == rejected
 
 
 FILTERS = '''
@@ -237,7 +237,7 @@ def test_figures_of_a_step_count_what_was_rejected() -> None:
         play.finish(lease)
     play.publish(1)
     [record] = only(play.core.training.records, StepRecord)
-    line = step_record(play.core, record, 1.0)
+    line = step_record(play.core, record, 1.0, 0)
     assert (line["groups_rejected"], line["share_rejected"], line["accuracy_sampled"]) == (2, 0.5, 0.75)
     shown = status(play.core, play.now, 0.0, 1000.0, 0, 0)
     assert (shown["rejected"], shown["share_rejected"]) == (2, 0.5) and msgspec.json.encode(shown)
@@ -246,7 +246,7 @@ def test_figures_of_a_step_count_what_was_rejected() -> None:
         play.finish(lease, 1)
     play.tell(TRAINER, BatchRequest(1))
     play.publish(2)
-    later = step_record(play.core, only(play.core.training.records, StepRecord)[1], 2.0)
+    later = step_record(play.core, only(play.core.training.records, StepRecord)[1], 2.0, 0)
     assert (later["groups_rejected"], later["share_rejected"], later["accuracy_sampled"]) == (0, 0.0, 1.0)
 
 

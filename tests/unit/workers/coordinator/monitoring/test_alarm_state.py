@@ -157,6 +157,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
                  r"the mean score is 0\.1\d*, below 0\.3\d* \(alarms\.accuracy=0\.5 of its best, 0\.6"),
     "gradients": ("gradient_spikes", {"grad_norm": lambda step: 100.0 if 32 <= step <= 60 and step % 2 else 2.0}, {},
                   r"of 3 in 10 of the last 10 steps is 100, above 10 \(alarms\.grad_norm=5 times the 2 before"),
+    "strangers": ("strangers", {"refused": curve((1, 2.0), (30, 2.0), (60, 500.0), (110, 500.0))}, {},
+                  r"messages refused, over the last window, is [0-9.]+, above 20 \(alarms\.refused"),
     "stale": ("stale_data", {"staleness_histogram": lambda step: {"2": 8, "3": 8} if 32 <= step <= 60 else {"2": 16}}, {},
               "groups older than staleness.eta=2 is 0.5, above 0.2"),
 }
@@ -383,6 +385,6 @@ def test_the_coordinator_records_what_alarms_are_judged_by() -> None:
         play.finish(lease)
     play.publish(1)
     [record] = only(play.core.training.records, StepRecord)
-    line = step_record(play.core, record, 1.0)
+    line = step_record(play.core, record, 1.0, 0)
     assert line["replicas"] == 1 and line["share_truncated"] == 1.0 and line["share_no_spread"] == 1.0
     assert Health(play.core.config).step(line) == []

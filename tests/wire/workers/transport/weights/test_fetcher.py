@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import os
 import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from tests.wire.weight_nodes import CHUNK, CONFIG, LOOPBACK, NAMES, WAIT_S, Origin, Process, Worker, make_weights, read, step, write
 from workers.config import TransportConfig
@@ -29,8 +31,9 @@ from workers.transport.weights.messages import (
     ALL,
     ChunkWanted,
     Content,
-    Hello,
     ManifestWanted,
+    Ticket,
+    TicketWanted,
     Unavailable,
     WeightKeys,
     WeightMessage,
@@ -176,11 +179,11 @@ def test_two_workers_of_a_node_fetch_once(run: RunFolder, origin: Origin, tmp_pa
 def test_one_that_does_not_read_slows_nobody(run: RunFolder, origin: Origin, make_worker: Callable[..., Worker]) -> None:
     announcement = origin.publish(VERSION, WEIGHTS)
     with Dealer(origin.server, WeightKeys.read(run)) as slow:
-        slow.hello(VERSION)
+        bulk = slow.admitted()
         for number in range(2000):  # far more than fits into any buffer underway
-            slow.send(ChunkWanted(slow.nonce, number, NAMES[0], 0, SIZE // 2))
+            bulk.send(encode(ChunkWanted(VERSION, number, NAMES[0], 0, SIZE // 2)))
         assert np.array_equal(read(make_worker("node").fetch(announcement)), WEIGHTS)
-        slow.receive()  # and it has not been forgotten
+        assert isinstance(received(bulk), Content)  # and it has not been forgotten
 
 
 # -- processes that die ----------------------------------------------------------------------------------------------------
@@ -343,14 +346,15 @@ def test_a_forged_manifest_is_not_believed(origin: Origin, make_worker: Callable
 # -- who gets in -----------------------------------------------------------------------------------------------------------
 
 class Dealer:
-    """A bare socket to a server, that says what a fetcher would not."""
+    """Bare sockets to a server, that say what a fetcher would not."""
 
     def __init__(self, server: WeightServer, keys: WeightKeys) -> None:
-        self.server, self.keys, self.nonce = server, keys, os.urandom(16)
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.rcvtimeo = int(WAIT_S * 1000)
-        self.socket.connect(server.endpoint)
+        self.server, self.context = server, zmq.Context()
+        self.control = self.context.socket(zmq.DEALER)
+        self.control.rcvtimeo = int(WAIT_S * 1000)
+        self.control.curve_serverkey = keys.server.public
+        self.control.curve_publickey, self.control.curve_secretkey = keys.client.public, keys.client.secret
+        self.control.connect(server.endpoint)
 
     def __enter__(self) -> Dealer:
         return self
@@ -358,61 +362,67 @@ class Dealer:
     def __exit__(self, *_: object) -> None:
         self.context.destroy(linger=0)
 
-    def hello(self, version: Version) -> bytes:
-        hello = self.keys.hello(self.server.endpoint, version)
-        self.nonce = hello.nonce
-        self.socket.send(encode(hello))
-        return encode(hello)
+    def ask(self, message: WeightMessage) -> Content | Unavailable | Ticket:
+        self.control.send(encode(message))
+        return received(self.control)
 
-    def send(self, message: WeightMessage) -> None:
-        self.socket.send(encode(message))
+    def ticket(self) -> Ticket:
+        ticket = self.ask(TicketWanted())
+        assert isinstance(ticket, Ticket)
+        return ticket
 
-    def receive(self) -> Content | Unavailable:
-        return from_server.decode(self.socket.recv_multipart()[0])
+    def bulk(self, ticket: Ticket) -> zmq.Socket:
+        """A plain connection with this ticket."""
+        socket = self.context.socket(zmq.DEALER)
+        socket.rcvtimeo, socket.reconnect_ivl = int(WAIT_S * 1000), -1
+        socket.plain_username, socket.plain_password = ticket.name.encode(), ticket.secret.encode()
+        socket.connect(f"tcp://127.0.0.1:{ticket.port}")
+        return socket
 
+    def admitted(self) -> zmq.Socket:
+        return self.bulk(self.ticket())
 
-REFUSED = Unavailable(ALL, "no valid token of this run")
-
-
-def test_without_a_token_nothing_is_served(run: RunFolder, origin: Origin) -> None:
-    origin.publish(VERSION, WEIGHTS)
-    keys = WeightKeys.read(run)
-    with Dealer(origin.server, keys) as friend, Dealer(origin.server, keys) as stranger:
-        friend.hello(VERSION)
-        for nonce in (bytes(16), friend.nonce):  # another one's nonce is of no use
-            stranger.send(ManifestWanted(nonce))
-            stranger.send(ChunkWanted(nonce, 0, NAMES[0], 0, 10))
-            assert [stranger.receive(), stranger.receive()] == [REFUSED, REFUSED]
-        friend.send(ManifestWanted(friend.nonce))
-        assert friend.receive() == Content(ALL)
-        friend.send(ManifestWanted(bytes(16)))
-        assert friend.receive() == REFUSED
-    assert origin.server.counters.num_refused == 5
+    def is_let_in(self, ticket: Ticket) -> bool:
+        """Whether a connection with this ticket comes about."""
+        socket = self.bulk(ticket)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        assert monitor.poll(WAIT_S * 1000)
+        return parse_monitor_message(monitor.recv_multipart())["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
-def test_a_token_is_good_once_and_for_one_server(run: RunFolder, origin: Origin, make_worker: Callable[..., Worker]) -> None:
+def received(socket: zmq.Socket) -> Content | Unavailable | Ticket:
+    return from_server.decode(socket.recv_multipart()[0])
+
+
+def test_a_ticket_is_good_once_and_for_one_server(run: RunFolder, origin: Origin, make_worker: Callable[..., Worker]) -> None:
     origin.publish(VERSION, WEIGHTS)
     keys, elsewhere = WeightKeys.read(run), make_worker("elsewhere").server
-    with Dealer(origin.server, keys) as friend, Dealer(origin.server, keys) as replay, Dealer(elsewhere, keys) as other:
-        token = friend.hello(VERSION)
-        friend.send(ManifestWanted(friend.nonce))
-        assert friend.receive() == Content(ALL)
-        replay.socket.send(token)
-        assert replay.receive() == REFUSED
-        replay.send(ManifestWanted(friend.nonce))
-        assert replay.receive() == REFUSED
-        other.socket.send(token)
-        assert other.receive() == REFUSED and elsewhere.counters.num_refused == 1
-    assert origin.server.counters.num_refused == 2 and origin.server.counters.num_fetchers == 1
+    with Dealer(origin.server, keys) as dealer, Dealer(elsewhere, keys) as other:
+        ticket = dealer.ticket()
+        assert not dealer.is_let_in(Ticket(other.ticket().port, ticket.name, ticket.secret))
+        assert dealer.is_let_in(ticket) and not dealer.is_let_in(ticket)
+        guessed = dealer.ticket()
+        assert not dealer.is_let_in(Ticket(guessed.port, guessed.name, "0" * 64)) and not dealer.is_let_in(guessed), "nobody may guess twice"
+        bulk = dealer.admitted()
+        bulk.send(encode(ChunkWanted(VERSION, 7, NAMES[0], 0, CHUNK)))
+        assert received(bulk) == Content(7)
 
 
-def test_a_token_is_for_one_version(run: RunFolder, origin: Origin) -> None:
-    origin.publish(VERSION, WEIGHTS)
-    keys = WeightKeys.read(run)
-    with Dealer(origin.server, keys) as dealer:
-        other = keys.hello(origin.server.endpoint, NEXT)
-        dealer.send(Hello(VERSION, other.nonce, other.token))
-        assert dealer.receive() == REFUSED
+def test_without_a_ticket_nothing_can_be_said(run: RunFolder, origin: Origin) -> None:
+    """Neither with none at all nor in the clear to the encrypted socket; what is never taken in takes no memory, however much it is."""
+    announcement = origin.publish(VERSION, WEIGHTS)
+    with Dealer(origin.server, WeightKeys.read(run)) as dealer:
+        port = dealer.ticket().port
+        for endpoint in (f"tcp://127.0.0.1:{port}", announcement.sources[0]):
+            plain = dealer.context.socket(zmq.DEALER)
+            plain.reconnect_ivl, plain.sndhwm = -1, 0
+            monitor = plain.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            plain.connect(endpoint)
+            with contextlib.suppress(zmq.Again):  # it is cut off already
+                for part in range(100):
+                    plain.send(bytes(60_000), zmq.DONTWAIT | (zmq.SNDMORE if part < 99 else 0))
+            assert monitor.poll(WAIT_S * 1000)
+    assert origin.server.counters.num_malformed == 0
 
 
 def strangers_keys(tmp_path: Path) -> WeightKeys:
@@ -421,23 +431,17 @@ def strangers_keys(tmp_path: Path) -> WeightKeys:
     return WeightKeys.read(other)
 
 
-def test_the_keys_of_another_run_open_nothing(origin: Origin, tmp_path: Path, make_worker: Callable[..., Worker]) -> None:
-    announcement, worker = origin.publish(VERSION, WEIGHTS), make_worker("node")
-    worker.keys = strangers_keys(tmp_path)
-    with pytest.raises(WeightsError, match="no valid token of this run"):
-        worker.fetch(announcement)
-    assert origin.server.counters.num_refused == 2 and origin.server.counters.bytes_sent == 0
-
-
-@pytest.mark.parametrize("content", [[b"nonsense"], [b""], [b"\x81\xa4type\xa5Hello"], [b"\x81\xa4type\xa3\xff\xfe\xfd"], [b"x", b"y"]])
+@pytest.mark.parametrize("content", [[b"nonsense"], [b""], [b"\x81\xa4type\xacTicketWanted", b"x"], [b"\x81\xa4type\xa3\xff\xfe\xfd"], [b"x", b"y"],
+                                     [b"\x82\xa1x" + b"\x91" * 50_000]])
 def test_what_is_malformed_is_counted_and_nothing_else(run: RunFolder, origin: Origin, content: list[bytes]) -> None:
     origin.publish(VERSION, WEIGHTS)
     with Dealer(origin.server, WeightKeys.read(run)) as dealer:
-        dealer.socket.send_multipart(content)
-        dealer.hello(VERSION)
-        dealer.send(ManifestWanted(dealer.nonce))
-        assert dealer.receive() == Content(ALL)
-    assert origin.server.counters.num_malformed == 1
+        bulk = dealer.admitted()
+        for socket in (dealer.control, bulk):
+            socket.send_multipart(content)
+            socket.send(encode(ChunkWanted(VERSION, 7, NAMES[0], 0, CHUNK)))
+            assert received(socket) == Content(7)
+    assert (origin.server.counters.num_malformed, origin.server.counters.num_failures) == (2, 0)
 
 
 @pytest.mark.parametrize("wanted", [("../trainer/in_use", 0, 4), (MANIFEST, 0, 4), (NAMES[0], 0, SIZE), (NAMES[0], SIZE, 4), (NAMES[0], 0, 0),
@@ -445,14 +449,24 @@ def test_what_is_malformed_is_counted_and_nothing_else(run: RunFolder, origin: O
 def test_only_what_is_offered_can_be_had(run: RunFolder, origin: Origin, wanted: tuple[str, int, int]) -> None:
     origin.publish(VERSION, WEIGHTS)
     with Dealer(origin.server, WeightKeys.read(run)) as dealer:
-        dealer.hello(VERSION)
-        dealer.send(ChunkWanted(dealer.nonce, 5, *wanted))
-        dealer.send(ManifestWanted(dealer.nonce))
-        answer = dealer.receive()
+        dealer.control.send(encode(ChunkWanted(VERSION, 5, *wanted)))
+        answer = dealer.ask(ManifestWanted(VERSION))
         if "/" in wanted[0]:
             assert answer == Content(ALL) and origin.server.counters.num_malformed == 1
         else:
             assert isinstance(answer, Unavailable) and answer.number == 5
+
+
+def test_a_server_whose_thread_fails_says_so_and_goes_on(run: RunFolder, origin: Origin, make_worker: Callable[..., Worker],
+                                                         capsys: pytest.CaptureFixture) -> None:
+    announcement = origin.publish(VERSION, WEIGHTS)
+
+    def fail() -> None:
+        raise OSError("nobody has thought of this")
+
+    origin.server._do(fail)
+    assert np.array_equal(read(make_worker("node").fetch(announcement)), WEIGHTS)
+    assert origin.server.counters.num_failures == 1 and "nobody has thought of this" in capsys.readouterr().out
 
 
 CURVE = WeightsConfig(chunk_mb=1, timeout_s=60.0, security=Security.curve)
@@ -474,24 +488,21 @@ def test_with_curve_all_of_it_is_encrypted(secret_origin: Origin, make_worker: C
     assert secret_origin.server.counters.chunks_sent == NUM_CHUNKS
 
 
-def test_with_curve_another_key_gets_nothing(secret_origin: Origin, tmp_path: Path, make_worker: Callable[..., Worker]) -> None:
-    announcement, worker = secret_origin.publish(VERSION, WEIGHTS), make_worker("node", CURVE)
-    strange = strangers_keys(tmp_path)
+@pytest.mark.parametrize("security", Security)
+def test_another_key_gets_nothing(run: RunFolder, security: Security, tmp_path: Path, make_worker: Callable[..., Worker]) -> None:
+    origin, worker = Origin(run, tmp_path / "trainer", WeightsConfig(chunk_mb=1, security=security)), make_worker("node")
+    announcement, strange = origin.publish(VERSION, WEIGHTS), strangers_keys(tmp_path)
     worker.keys = WeightKeys(worker.keys.server, strange.client)  # knows the server's key, but is not let in
     with pytest.raises(WeightsError, match="refused our key"):
         worker.fetch(announcement)
-    assert secret_origin.server.counters.num_refused == 1
-    worker.keys, worker.config = strange, WeightsConfig(chunk_mb=1, timeout_s=2.0, security=Security.curve)
+    deadline = time.monotonic() + WAIT_S
+    while origin.server.counters.num_refused == 0:
+        assert time.monotonic() < deadline
+    worker.keys, worker.config = strange, WeightsConfig(chunk_mb=1, timeout_s=2.0)
     with pytest.raises(WeightsError, match=r"cannot be fetched: no source has its manifest"):
         worker.fetch(announcement)
-    assert secret_origin.server.counters.bytes_sent == 0
-
-
-def test_with_curve_a_plain_fetcher_gets_nothing(secret_origin: Origin, make_worker: Callable[..., Worker]) -> None:
-    announcement, worker = secret_origin.publish(VERSION, WEIGHTS), make_worker("node", IMPATIENT)
-    with pytest.raises(WeightsError, match=r"the handshake failed \(are weights\.security"):
-        worker.fetch(announcement)
-    assert secret_origin.server.counters.bytes_sent == 0
+    assert origin.server.counters.bytes_sent == origin.server.counters.num_fetchers == 0
+    origin.close()
 
 
 # -- full memory -----------------------------------------------------------------------------------------------------------
@@ -599,7 +610,7 @@ def test_a_server_that_closes_leaves_nothing(run: RunFolder, origin: Origin) -> 
     server.close()
     server.close()
     assert threading.active_count() == threads
-    again = WeightServer(TransportConfig(port_range=f"{port}-{port}"), CONFIG, WeightKeys.read(run))
+    again = WeightServer(TransportConfig(port_range=f"{port}-{port}"), CURVE, WeightKeys.read(run))
     assert again.endpoint == server.endpoint
     again.close()
 

@@ -1,0 +1,142 @@
+"""Strangers before the sockets of a run: what they can cost it, over real TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workers.config import TransportConfig
+from workers.messages.codec import MAX_PIECE
+from workers.messages.from_worker import Draining, Heartbeat
+from workers.run.folder import RunFolder
+from workers.transport import door
+from workers.transport.client import ClientSockets
+from workers.transport.keys import make_keys, read_keys
+from workers.transport.rendezvous import Address
+from workers.transport.server import ServerSockets
+
+WAIT_S = 120.0
+CONFIG = TransportConfig(heartbeat_s=0.1, max_message_mb=256)
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+GREETING = SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder.create(tmp_path / "run")
+    make_keys(folder)
+    return folder
+
+
+@pytest.fixture
+async def server(run: RunFolder) -> AsyncIterator[ServerSockets]:
+    sockets = ServerSockets(CONFIG, read_keys(run, "server"), read_keys(run, "client").public)
+    yield sockets
+    sockets.close()
+
+
+@pytest.fixture
+def strangers() -> Iterator[list[socket.socket]]:
+    connections: list[socket.socket] = []
+    yield connections
+    for connection in connections:
+        connection.close()
+
+
+def connect(server: ServerSockets, said: bytes = b"") -> socket.socket:
+    host, _, port = server.router_endpoint.removeprefix("tcp://").partition(":")
+    connection = socket.create_connection((host, int(port)), WAIT_S)
+    connection.sendall(said)
+    return connection
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def hears_a_friend(run: RunFolder, server: ServerSockets) -> bool:
+    address = Address(1, server.router_endpoint, server.publisher_endpoint)
+    friend = ClientSockets(CONFIG, address, read_keys(run, "server").public, read_keys(run, "client"))
+    await friend.send(Heartbeat())
+    heard = await asyncio.wait_for(server.receive(), WAIT_S)
+    friend.close()
+    return heard[1] == Heartbeat()
+
+
+def num_open(server: ServerSockets) -> int:
+    port = int(server.router_endpoint.rpartition(":")[2])
+    return sum(connection.laddr.port == port and connection.status == psutil.CONN_ESTABLISHED for connection in psutil.Process().net_connections())
+
+
+@pytest.mark.parametrize("said", [b"", SIGNATURE, GREETING, GREETING + b"\x04\xff"])
+async def test_those_that_say_too_little_are_cut_off_and_counted(server: ServerSockets, run: RunFolder, strangers: list[socket.socket],
+                                                                 monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    monkeypatch.setattr(door, "HANDSHAKE_S", 0.5)
+    impatient = ServerSockets(CONFIG, read_keys(run, "server"), read_keys(run, "client").public)
+    strangers += [connect(impatient, said) for _ in range(5)]
+    await until(lambda: impatient.door.num_refused == 5)
+    assert await hears_a_friend(run, impatient)
+    impatient.close()
+
+
+async def test_very_many_of_them_leave_room_for_friends(server: ServerSockets, run: RunFolder, strangers: list[socket.socket],
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_STRANGERS", 20)
+    friend = ClientSockets(CONFIG, Address(1, server.router_endpoint, server.publisher_endpoint), read_keys(run, "server").public,
+                           read_keys(run, "client"))
+    await friend.send(Heartbeat(capacity=1))
+    assert (await asyncio.wait_for(server.receive(), WAIT_S))[1] == Heartbeat(capacity=1)
+    for number in range(1, 301):
+        strangers.append(connect(server, GREETING if number % 2 else b""))
+    await until(lambda: server.door.num_refused >= 300 - 20 - 2)  # but for those that are young, friends too
+    await friend.send(Heartbeat(capacity=2))  # a friend's connection has not been taken for one of them
+    assert (await asyncio.wait_for(server.receive(), WAIT_S))[1] == Heartbeat(capacity=2)
+    assert await hears_a_friend(run, server)
+    friend.close()
+
+
+async def test_what_a_stranger_sends_is_not_kept(server: ServerSockets, run: RunFolder, strangers: list[socket.socket]) -> None:
+    """A frame of 200 MB before any key has been shown, as large as a message may be, is turned away by its size."""
+    before = psutil.Process().memory_info().rss
+    frame = b"\x06" + (200 << 20).to_bytes(8, "big")
+    for _ in range(4):
+        strangers.append(connect(server, GREETING + frame))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(200):
+                strangers[-1].sendall(bytes(1 << 20))
+    await until(lambda: server.door.num_refused == 4)
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+    assert await hears_a_friend(run, server)
+
+
+async def test_a_message_larger_than_any_frame_may_be_comes_in_pieces(server: ServerSockets, run: RunFolder) -> None:
+    friend = ClientSockets(CONFIG, Address(1, server.router_endpoint, server.publisher_endpoint), read_keys(run, "server").public,
+                           read_keys(run, "client"))
+    await friend.send(Draining("x" * (10 * MAX_PIECE)))
+    assert (await asyncio.wait_for(server.receive(), WAIT_S))[1] == Draining("x" * (10 * MAX_PIECE))
+    friend.close()
+
+
+async def test_all_descriptors_that_may_be_had_are(server: ServerSockets) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft == hard
+
+
+async def test_nothing_is_left_open(run: RunFolder) -> None:
+    ServerSockets(CONFIG, read_keys(run, "server"), b"").close()  # what Python keeps open for good is
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        ServerSockets(CONFIG, read_keys(run, "server"), b"").close()
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
