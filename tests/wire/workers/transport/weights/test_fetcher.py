@@ -415,7 +415,7 @@ def test_without_a_ticket_nothing_can_be_said(run: RunFolder, origin: Origin) ->
         port = dealer.ticket().port
         for endpoint in (f"tcp://127.0.0.1:{port}", announcement.sources[0]):
             plain = dealer.context.socket(zmq.DEALER)
-            plain.reconnect_ivl, plain.sndhwm = -1, 0
+            plain.linger, plain.reconnect_ivl, plain.sndhwm = 0, -1, 0
             monitor = plain.get_monitor_socket(zmq.EVENT_DISCONNECTED)
             plain.connect(endpoint)
             with contextlib.suppress(zmq.Again):  # it is cut off already
