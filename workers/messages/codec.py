@@ -35,8 +35,13 @@ class MessageError(ValueError):
 
 def encode(message: Message) -> list[memoryview]:
     """`message` in pieces of at most `MAX_PIECE` bytes. Raises TypeError or ValueError where an array has not its field's class."""
-    content = memoryview(pack(message))
-    return [content[start: start + MAX_PIECE] for start in range(0, len(content), MAX_PIECE)]
+    return cut(pack(message))
+
+
+def cut(content: bytes | memoryview) -> list[memoryview]:
+    """`content` in pieces of at most `MAX_PIECE` bytes, none of which is a copy."""
+    view = memoryview(content)
+    return [view[start: start + MAX_PIECE] for start in range(0, len(view), MAX_PIECE)]
 
 
 def pack(message: Message) -> bytes:

@@ -15,6 +15,7 @@ import resource
 import socket
 import struct
 import time
+from collections.abc import Iterator
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -164,26 +165,24 @@ def raise_limit() -> None:
 
 def bytes_received(number: int) -> int:
     """What has come over the connection with this descriptor; 0 where there is none."""
-    try:
-        connection = socket.socket(fileno=number)
-    except OSError:
-        return 0
-    try:
+    with contextlib.suppress(OSError, struct.error), _borrowed(number) as connection:
         return BYTES_RECEIVED.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED.size))[0]
-    except (OSError, struct.error):
-        return 0
-    finally:
-        connection.detach()
+    return 0
 
 
 def _shut(number: int) -> None:
-    # The descriptor is not ours to close: whoever reads it finds its end.
-    with contextlib.suppress(OSError):
-        connection = socket.socket(fileno=number)
-        try:
-            connection.shutdown(socket.SHUT_RDWR)
-        finally:
-            connection.detach()
+    with contextlib.suppress(OSError), _borrowed(number) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _borrowed(number: int) -> Iterator[socket.socket]:
+    """The socket with this descriptor, which is ZeroMQ's to close. Raises OSError."""
+    connection = socket.socket(fileno=number)
+    try:
+        yield connection
+    finally:
+        connection.detach()
 
 
 def _bind(sock: zmq.Socket, config: TransportConfig) -> str:

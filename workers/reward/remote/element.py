@@ -37,7 +37,6 @@ class RewardElement:
         self._service: RewardService | None = None
         self._peer: Peer | None = None
         self._told: asyncio.Future[Told] | None = None
-        self._socket: RewardSocket | None = None
         self._welcomed = asyncio.Event()
 
     @property
@@ -49,7 +48,7 @@ class RewardElement:
         """Judge until the run is over, or until told to leave. Raises `VerifierError`, `CoordinatorLost` or what broke."""
         self._told = listen(self.config.cluster)
         async with self._pool as pool:
-            socket = self._socket = RewardSocket(self.run, self.config.transport)
+            socket = RewardSocket(self.run, self.config.transport)
             self._service = RewardService(socket, pool)
             idle_s = self.config.rollout.max_idle_minutes * 60
             self._peer = Peer(
@@ -123,8 +122,9 @@ class RewardElement:
 
     def _heartbeat(self) -> Heartbeat:
         pool, num_requests = self._pool, self._service.num_requests if self._service else 0
+        num_refused, num_malformed = self._service.refused if self._service else (0, 0)
         return Heartbeat(status=WorkerStatus(
             waiting_for="" if num_requests else "requests", num_running=num_requests - pool.num_waiting, reward_busy_s=pool.busy_s,
             rewards_killed=pool.num_killed, rewards_failed=pool.num_failed, rewards_late=pool.num_late,
             rewards_waiting=pool.num_waiting, rewards_wait_s=pool.wait_s,
-            num_refused=self._socket.door.num_refused if self._socket else 0, num_malformed=self._socket.num_malformed if self._socket else 0))
+            num_refused=num_refused, num_malformed=num_malformed))

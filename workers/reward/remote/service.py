@@ -28,6 +28,11 @@ class RewardService:
         """Requests that run, or wait for a process."""
         return len(self._tasks)
 
+    @property
+    def refused(self) -> tuple[int, int]:
+        """Connections without the run's keys, and messages that cannot be read."""
+        return self._socket.door.num_refused, self._socket.num_malformed
+
     async def serve(self) -> None:
         """Take requests for ever. Raises what an answer broke with."""
         taking = asyncio.create_task(self._take())

@@ -24,7 +24,7 @@ import zmq
 from workers.config import TransportConfig
 from workers.config.choices import Security
 from workers.config.training import WeightsConfig
-from workers.messages.codec import MALFORMED, MAX_PIECE
+from workers.messages.codec import MALFORMED, cut
 from workers.messages.parts import Version
 from workers.transport.addresses import address_of
 from workers.transport.door import Door
@@ -211,8 +211,7 @@ class WeightServer:
             return
         content, delta = found
         self._count(1, number, len(content), delta)  # first: who has it all may ask for the sum before this thread goes on
-        pieces = [content] if number != ALL else [content[start: start + MAX_PIECE] for start in range(0, len(content), MAX_PIECE)]
-        if not self._send(peer, Content(number, delta), *pieces):
+        if not self._send(peer, Content(number, delta), *(cut(content) if number == ALL else [content])):
             self._count(-1, number, len(content), delta)
 
     def _count(self, messages: int, number: int, size: int, delta: bool) -> None:

@@ -9,7 +9,6 @@ import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -20,7 +19,7 @@ from workers.messages.from_worker import Draining, Heartbeat
 from workers.run.folder import RunFolder
 from workers.transport import door
 from workers.transport.client import ClientSockets
-from workers.transport.keys import make_keys, read_keys
+from workers.transport.keys import read_keys
 from workers.transport.rendezvous import Address
 from workers.transport.server import ServerSockets
 
@@ -28,13 +27,6 @@ WAIT_S = 120.0
 CONFIG = TransportConfig(heartbeat_s=0.1, max_message_mb=256)
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 GREETING = SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    folder = RunFolder.create(tmp_path / "run")
-    make_keys(folder)
-    return folder
 
 
 @pytest.fixture
@@ -66,23 +58,22 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def hears_a_friend(run: RunFolder, server: ServerSockets) -> bool:
+def friend_of(run: RunFolder, server: ServerSockets) -> ClientSockets:
     address = Address(1, server.router_endpoint, server.publisher_endpoint)
-    friend = ClientSockets(CONFIG, address, read_keys(run, "server").public, read_keys(run, "client"))
+    return ClientSockets(CONFIG, address, read_keys(run, "server").public, read_keys(run, "client"))
+
+
+async def hears_a_friend(run: RunFolder, server: ServerSockets) -> bool:
+    friend = friend_of(run, server)
     await friend.send(Heartbeat())
     heard = await asyncio.wait_for(server.receive(), WAIT_S)
     friend.close()
     return heard[1] == Heartbeat()
 
 
-def num_open(server: ServerSockets) -> int:
-    port = int(server.router_endpoint.rpartition(":")[2])
-    return sum(connection.laddr.port == port and connection.status == psutil.CONN_ESTABLISHED for connection in psutil.Process().net_connections())
-
-
 @pytest.mark.parametrize("said", [b"", SIGNATURE, GREETING, GREETING + b"\x04\xff"])
-async def test_those_that_say_too_little_are_cut_off_and_counted(server: ServerSockets, run: RunFolder, strangers: list[socket.socket],
-                                                                 monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+async def test_those_that_say_too_little_are_cut_off_and_counted(run: RunFolder, strangers: list[socket.socket], monkeypatch: pytest.MonkeyPatch,
+                                                                 said: bytes) -> None:
     monkeypatch.setattr(door, "HANDSHAKE_S", 0.5)
     impatient = ServerSockets(CONFIG, read_keys(run, "server"), read_keys(run, "client").public)
     strangers += [connect(impatient, said) for _ in range(5)]
@@ -94,8 +85,7 @@ async def test_those_that_say_too_little_are_cut_off_and_counted(server: ServerS
 async def test_very_many_of_them_leave_room_for_friends(server: ServerSockets, run: RunFolder, strangers: list[socket.socket],
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "MAX_STRANGERS", 20)
-    friend = ClientSockets(CONFIG, Address(1, server.router_endpoint, server.publisher_endpoint), read_keys(run, "server").public,
-                           read_keys(run, "client"))
+    friend = friend_of(run, server)
     await friend.send(Heartbeat(capacity=1))
     assert (await asyncio.wait_for(server.receive(), WAIT_S))[1] == Heartbeat(capacity=1)
     for number in range(1, 301):
@@ -122,8 +112,7 @@ async def test_what_a_stranger_sends_is_not_kept(server: ServerSockets, run: Run
 
 
 async def test_a_message_larger_than_any_frame_may_be_comes_in_pieces(server: ServerSockets, run: RunFolder) -> None:
-    friend = ClientSockets(CONFIG, Address(1, server.router_endpoint, server.publisher_endpoint), read_keys(run, "server").public,
-                           read_keys(run, "client"))
+    friend = friend_of(run, server)
     await friend.send(Draining("x" * (10 * MAX_PIECE)))
     assert (await asyncio.wait_for(server.receive(), WAIT_S))[1] == Draining("x" * (10 * MAX_PIECE))
     friend.close()

@@ -24,20 +24,13 @@ from workers.messages.parts import Announcement, Role, Version
 from workers.run.folder import RunFolder, RunFolderError
 from workers.transport.client import ClientSockets, CoordinatorLost, NoCoordinator, RunOver, find_coordinator
 from workers.transport.door import PortError
-from workers.transport.keys import KeyPair, make_keys, read_keys
+from workers.transport.keys import KeyPair, read_keys
 from workers.transport.peer import Peer
 from workers.transport.rendezvous import Address, publish
 from workers.transport.server import ServerSockets
 
 WAIT_S = 120.0
 CONFIG = TransportConfig(heartbeat_s=0.1, heartbeat_timeout_s=30.0, max_message_mb=1)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    folder = RunFolder.create(tmp_path / "run")
-    make_keys(folder)
-    return folder
 
 
 @pytest.fixture

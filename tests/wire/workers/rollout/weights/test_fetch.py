@@ -17,7 +17,6 @@ from workers.messages.from_worker import LoadRequest, SourcesRequest, TransportF
 from workers.messages.parts import Announcement, Message, Version
 from workers.rollout.weights.fetch import MAX_SKIPPED, WeightFetch, WeightsSuperseded
 from workers.run.folder import RunFolder
-from workers.transport.keys import make_keys
 from workers.weights.manifest import WeightsError
 
 WAIT_S = 60.0
@@ -63,13 +62,6 @@ class Hand:
         """Begin to fetch what has just been announced."""
         self.fetch.announced(announcement)
         return asyncio.create_task(self.fetch.fetch(announcement))
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    folder = RunFolder.create(tmp_path / "run")
-    make_keys(folder)
-    return folder
 
 
 @pytest.fixture

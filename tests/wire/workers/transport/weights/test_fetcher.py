@@ -51,13 +51,6 @@ IMPATIENT = WeightsConfig(chunk_mb=1, timeout_s=12.0)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    folder = RunFolder.create(tmp_path / "run")
-    make_keys(folder)
-    return folder
-
-
-@pytest.fixture
 def origin(run: RunFolder, tmp_path: Path) -> Iterator[Origin]:
     origin = Origin(run, tmp_path / "trainer")
     yield origin
