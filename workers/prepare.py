@@ -168,6 +168,8 @@ def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
         try_adapters(config.data)
     folder = resolve_model(config, run)
     architecture = check_model(folder, config)
+    require(config.model.vocab_size in (0, architecture.vocab_size), "model.vocab_size", config.model.vocab_size,
+            f"is {architecture.vocab_size} of this model", "Leave it out")
     prompts = check_prompts(config, folder, architecture)
     if not config.supervised:
         check_functions(config, folder, prompts, tried)
@@ -175,7 +177,7 @@ def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
         run.evaluation.mkdir(mode=0o700)
     elif not config.supervised:
         check_weights_folder(config, run, architecture)
-    config.model.path = str(folder)
+    config.model.path, config.model.vocab_size = str(folder), architecture.vocab_size
     write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config)))
     make_keys(run)
 

@@ -135,7 +135,7 @@ async def _run_group(config: Config, folder: Path, prompt: Prompt, limit_s: floa
     async with _one_process(config, prompt.verifier) as pool, asyncio.timeout_at(ends):  # what blocked the loop is told, although both are then late
         workflow = Workflow(Parts(answers, pool, config.workflow, config.reward, config.engine.context_length, text_of(config),
                                   config.transport.max_message_mb << 20, config.evaluation))
-        lease = Lease("trial", 1, Purpose.training, Version(0, 0), prompt.id, prompt.text, prompt.verifier, prompt.reference, config.run.seed)
+        lease = Lease("g0", 1, Purpose.training, Version(0, 0), prompt.id, prompt.text, prompt.verifier, prompt.reference, config.run.seed)
         verdict = GroupFilter(config.workflow.keep).verdict(await workflow.run(lease))
     if isinstance(verdict, GroupFailed):
         raise ConfigError(verdict.cause)

@@ -56,6 +56,7 @@ class Setting:
         config.allocation.min_replicas = 1
         config.run.num_steps, config.evaluation.enabled = self.num_steps, False
         config.workflow.group_size, config.workflow.max_new_tokens = self.group_size, MAX_TOKENS
+        config.engine.context_length = 1 + MAX_TOKENS
         config.engine.num_slots, config.rollout.concurrency = self.fleet.slots, self.concurrency
         config.staleness.eta, config.staleness.bound, config.staleness.target = self.eta, self.bound, self.target
         config.trainer.batch_groups, config.trainer.num_minibatches = self.batch_groups, 1

@@ -9,7 +9,7 @@ import pytest
 
 from tests.slurm.cluster import LocalCluster
 from tests.slurm.runs import ENDLESS, FAST_BACKOFF, HARD, kill, occupy, slurm_run
-from workers.coordinator.state import ATTEMPTS_PER_EPOCH
+from workers.coordinator.groups.ledger import ATTEMPTS_PER_EPOCH
 
 
 @pytest.mark.quick

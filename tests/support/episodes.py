@@ -28,7 +28,8 @@ PROMPT = "12 + 30 ="
 
 
 def make_lease(**changes: Any) -> Lease:
-    return Lease(**{"group_id": "g7", "attempt": 1, "purpose": Purpose.training, "version": Version(1, 1), "prompt_id": "p9", "prompt": PROMPT,
+    group_id = "e1.7" if changes.get("purpose") is Purpose.evaluation else "g7"
+    return Lease(**{"group_id": group_id, "attempt": 1, "purpose": Purpose.training, "version": Version(1, 1), "prompt_id": "p9", "prompt": PROMPT,
                     "verifier": "numeric", "reference": "42", "seed": 5, **changes})
 
 

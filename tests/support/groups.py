@@ -8,10 +8,14 @@ from workers.messages.parts import Group, Partial, Purpose
 
 def make_group(group_id: str = "g0", attempt: int = 0, steps: list[int] | None = None, *, rewards: list[float] | None = None,
                purpose: Purpose = Purpose.training, epoch: int = 1) -> Group:
-    """One sample of one token for each entry of `steps`, sampled at that step."""
+    """One sample of one token for each entry of `steps`, sampled at that step. A training group has at least two samples: a single entry, and a
+    single reward, are those of both."""
+    size = 2 if purpose is Purpose.training else 1
     steps = [0] if steps is None else steps
+    steps = steps * size if len(steps) == 1 else steps
     count = len(steps)
-    values = rewards or [1.0] * count
+    values = rewards or [1.0]
+    values = values * count if len(values) == 1 else values
     return Group(
         group_id=group_id, attempt=attempt, purpose=purpose, prompt_id="p", prompt=Int32.of([1, 2]), lengths=Int32.of([1] * count),
         tokens=Int32.of([3] * count), logprobs=Float32.of([-0.5] * count), loss_mask=Bool.of([True] * count),

@@ -475,7 +475,7 @@ class World:
         """The trainer saves the state of its step; the coordinator's part is as `worker.py` makes it."""
         assert self.core is not None and self.trainer is not None
         self.trainer.announce()
-        self.hand(TRAINER, CheckpointRequest(self.trainer.step, "/checkpoint", final))
+        self.hand(TRAINER, CheckpointRequest(self.trainer.step, f"/run/checkpoints/.{self.epoch}.{self.trainer.step}.tmp", final))
         assert self.core.checkpoint is not None
         self.core.checkpoint = None
         content = self.core.snapshot(self.now, {}).encode()

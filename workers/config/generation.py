@@ -15,6 +15,7 @@ class ModelConfig:
 
     source: ModelSource = ModelSource.folder  # a folder of your own, or a model that is made on the spot (model=smollm2, model=tiny)
     path: str = ""  # Hugging Face folder of the starting model
+    vocab_size: int = 0  # [tokens] of the model; found when a run is prepared
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work; the folder is checked by workers/prepare.py."""

@@ -19,6 +19,8 @@ A supervised run has no rollout workers: coordinator/groups/supervised_groups.py
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 from workers.coordinator.monitoring.waiting_reasons import waiting
 from workers.coordinator.state import State
 from workers.coordinator.training.steps import Refusal
@@ -85,7 +87,7 @@ class Coordinator(State):
                 worker.draining, worker.capacity = message.reason, 0
             case GroupFinished() | GroupRejected() | GroupFailed() | GroupParked() if worker.role is Role.rollout:
                 if not self.suspending:  # the state has been saved: the worker keeps it for the next coordinator
-                    self._result(peer, message, now)
+                    self._result(worker, message, now)
             case BatchRequest() if worker.role is (Role.trainer if message.share == 0 else Role.trainer_shard):
                 self.outbox += self.training.asked(peer, message)
             case StepFinished() if worker.role is Role.trainer:
@@ -99,6 +101,8 @@ class Coordinator(State):
                 if self.training.republished(message):
                     self._announce(message.announcement)
             case SourcesRequest() | LoadRequest() | TransportFailed() if worker.role is Role.rollout:
+                if message.version > self.newest:
+                    raise Refusal(f"version {message.version}: the newest that there is is {self.newest}")
                 self.outbox += self.delivery.take(worker, message)
             case UpdateGroupOpened() | BroadcastWanted() if worker.role is Role.trainer:
                 self.outbox += self.broadcasts.take(worker, message, now)
@@ -119,19 +123,24 @@ class Coordinator(State):
         self.delivery.announced(announcement)
         self.outbox.append((None, VersionAnnounced(announcement)))
 
-    def _result(self, peer: bytes, message: GroupFinished | GroupRejected | GroupFailed | GroupParked, now: float) -> None:
-        answers, progress, cause = self.results.take(message)
-        self.outbox += [(peer, answer) for answer in answers]
-        if progress:
-            self.failed_workers, self.last_progress = 0, now
+    def _result(self, worker: Worker, message: GroupFinished | GroupRejected | GroupFailed | GroupParked, now: float) -> None:
+        answer = self.results.take(message, worker.peer)
+        self.outbox += [(worker.peer, one) for one in answer.messages]
+        if answer.refused and (notice := worker.refused(answer.refused)):
+            self.delivery.notices.append(notice)
+        if answer.progress:
+            self.failed_workers, self.last_progress, worker.refused_in_a_row = 0, now, 0
             if isinstance(message, GroupFinished):
                 self.concurrency.ended(message.group, now)
-        if cause:
-            self.end(cause)
+        if answer.cause:
+            self.end(answer.cause)
 
     def _checkpoint(self, peer: bytes, message: CheckpointRequest, now: float) -> None:
         if message.step != self.training.step:
             raise Refusal(f"checkpoint of step {message.step}: this is step {self.training.step}")
+        path, name = PurePosixPath(message.folder), f".{self.epoch}.{message.step}.tmp"
+        if not path.is_absolute() or path.parts[-2:] != ("checkpoints", name) or not {"..", "\0"}.isdisjoint([*path.parts, *message.folder]):
+            raise Refusal(f"checkpoint of step {message.step} in {message.folder[:200]!r}: must be RUN/checkpoints/{name}")
         if message.final:
             self.training.give_up_batches()
             self.suspending = True
@@ -183,6 +192,9 @@ class Coordinator(State):
             return
         if message.role is Role.trainer and any(worker.peer != peer for worker in self.registry.of(Role.trainer)):
             self._refuse(peer, "a trainer is registered already")
+            return
+        if message.role is Role.reward and not message.serves:
+            self._refuse(peer, "serves='': a reward element must say where it can be reached")
             return
         worker = self.registry.register(peer, message, now)
         self.last_progress = now

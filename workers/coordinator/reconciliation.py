@@ -17,7 +17,6 @@ from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.coordinator.training.steps import Training
 from workers.messages.from_coordinator import Acknowledged
 from workers.messages.from_worker import GroupFinished, GroupParked, GroupRejected
-from workers.messages.groups import check_group, check_partial
 from workers.messages.parts import Group, HeldLease, Partial, Purpose, Version
 
 RETURN_S = 20.0
@@ -54,7 +53,7 @@ class Reconciliation:
             if held.purpose is Purpose.evaluation:
                 wanted = self.evaluation.owns(peer, held.group_id, held.attempt)
             else:
-                wanted = self._take_over(peer, held, self.lineage.step_of(held.version))
+                wanted = held.version <= self.results.newest() and self._take_over(peer, held, self.lineage.step_of(held.version))
             if not wanted:
                 unwanted.append(Acknowledged(held.group_id, held.attempt, False))
         return unwanted
@@ -70,17 +69,12 @@ class Reconciliation:
         Raises `MessageError`."""
         if not isinstance(message, GroupRejected):  # that of a prompt which this incarnation has not leased yet says nothing: it is sampled anew
             self._admit(message)
-        answers, _, _ = self.results.take(message)
-        return any(isinstance(answer, Acknowledged) and answer.accepted for answer in answers)
+        answer = self.results.take(message, None)
+        return any(isinstance(one, Acknowledged) and one.accepted for one in answer.messages)
 
     def _admit(self, message: GroupFinished | GroupParked) -> None:
-        piece: Group | Partial
-        if isinstance(message, GroupFinished):
-            piece = message.group
-            check_group(piece)
-        else:
-            piece = message.partial
-            check_partial(piece)
+        piece: Group | Partial = message.group if isinstance(message, GroupFinished) else message.partial
+        self.results.check(piece)
         if piece.purpose is Purpose.training and piece.group_id not in self.ledger.running:
             oldest = min(self.lineage.rebase(piece).steps.tolist(), default=self.training.restored_at)
             self._take_over(b"", HeldLease(piece.group_id, piece.attempt, piece.purpose, Version(self.training.epoch, oldest)), oldest)

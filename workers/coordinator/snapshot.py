@@ -7,10 +7,11 @@ groups as finished. Leases stay with their workers, who outlive the training job
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 
 from workers.coordinator.groups.concurrency import ConcurrencyState
 from workers.coordinator.groups.consumption import Totals
-from workers.coordinator.groups.group_states import Finished, Parked, Running
+from workers.coordinator.groups.group_states import Finished, Parked, Running, index_of
 from workers.coordinator.groups.heldout_evaluation import Evaluation
 from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.rejections import RejectionsState
@@ -143,6 +144,27 @@ def restore_ledger(ledger: Ledger, state: LedgerState) -> None:
     ledger.parked = {f"g{entry.index}": Parked(entry.index, entry.admitted_at, entry.partial) for entry in state.parked}
     ledger.finished = {entry.group.group_id: Finished(entry.group, entry.admitted_at, entry.order) for entry in state.finished}
     ledger.retry, ledger.failures, ledger.set_aside = deque(state.retry), dict(state.failures), dict(state.set_aside)
+
+
+def leave_out(ledger: Ledger, check: Callable[[Group | Partial], None]) -> list[str]:
+    """Have groups sampled again that `check` refuses (`MessageError`), however they came into the checkpoint: training would fail by them in every
+    incarnation. Returns what is to be said."""
+    notices = []
+    pieces: list[tuple[str, Group | Partial | None]] = [(group_id, entry.group) for group_id, entry in ledger.finished.items()]
+    pieces += [(group_id, entry.partial) for part in (ledger.running, ledger.parked) for group_id, entry in part.items()]
+    for group_id, piece in pieces:
+        try:
+            if piece is not None:
+                check(piece)
+        except MessageError as error:
+            notices.append(f"{error}. It stands in the checkpoint; it is left out, and sampled again")
+            if group_id in ledger.running:
+                ledger.running[group_id].partial = None
+            else:
+                ledger.finished.pop(group_id, None)
+                ledger.parked.pop(group_id, None)
+                ledger.retry.append(index_of(group_id))
+    return notices
 
 
 def save_evaluation(evaluation: Evaluation) -> EvaluationState | None:

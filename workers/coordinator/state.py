@@ -10,24 +10,31 @@ from workers.coordinator.groups.concurrency import Concurrency
 from workers.coordinator.groups.consumption import Totals
 from workers.coordinator.groups.heldout_evaluation import Evaluation
 from workers.coordinator.groups.leases import LeaseOffice, Prompts
-from workers.coordinator.groups.ledger import Ledger
+from workers.coordinator.groups.ledger import ATTEMPTS_PER_EPOCH, Ledger
 from workers.coordinator.groups.lineage import Lineage
 from workers.coordinator.groups.rejections import Rejections
 from workers.coordinator.groups.results import Results
 from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.coordinator.groups.supervised_groups import Supervision, TrainingExamples
 from workers.coordinator.reconciliation import Reconciliation
-from workers.coordinator.snapshot import Snapshot, restore_evaluation, restore_ledger, restore_totals, save_evaluation, save_ledger, save_totals
+from workers.coordinator.snapshot import (
+    Snapshot,
+    leave_out,
+    restore_evaluation,
+    restore_ledger,
+    restore_totals,
+    save_evaluation,
+    save_ledger,
+    save_totals,
+)
 from workers.coordinator.training.steps import Training
 from workers.coordinator.weights.broadcast_messages import Broadcasts
 from workers.coordinator.weights.delivery import Delivery
 from workers.coordinator.worker_registry import Registry
 from workers.messages.from_coordinator import Drain
 from workers.messages.from_worker import CheckpointRequest
-from workers.messages.parts import Message, Role
+from workers.messages.parts import Message, Role, Version
 
-ATTEMPTS_PER_EPOCH = 1000
-"""More often than that no group is leased in one incarnation."""
 EVALUATION_LEASES_PER_EPOCH = 1_000_000
 
 
@@ -50,7 +57,7 @@ class State:
         self.rejections = Rejections(config.workflow.keep, config.workflow.max_rejected, config.trainer.batch_groups)
         self.training = Training(config, epoch, self.ledger, self.evaluation, self.registry, self.policy, self.totals, self.rejections)
         self.supervision = Supervision(examples, self.ledger, config.trainer.batch_groups, config.engine.context_length) if examples else None
-        self.results = Results(config, self.ledger, self.evaluation, self.totals, self.lineage, self.rejections)
+        self.results = Results(config, self.ledger, self.evaluation, self.totals, self.lineage, self.rejections, lambda: self.newest)
         self.delivery = Delivery(config.weights, self.registry)
         self.broadcasts = Broadcasts(epoch, self.registry)
         self.outbox: list[tuple[bytes | None, Message]] = []
@@ -79,6 +86,7 @@ class State:
             self.rejections.restore(snapshot.rejections)
         if snapshot.concurrency is not None:
             self.concurrency.restore(snapshot.concurrency)
+        self.delivery.notices += leave_out(self.ledger, self.results.check)
         self.reconciliation.expect()
 
     def snapshot(self, seconds: float, positions: dict[str, int]) -> Snapshot:
@@ -87,6 +95,11 @@ class State:
         return Snapshot(training.step, self.epoch, save_ledger(self.ledger), save_evaluation(self.evaluation), save_totals(self.totals),
                         dict(self.lineage.forks), training.early_reason, seconds, positions, self.rejections.save(),
                         self.concurrency.save())
+
+    @property
+    def newest(self) -> Version:
+        """The newest weights that a worker may have: those announced, or broadcast already to be announced soon."""
+        return max(Version(self.epoch, max(self.training.step, self.training.restored_at)), self.broadcasts.group.sent)
 
     @property
     def replaceable(self) -> bool:

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from workers.messages.from_worker import Heartbeat, Register
 from workers.messages.parts import Role, Version, WorkerStatus
 
+SUSPECT_AFTER = 4
+"""Results refused in a row, a power of two."""
+
 
 @dataclass
 class Worker:
     """One registered worker. `slot` numbers the workers of a role in order of registration; `measured`: the leases, by group and attempt,
-    that `tokens_in_flight` is of."""
+    that `tokens_in_flight` is of; `num_refused`: results that were refused, `refused_in_a_row`: since one was taken."""
 
     peer: bytes
     role: Role
@@ -32,6 +35,8 @@ class Worker:
     draining: str = ""
     tokens_in_flight: int = 0
     update_ranks: int = 0
+    num_refused: int = 0
+    refused_in_a_row: int = 0
     measured: frozenset[tuple[str, int]] = frozenset()
     status: WorkerStatus = field(default_factory=WorkerStatus)
 
@@ -39,6 +44,21 @@ class Worker:
     def name(self) -> str:
         """For people: role and slot."""
         return f"{self.role.value} {self.slot}"
+
+    @property
+    def suspect(self) -> bool:
+        """Whether its results are refused again and again."""
+        return self.refused_in_a_row >= SUSPECT_AFTER
+
+    def refused(self, why: str) -> str:
+        """Note that a result was refused; returns what is to be said, '' for nothing new."""
+        self.num_refused += 1
+        self.refused_in_a_row += 1
+        number = self.refused_in_a_row
+        if not self.suspect or number & (number - 1):
+            return ""
+        return (f"{self.name} (process {self.pid} on {self.host}): {number} of its results in a row were refused, the last because: {why[:1000]}. "
+                "Others get its leases as long as there are others")
 
     def beat(self, message: Heartbeat) -> None:
         """Take note of what the worker says of itself."""

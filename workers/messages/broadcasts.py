@@ -10,7 +10,10 @@ from workers.messages.parts import Message, Name, Text, Version
 
 Port = Annotated[int, msgspec.Meta(gt=0, lt=65536)]
 Library = Annotated[str, msgspec.Meta(max_length=100)]
-Ranks = Annotated[int, msgspec.Meta(ge=2)]
+Ranks = Annotated[int, msgspec.Meta(ge=2, le=2**20)]
+Address = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,3}(\.[0-9]{1,3}){3}\Z")]
+Backend = Annotated[str, msgspec.Meta(pattern=r"\A(nccl|gloo)\Z")]
+Buckets = Annotated[list[Annotated[list[Name], msgspec.Meta(max_length=1_000_000)]], msgspec.Meta(max_length=100_000)]
 
 
 class OpenUpdateGroup(Message, frozen=True):
@@ -25,10 +28,10 @@ class UpdateGroupOpened(Message, frozen=True):
     `library`: the version of NCCL, '' where the backend is another."""
 
     group: Name
-    address: Name
+    address: Address
     port: Port
-    backend: Name
-    buckets: list[list[Name]]
+    backend: Backend
+    buckets: Buckets
     library: Library = ""
 
 
@@ -36,11 +39,11 @@ class JoinUpdateGroup(Message, frozen=True):
     """To a rollout worker: have the servers join `group`, as ranks `first_rank` and following of `num_ranks`; the rest as in UpdateGroupOpened."""
 
     group: Name
-    address: Name
+    address: Address
     port: Port
-    backend: Name
-    buckets: list[list[Name]]
-    first_rank: Annotated[int, msgspec.Meta(ge=1)]
+    backend: Backend
+    buckets: Buckets
+    first_rank: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
     num_ranks: Ranks
     library: Library = ""
 

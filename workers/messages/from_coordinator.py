@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from workers.messages.broadcasts import Broadcast, BroadcastRefused, JoinUpdateGroup, LeaveUpdateGroup, OpenUpdateGroup, PrepareBroadcast
-from workers.messages.parts import Announcement, Count, Group, Lease, Message, Name, Text, Version
+from workers.messages.parts import Announcement, Count, Endpoint, Group, GroupId, Lease, Message, Text, Transport, Version
 
 
 class Welcome(Message, frozen=True):
@@ -51,7 +51,7 @@ class Acknowledged(Message, frozen=True):
     """The group's result arrived (`accepted`), or is not wanted: it had arrived before, or another worker has the lease now. A worker
     that still works on it gives it up."""
 
-    group_id: Name
+    group_id: GroupId
     attempt: Count
     accepted: bool
 
@@ -59,7 +59,7 @@ class Acknowledged(Message, frozen=True):
 class RewardElements(Message, frozen=True):
     """Where a rollout worker can have completions judged now (`reward.placement=array`): with every heartbeat."""
 
-    endpoints: list[Name]
+    endpoints: list[Endpoint]
 
 
 class Batch(Message, frozen=True):
@@ -88,7 +88,7 @@ class Sources(Message, frozen=True):
     stand in the announcement. `leads`: others are told to fetch from this worker; those of its node that do not lead let it go first."""
 
     version: Version
-    endpoints: list[Name]
+    endpoints: list[Endpoint]
     leads: bool = True
 
 
@@ -101,7 +101,7 @@ class LoadGranted(Message, frozen=True):
 class FallbackWanted(Message, frozen=True):
     """To the trainer: a worker cannot get weights by `transport`; offer them by the next one too, the present version at once."""
 
-    transport: Name
+    transport: Transport
     cause: Text
 
 

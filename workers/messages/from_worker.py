@@ -16,9 +16,29 @@ from typing import Annotated
 import msgspec
 
 from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
-from workers.messages.parts import Announcement, Count, Group, HeldLease, Message, Name, Partial, Path, Role, Text, Version, WorkerStatus
+from workers.messages.parts import (
+    Announcement,
+    Count,
+    Endpoint,
+    EndpointOrNone,
+    Group,
+    GroupId,
+    HeldLease,
+    Message,
+    Name,
+    NumTokens,
+    Partial,
+    Path,
+    Role,
+    Text,
+    Transport,
+    Version,
+    WorkerStatus,
+)
 
 PROTOCOL = 7
+HeldLeases = Annotated[list[HeldLease], msgspec.Meta(max_length=100_000)]
+
 
 class Register(Message, frozen=True):
     """First message of a worker to a coordinator; repeated after a reconnection. `leases`: what it holds from before, perhaps
@@ -26,12 +46,12 @@ class Register(Message, frozen=True):
     others can fetch weights from it, or have it judge, '' for none."""
 
     role: Role
-    host: Name
+    host: Annotated[str, msgspec.Meta(pattern=r"\A[\w.-]{1,200}\Z")]
     pid: Count
-    protocol: int = PROTOCOL
-    leases: list[HeldLease] = []
-    job: str = ""
-    serves: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    protocol: Count = PROTOCOL
+    leases: HeldLeases = []
+    job: Annotated[str, msgspec.Meta(pattern=r"\A[0-9_]{0,40}\Z")] = ""
+    serves: EndpointOrNone = ""
 
 
 class Heartbeat(Message, frozen=True):
@@ -45,9 +65,9 @@ class Heartbeat(Message, frozen=True):
     fetching: Version | None = None
     status: WorkerStatus = WorkerStatus()
     capacity: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
-    leases: list[HeldLease] = []
-    tokens_in_flight: Count = 0
-    update_ranks: Count = 0
+    leases: HeldLeases = []
+    tokens_in_flight: NumTokens = 0
+    update_ranks: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
 
 
 class Draining(Message, frozen=True):
@@ -66,18 +86,18 @@ class GroupRejected(Message, frozen=True):
     """A finished group that is not to be trained on (`workflow.keep`); sent again until acknowledged. `num_tokens`: those that the
     loss would have counted; `tokens_interrupted`: as in the group; `score`: the mean of its episodes' scores."""
 
-    group_id: Name
+    group_id: GroupId
     attempt: Count
-    num_tokens: Count
-    tokens_interrupted: Count
-    score: float
+    num_tokens: NumTokens
+    tokens_interrupted: NumTokens
+    score: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class GroupFailed(Message, frozen=True):
     """An infrastructure failure (engine, verifier), never a wrong answer. `fatal`: trying again cannot help. `hopeless`: a verifier, which has
     never given a score to this worker."""
 
-    group_id: Name
+    group_id: GroupId
     attempt: Count
     cause: Text
     fatal: bool = False
@@ -96,14 +116,14 @@ class BatchRequest(Message, frozen=True):
 
     step: Count
     share: Count = 0
-    num_shares: Annotated[int, msgspec.Meta(ge=1)] = 1
+    num_shares: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
 
 
 class StepFinished(Message, frozen=True):
     """The trainer has published `announcement` (step 0: the starting weights). `metrics` are of the step before it."""
 
     announcement: Announcement
-    metrics: dict[str, float]
+    metrics: Annotated[dict[Name, float], msgspec.Meta(max_length=1000)]
 
 
 class CheckpointRequest(Message, frozen=True):
@@ -120,7 +140,7 @@ class SourcesRequest(Message, frozen=True):
     it what they should; they are left out for others too, and the answer names others."""
 
     version: Version
-    failed: list[Name] = []
+    failed: Annotated[list[Endpoint], msgspec.Meta(max_length=1000)] = []
 
 
 class LoadRequest(Message, frozen=True):
@@ -134,7 +154,7 @@ class TransportFailed(Message, frozen=True):
     """A rollout worker cannot get `version` by `transport`: the trainer is to offer it by the next one too."""
 
     version: Version
-    transport: Name
+    transport: Transport
     cause: Text
 
 

@@ -9,7 +9,16 @@ import msgspec
 
 from workers.messages.arrays import Bool, Float32, Int32
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""Exact as a float; thousands of them add up within 64 bits."""
+NumTokens = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+GroupId = Annotated[str, msgspec.Meta(pattern=r"\A(g(0|[1-9][0-9]{0,14})|e(0|[1-9][0-9]{0,9})\.(0|[1-9][0-9]{0,9}))\Z")]
+"""`g<k>`: training prompt k; `e<step>.<k>`: held-out prompt k, judged at that step."""
+_ENDPOINT = r"tcp://[0-9]{1,3}(\.[0-9]{1,3}){3}:[0-9]{1,5}"
+Endpoint = Annotated[str, msgspec.Meta(pattern=rf"\A{_ENDPOINT}\Z")]
+EndpointOrNone = Annotated[str, msgspec.Meta(pattern=rf"\A({_ENDPOINT})?\Z")]
+Transport = Annotated[str, msgspec.Meta(pattern=r"\A(zmq|disk|nccl)\Z")]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Text = Annotated[str, msgspec.Meta(max_length=1_000_000)]
@@ -42,11 +51,17 @@ class Purpose(str, enum.Enum):
     evaluation = "evaluation"
 
 
-class Version(Struct, frozen=True, order=True):
-    """Which weights: `epoch` counts incarnations of the trainer, `step` completed training steps."""
+def check_purpose(group_id: str, purpose: Purpose) -> None:
+    """Raise ValueError unless a group of this id is for `purpose`."""
+    if (group_id[:1] == "e") is not (purpose is Purpose.evaluation):
+        raise ValueError(f"group {group_id!r}: is not for {purpose.value}. Training groups are g<number>, held-out ones e<step>.<number>")
 
-    epoch: Count
-    step: Count
+
+class Version(Struct, frozen=True, order=True):
+    """Which weights: `epoch` counts incarnations of the trainer, `step` completed training steps. Groups hold both as int32."""
+
+    epoch: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    step: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
     def __str__(self) -> str:
         return f"{self.epoch}.{self.step}"
@@ -70,7 +85,7 @@ class Announcement(Struct, frozen=True):
     version: Version
     folder: Annotated[str, msgspec.Meta(max_length=4096)]
     digest: Name
-    sources: list[Name] = []
+    sources: Annotated[list[Endpoint], msgspec.Meta(max_length=100_000)] = []
 
     def offers_more_than(self, other: Announcement) -> bool:
         """Whether this announces the same weights as `other`, which can be had in more ways now."""
@@ -101,7 +116,7 @@ class Partial(Struct, frozen=True):
     the answer of episode k to the lease's prompt.
     """
 
-    group_id: Name
+    group_id: GroupId
     attempt: Count
     purpose: Purpose
     lengths: Int32
@@ -113,11 +128,14 @@ class Partial(Struct, frozen=True):
     run_lengths: Int32
     turns: Turns | None = None
 
+    def __post_init__(self) -> None:
+        check_purpose(self.group_id, self.purpose)
+
 
 class Lease(Struct, frozen=True):
     """Permission to generate one group, by a worker that holds `version` or a newer one. `partial`: go on from there."""
 
-    group_id: Name
+    group_id: GroupId
     attempt: Count
     purpose: Purpose
     version: Version
@@ -132,10 +150,13 @@ class Lease(Struct, frozen=True):
 class HeldLease(Struct, frozen=True):
     """A lease that a worker works on, or whose result has not been acknowledged; `version`: that of its admission."""
 
-    group_id: Name
+    group_id: GroupId
     attempt: Count
     purpose: Purpose
     version: Version
+
+    def __post_init__(self) -> None:
+        check_purpose(self.group_id, self.purpose)
 
 
 class Group(Struct, frozen=True):
@@ -148,7 +169,7 @@ class Group(Struct, frozen=True):
     answer that was found in what each episode had judged, '' where none was.
     """
 
-    group_id: Name
+    group_id: GroupId
     attempt: Count
     purpose: Purpose
     prompt_id: Name
@@ -162,13 +183,16 @@ class Group(Struct, frozen=True):
     epochs: Int32
     steps: Int32
     run_lengths: Int32
-    num_interruptions: Count = 0
-    tokens_interrupted: Count = 0
-    generation_s: float = 0.0
-    reward_s: float = 0.0
-    first_text: Text = ""
+    num_interruptions: NumTokens = 0
+    tokens_interrupted: NumTokens = 0
+    generation_s: Seconds = 0.0
+    reward_s: Seconds = 0.0
+    first_text: Annotated[str, msgspec.Meta(max_length=2000)] = ""
     episodes: Int32 | None = None
-    answers: list[Text] = []
+    answers: list[Annotated[str, msgspec.Meta(max_length=200)]] = []
+
+    def __post_init__(self) -> None:
+        check_purpose(self.group_id, self.purpose)
 
 
 class WorkerStatus(Struct, frozen=True):
@@ -184,28 +208,28 @@ class WorkerStatus(Struct, frozen=True):
     `rewards_waiting`, `rewards_wait_s`: requests that wait for a process, or for a reward element, and how long requests have waited.
     """
 
-    waiting_for: str = ""
+    waiting_for: Annotated[str, msgspec.Meta(max_length=10_000)] = ""
     num_running: Count = 0
     tokens_generated: Count = 0
     tokens_interrupted: Count = 0
     num_updates: Count = 0
-    update_s: float = 0.0
-    pause_s: float = 0.0
-    load_s: float = 0.0
-    prefill_s: float = 0.0
-    weights_via: str = ""
-    fetch_s: float = 0.0
+    update_s: Seconds = 0.0
+    pause_s: Seconds = 0.0
+    load_s: Seconds = 0.0
+    prefill_s: Seconds = 0.0
+    weights_via: Annotated[str, msgspec.Meta(max_length=20)] = ""
+    fetch_s: Seconds = 0.0
     fetch_bytes: Count = 0
     num_fallbacks: Count = 0
     num_refetched: Count = 0
     num_restarts: Count = 0
-    reward_busy_s: float = 0.0
+    reward_busy_s: Seconds = 0.0
     rewards_killed: Count = 0
     rewards_failed: Count = 0
     rewards_late: Count = 0
     rewards_done: Count = 0
     rewards_waiting: Count = 0
-    rewards_wait_s: float = 0.0
-    idle_s: float = 0.0
+    rewards_wait_s: Seconds = 0.0
+    idle_s: Seconds = 0.0
     num_refused: Count = 0
     num_malformed: Count = 0

@@ -101,6 +101,11 @@ class Evaluation:
         lease = self.running.get(group_id)
         return lease is not None and lease[1:] == (attempt, worker)
 
+    def owner(self, group_id: str, attempt: int) -> bytes:
+        """The worker with which this lease is running; b'' without one."""
+        _, running, worker = self.running.get(group_id, (0, 0, b""))
+        return worker if running == attempt else b""
+
     def lease(self, worker: bytes) -> tuple[str, int, int]:
         """Lease the next prompt; returns (group id, prompt index, attempt)."""
         index = self._waiting.popleft()

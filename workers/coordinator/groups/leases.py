@@ -96,7 +96,9 @@ class LeaseOffice:
 
     def _rooms(self) -> Rooms:
         """What each worker that holds weights can still take."""
-        leased: dict[bytes, list[tuple[str, int, int]]] = {worker.peer: [] for worker in self.registry.ready()}
+        able = [worker for worker in self.registry.ready() if worker.capacity]
+        able = [worker for worker in able if not worker.suspect] or able
+        leased: dict[bytes, list[tuple[str, int, int]]] = {worker.peer: [] for worker in able}
         for group_id, lease in self.ledger.running.items():
             if lease.worker in leased:
                 leased[lease.worker].append((group_id, lease.attempt, self.config.workflow.group_size))
@@ -104,7 +106,7 @@ class LeaseOffice:
             if peer in leased:
                 leased[peer].append((group_id, attempt, self.config.evaluation.num_samples))
         tokens = self._tokens_per_sample()
-        return Rooms({worker.peer: room_of(worker, leased[worker.peer], tokens) for worker in self.registry.ready() if worker.capacity})
+        return Rooms({worker.peer: room_of(worker, leased[worker.peer], tokens) for worker in able})
 
     def _tokens_per_sample(self) -> float:
         """How long a response is expected to be: as those so far."""

@@ -28,6 +28,10 @@ from workers.messages.parts import Group, HeldLease, Partial
 
 LOST_AFTER_S = 10.0
 """A running lease that its worker leaves out of all heartbeats for so long has been lost on its way."""
+ATTEMPTS_PER_EPOCH = 1000
+"""More often than that no group is leased in one incarnation."""
+MAX_SKIPPED = 1_000_000
+"""So many prompts that wait to be sampled may lie before one that is adopted: more were never leased since a checkpoint."""
 
 
 @dataclass
@@ -149,8 +153,12 @@ class Ledger:
 
     def owns(self, worker: bytes, group_id: str, attempt: int) -> bool:
         """Whether `attempt` of a group is running, with this worker."""
+        return self.owner(group_id, attempt) == worker
+
+    def owner(self, group_id: str, attempt: int) -> bytes:
+        """The worker with which `attempt` of a group is running; b'' without one."""
         lease = self.running.get(group_id)
-        return lease is not None and lease.attempt == attempt and lease.worker == worker
+        return lease.worker if lease is not None and lease.attempt == attempt else b""
 
     def adopt(self, worker: bytes, held: HeldLease, admitted_at: int, may_admit: bool) -> bool:
         """Take over a lease that `worker` says it holds, perhaps from before this incarnation; false if it is not wanted (any more).
@@ -160,6 +168,8 @@ class Ledger:
         if `may_admit`, at the version that the lease's own counts as (`admitted_at`).
         """
         index, lease = index_of(held.group_id), self.running.get(held.group_id)
+        if held.attempt >= self.first_attempt + ATTEMPTS_PER_EPOCH or index - self.next_index + len(self.retry) > MAX_SKIPPED:
+            return False  # of no lease that there has been
         if lease is not None:
             if lease.attempt == held.attempt and lease.worker == worker:
                 lease.missed_since = None

@@ -30,14 +30,15 @@ def fleet(coordinator: Coordinator) -> WorkerStatus:
 def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, refused: int) -> dict:
     """One line of metrics.jsonl. `seconds` since the run began; counters of tokens are totals so far; `refused`: connections and messages, by the
     coordinator itself."""
+    own = {"step": record.step, "seconds": round(seconds, 3)}  # whatever the trainer's metrics are called
     if coordinator.config.supervised:
-        return {"step": record.step, "seconds": round(seconds, 3), "response_tokens": record.ages.mean_length,
+        return {**own, "response_tokens": record.ages.mean_length,
                 "num_samples": record.ages.num_samples, **record.metrics, "tokens_trained": coordinator.totals.tokens_trained,
-                "num_set_aside": len(coordinator.ledger.set_aside), "refused": refused}
+                "num_set_aside": len(coordinator.ledger.set_aside), "refused": refused} | own
     ages, rollouts = record.ages, fleet(coordinator)
     histogram = Counter(ages.head_ages)
     return {
-        "step": record.step, "seconds": round(seconds, 3), "reward": ages.mean_reward, "accuracy": ages.mean_score,
+        **own, "reward": ages.mean_reward, "accuracy": ages.mean_score,
         "response_tokens": ages.mean_length, "share_truncated": ages.share_truncated, "num_samples": ages.num_samples,
         "share_no_spread": ages.share_no_spread,
         "staleness_mean": sum(ages.head_ages) / len(ages.head_ages), "staleness_max": max(ages.head_ages),
@@ -56,7 +57,7 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, re
         "reward_busy_s": round(rollouts.reward_busy_s, 3), "reward_wait_s": round(rollouts.rewards_wait_s, 3),
         "refused": refused + rollouts.num_refused + rollouts.num_malformed,
         "rewards_waiting": rollouts.rewards_waiting, "rewards_killed": rollouts.rewards_killed, "rewards_failed": rollouts.rewards_failed,
-    }
+    } | own
 
 
 def evaluation_record(coordinator: Coordinator, result: Result, seconds: float) -> dict:
@@ -108,7 +109,8 @@ def status(coordinator: Coordinator, now: float, seconds: float, wall: float, re
              "via": worker.status.weights_via, "fallbacks": worker.status.num_fallbacks, "restarts": worker.status.num_restarts,
              "running": worker.status.num_running, "rewards_waiting": worker.status.rewards_waiting,
              "tokens_in_flight": worker.tokens_in_flight, "tokens_generated": worker.status.tokens_generated,
-             "silent_s": round(now - worker.last_heard, 1), "job": worker.job, "draining": bool(worker.draining)}
+             "silent_s": round(now - worker.last_heard, 1), "job": worker.job, "draining": bool(worker.draining),
+             "refused": worker.num_refused}
             for role in Role for worker in state.registry.of(role)
         ],
     }

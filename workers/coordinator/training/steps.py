@@ -15,6 +15,7 @@ other's, as a version of the new epoch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -124,9 +125,10 @@ class Training:
     def asked(self, peer: bytes, request: BatchRequest) -> Sending:
         """A leader asks for its share of a batch; asked twice, it gets the same again. Raises `Refusal`."""
         self._check(request)
-        self._num_shares = request.num_shares
+        if request.share == 0:  # the trainer's word; other leaders' may come first
+            self._num_shares = request.num_shares
         for batch in self.in_training:
-            if batch.step == request.step:
+            if batch.step == request.step and request.share < len(batch.shares):
                 return [(peer, batch.shares[request.share])]
         self._asked[request.share] = Asked(peer, request.step)
         return []
@@ -144,6 +146,8 @@ class Training:
         version = message.announcement.version
         if version != Version(self.epoch, self.step + 1):
             raise Refusal(f"version {version}: the next one is {self.epoch}.{self.step + 1}")
+        if HELDOUT_LOSS in message.metrics and not math.isfinite(message.metrics[HELDOUT_LOSS] + message.metrics.get(HELDOUT_TOKENS, math.nan)):
+            raise Refusal(f"version {version}: {HELDOUT_LOSS} and {HELDOUT_TOKENS} must both be there, and finite")
         first = self.announcement is None
         self.announcement = message.announcement
         if self.in_training:
@@ -223,6 +227,6 @@ class Training:
         shares = make_shares(self.config, step, groups, self._num_shares, now)
         ages = measure(step, groups, self.config.workflow.max_new_tokens, self.config.engine.context_length)
         self.in_training.append(InTraining(step, group_ids, ages, shares))
-        waiting = {share: asked.peer for share, asked in self._asked.items() if asked.step == step}
+        waiting = {share: asked.peer for share, asked in self._asked.items() if asked.step == step and share < len(shares)}
         self._asked = {share: asked for share, asked in self._asked.items() if share not in waiting}
         return [(peer, shares[share]) for share, peer in waiting.items()]

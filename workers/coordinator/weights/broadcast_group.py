@@ -100,7 +100,8 @@ class Absences:
 
 class UpdateGroup:
     """The groups of one coordinator. Every method returns what is to be sent. `fleet`: the workers that could be in a group now, and how many
-    ranks they would bring. `notices`: lines for the coordinator's log, taken out by whoever writes it; `cause`: why there was no group last."""
+    ranks they would bring. `notices`: lines for the coordinator's log, taken out by whoever writes it; `cause`: why there was no group last; `sent`:
+    the version that was broadcast last."""
 
     def __init__(self, epoch: int) -> None:
         self.phase = Phase.none
@@ -110,7 +111,7 @@ class UpdateGroup:
         self.cause = "there has been none yet"
         self._epoch, self._number = epoch, 0
         self._absences = Absences()
-        self._version = Version(0, 0)
+        self._version = self.sent = Version(0, 0)
         self._has_broadcast = False
         self._due_at: float | None = None
         self._until = 0.0
@@ -183,7 +184,7 @@ class UpdateGroup:
         self.members.waiting.discard(peer)
         if self.members.waiting:
             return []
-        self.phase, self._has_broadcast = Phase.standing, True
+        self.phase, self._has_broadcast, self.sent = Phase.standing, True, message.version
         return [(member, Broadcast(self.group, message.version)) for member in self.members.all]
 
     # -- the end of one ------------------------------------------------------------------------------------------------

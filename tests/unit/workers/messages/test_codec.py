@@ -55,8 +55,10 @@ def groups(draw) -> Group:
     def many(strategy, count):
         return draw(st.lists(strategy, min_size=count, max_size=count))
 
+    purpose = draw(st.sampled_from(Purpose))
+    number = draw(st.integers(0, 10**15 - 1))
     return Group(
-        group_id=draw(st.text(min_size=1, max_size=20)), attempt=draw(st.integers(0, 9)), purpose=draw(st.sampled_from(Purpose)),
+        group_id=f"g{number}" if purpose is Purpose.training else f"e{number % 10**9}.7", attempt=draw(st.integers(0, 9)), purpose=purpose,
         prompt_id="p", prompt=Int32.of(draw(st.lists(numbers, min_size=1, max_size=9))), lengths=Int32.of(lengths),
         tokens=Int32.of(many(numbers, total)), logprobs=Float32.of(np.array(many(floats, total), np.float32)),
         loss_mask=Bool.of(np.array(many(st.booleans(), total), bool)), rewards=Float32.of(np.array(many(floats, len(lengths)), np.float32)),
@@ -133,8 +135,8 @@ def encoded_with(change) -> list[bytes]:
     (lambda header: header["group"].update(attempt=-1), "attempt"),
     (lambda header: header["group"].update(tokens=[1, 1]), "frame 1"),
     (lambda header: header["group"].update(tokens=[99, 1]), "frame 99"),
-    (lambda header: header["group"].update(tokens=[3, 2]), "bytes"),
-    (lambda header: header["group"].update(tokens=[3, 1.0]), "reference"),
+    (lambda header: header["group"].update(tokens=[3, 1]), "bytes"),
+    (lambda header: header["group"].update(tokens=[3, 2.0]), "reference"),
     (lambda header: header["group"].update(tokens="abcd"), "reference"),
 ])
 def test_a_wrong_header_is_refused_with_the_reason(change, words: str) -> None:
@@ -145,7 +147,7 @@ def test_a_wrong_header_is_refused_with_the_reason(change, words: str) -> None:
 def test_wrong_mask_bytes_are_refused() -> None:
     frames = frames_of(GroupFinished(make_group()))
     where = msgspec.msgpack.decode(frames[0])["group"]["loss_mask"][0]
-    frames[where] = b"\x02"
+    frames[where] = b"\x01\x02"
     with pytest.raises(MessageError, match="0 or 1"):
         from_workers(LIMIT).decode(sent(frames))
 
@@ -268,7 +270,8 @@ def test_a_plain_array_in_an_array_field_is_not_sent() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [
     ("lengths", Int32.of([2])), ("lengths", Int32.of([0])), ("logprobs", Float32.of([])), ("logprobs", Float32.of(np.array([np.nan], np.float32))),
-    ("rewards", Float32.of([1, 2])), ("run_lengths", Int32.of([2])), ("steps", Int32.of([-1])), ("prompt", Int32.of([])), ("tokens", Int32.of([-3])),
+    ("rewards", Float32.of([1, 2, 3])), ("run_lengths", Int32.of([2])), ("steps", Int32.of([-1])),
+    ("prompt", Int32.of([])), ("tokens", Int32.of([-3])),
 ])
 def test_groups_whose_arrays_do_not_fit_together_are_refused(field: str, value) -> None:
     with pytest.raises(MessageError, match="group g0"):

@@ -84,7 +84,8 @@ class Fleet:
 
     def finish(self, peer: bytes, group_id: str) -> None:
         lease = self.held[peer].pop(group_id)
-        group = make_group(group_id, lease.attempt, [lease.version.step] * SIZE, rewards=[1.0] * SIZE, purpose=lease.purpose)
+        size = 1 if lease.purpose is Purpose.evaluation else SIZE
+        group = make_group(group_id, lease.attempt, [lease.version.step] * size, rewards=[1.0] * size, purpose=lease.purpose)
         self.handle(peer, GroupFinished(group))
 
     def handle(self, peer: bytes, message) -> None:
@@ -178,7 +179,7 @@ def test_generation_for_training_goes_on_during_an_evaluation(capacity: int) -> 
 def test_generation_goes_on_while_a_checkpoint_is_written() -> None:
     fleet = evaluating(24, 2)
     play = fleet.play
-    play.core.handle(TRAINER, CheckpointRequest(1, "/folder"), play.now)
+    play.core.handle(TRAINER, CheckpointRequest(1, play.folder), play.now)
     assert play.core.checkpoint is not None, "and it stays there until the state has been taken"
     before = play.core.ledger.next_index
     for _ in range(8):

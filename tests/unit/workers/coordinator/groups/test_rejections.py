@@ -28,7 +28,7 @@ from workers.rollout.leases.outbox import Results
 from workers.rollout.workflows.group_filter import GroupFilter
 from workers.run.folder import RunFolder
 
-REWARDS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8)
+REWARDS = st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=8)
 
 
 # -- the decision --------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def replaced_turns(**changes: list[int]) -> Turns:
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"group_id": "g8"}, "must be of group g7 and for training"), ({"purpose": Purpose.evaluation}, "must be of group g7"),
+    ({"group_id": "g8"}, "must be of group g7 and for training"), ({"group_id": "e1.7", "purpose": Purpose.evaluation}, "must be of group g7"),
     ({"tokens": Int32.of([1, 2])}, "tokens and logprobs"), ({"logprobs": Float32.of([float("nan")] * 8)}, "finite"),
     ({"run_lengths": Int32.of([2, 7])}, "version runs"), ({"steps": Int32.of([4])}, "version runs"), ({"steps": Int32.of([-1, 3])}, "negative"),
     ({"lengths": Int32.of([3, 5])}, "finished must have one item"), ({"lengths": Int32.of([3, -1, 2, 4])}, "lengths must not be negative"),

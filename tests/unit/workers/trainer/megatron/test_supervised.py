@@ -147,7 +147,7 @@ class Run:
     def save(self, folder: Path) -> tuple[Snapshot, Path]:
         folder.mkdir(mode=0o700)
         self.engine.save_state(folder)
-        self.tell(CheckpointRequest(self.step, str(folder), final=True))
+        self.tell(CheckpointRequest(self.step, f"/run/checkpoints/.{self.core.epoch}.{self.step}.tmp", final=True))
         assert self.core.checkpoint is not None
         return decode(self.core.snapshot(1.0, {}).encode()), folder
 
