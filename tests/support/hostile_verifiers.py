@@ -34,6 +34,10 @@ def raises(prompt: str, completion: str, reference: str) -> float:
     raise LookupError("no such thing")
 
 
+def raises_its_completion(prompt: str, completion: str, reference: str) -> float:
+    raise ValueError(completion + "\ud800")
+
+
 def raises_once(prompt: str, completion: str, reference: str) -> float:
     """Raise unless the file `reference` is there, and make it."""
     if Path(reference).exists():

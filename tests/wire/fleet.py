@@ -63,7 +63,7 @@ def make_config(model: Path, *, server: Server = Server.synthetic, local: bool =
 
 def make_lease(group_id: str = "g1", attempt: int = 0, *, version: Version = BEGINNING, purpose: Purpose = Purpose.training,
                partial: Partial | None = None) -> Lease:
-    return Lease(group_id, attempt, purpose, version, "p1", "12 + 30 =", "numeric_distance", "42", 7 + int(group_id[1:]), partial)
+    return Lease(group_id, attempt, purpose, version, "p1", "12 + 30 =", "numeric_distance", "42", 7 + int(group_id[1:].rpartition(".")[2]), partial)
 
 
 class Weights:

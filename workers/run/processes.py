@@ -10,6 +10,7 @@ import sys
 import psutil
 
 from workers.run.folder import RunFolder
+from workers.run.texts import well_formed
 
 GPUS = "HEADWAY_GPUS"
 """The launcher's CUDA_VISIBLE_DEVICES for jobs on its machine, or 'all': submitit's local executor hides all GPUs from them."""
@@ -68,7 +69,7 @@ def first_cause(error: BaseException) -> str:
     """The text of an error, or of the first one in a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error) or type(error).__name__
+    return well_formed(str(error)) or type(error).__name__
 
 
 def distinct(visible: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from workers.config import ConfigError
 from workers.run.moved import current
+from workers.run.texts import well_formed
 
 MAX_CAUSE_CHARS = 1000
 NUM_FRAMES = 4
@@ -64,7 +65,7 @@ def import_function(path: str, key: str) -> Callable[..., Any]:
 def told(error: BaseException) -> str:
     """What was raised, and where: a line for each call in the user's own files."""
     error = first(error)
-    return f"{type(error).__name__}: {error}"[:MAX_CAUSE_CHARS] + own_lines(error)
+    return well_formed(f"{type(error).__name__}: {error}"[:MAX_CAUSE_CHARS] + own_lines(error))
 
 
 def own_lines(error: BaseException) -> str:

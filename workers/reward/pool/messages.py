@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from workers.config import RewardConfig, SandboxConfig
+from workers.run.texts import well_formed
 
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -89,8 +90,9 @@ def described(request: Request) -> str:
 
 
 def frame(message: Request | Reply) -> bytes:
-    """`message` as bytes with its length in front. Raises `ValueError` if it is longer than the protocol allows."""
-    body = msgspec.msgpack.encode(message)
+    """`message` as bytes with its length in front, its texts well-formed. Raises `ValueError` if it is longer than the protocol allows."""
+    texts = {name: well_formed(value) for name, value in msgspec.structs.asdict(message).items() if isinstance(value, str)}
+    body = msgspec.msgpack.encode(msgspec.structs.replace(message, **texts))
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a message of {len(body)} bytes is more than the {MAX_FRAME_BYTES} allowed. Shorten the prompt or the reference")
     return len(body).to_bytes(LENGTH_BYTES, "big") + body

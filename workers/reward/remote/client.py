@@ -25,6 +25,7 @@ from workers.reward.pool.pool import VerifierError
 from workers.reward.remote.load_balancer import Balance
 from workers.reward.verifiers.registry import check_name
 from workers.run.folder import RunFolder
+from workers.run.texts import well_formed
 from workers.transport.reward_sockets import LinkLost, RewardLink, RewardLinks, Unreachable
 
 LOG = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ class RemoteRewards:
     async def score(self, prompt: str, completion: str, reference: str, verifier: str) -> float:
         """The score in [0, 1]. Raises `ConfigError` if there is no such verifier, and `VerifierError` as the pool does."""
         check_name(verifier)
-        answer = await self._ask(ScoreWanted(next(self._numbers), verifier, prompt, completion, reference))
+        answer = await self._ask(ScoreWanted(next(self._numbers), verifier, *map(well_formed, (prompt, completion, reference))))
         if not isinstance(answer, ScoreGiven):
             raise VerifierError(f"a reward element answered {type(answer).__name__} instead of a score")
         self.num_scored += 1
@@ -134,7 +135,7 @@ class RemoteRewards:
 
     async def execute(self, code: str) -> str:
         """What the program prints, or how it fails. Raises `VerifierError` as the pool does."""
-        answer = await self._ask(OutputWanted(next(self._numbers), code))
+        answer = await self._ask(OutputWanted(next(self._numbers), well_formed(code)))
         if not isinstance(answer, OutputGiven):
             raise VerifierError(f"a reward element answered {type(answer).__name__} instead of a program's output")
         self.num_executed += 1

@@ -21,6 +21,8 @@ from workers.config import ConfigError
 from workers.run.moved import current
 
 Verifier = Callable[[str, str, str], float]
+MAX_DIGITS = 10_000
+"""Arithmetic of longer numbers overflows, or takes long."""
 
 BUILT_IN = {
     "numeric": "workers.reward.verifiers.registry:numeric",
@@ -149,9 +151,9 @@ def numeric_distance(prompt: str, completion: str, reference: str) -> float:
 
 
 def first_number(completion: str) -> Decimal | None:
-    """The first number on the first line of `completion`, exactly; None if there is none."""
+    """The first number on the first line of `completion`, exactly; None if there is none, or it has more than `MAX_DIGITS` digits."""
     found = _NUMBER.search(completion.split("\n", 1)[0])
-    return None if found is None else _value(found[0])
+    return None if found is None or len(found[0]) > MAX_DIGITS else _value(found[0])
 
 
 def _reference_number(reference: str) -> Decimal:

@@ -21,6 +21,7 @@ from workers.rollout.engines.sampler import Samples
 from workers.rollout.workflows.episode import Episode, Halted, Reply, Tools
 from workers.rollout.workflows.rendering import TextFormat
 from workers.rollout.workflows.transcript import Dialogue, EpisodeRecord
+from workers.run.texts import well_formed
 
 
 class Session:
@@ -47,7 +48,7 @@ class Session:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
-        return self._sampler.encode(text)
+        return self._sampler.encode(well_formed(text))
 
     async def turn(self, dialogue: Dialogue, before: list[int], outside: list[int], max_new_tokens: int, stop: tuple[str, ...]) -> Reply:
         """See `episode.Model`."""
@@ -70,7 +71,7 @@ class Session:
 
     async def reward(self, response: Reply | str, *, reference: str | None = None, verifier: str | None = None, prompt: str | None = None) -> float:
         """See `episode.Reward`."""
-        lease, completion = self.lease, response.text if isinstance(response, Reply) else response
+        lease, completion = self.lease, well_formed(response.text if isinstance(response, Reply) else response)
         self.judged = (lease.verifier if verifier is None else verifier, completion)
         with self._watched("reward_s"):
             return await self._rewards.score(lease.prompt if prompt is None else prompt, completion,

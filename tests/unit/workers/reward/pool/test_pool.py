@@ -363,3 +363,15 @@ def test_a_burst_is_scored_whole() -> None:
             assert pool.num_scored == 300
 
     run(test())
+
+
+def test_half_a_surrogate_pair_is_judged_as_any_other_text() -> None:
+    async def test() -> None:
+        async with opened(verifier="exact") as pool:
+            for completion, reference, right in (("\ud800", "x", 0.0), ("\ud83d\ude00", "😀", 1.0), ("<answer>\udfff</answer>", "x", 0.0)):
+                assert await pool.score("\ud800", completion, reference, "exact") == right
+            with pytest.raises(VerifierError, match="ValueError: mine \ufffd"):
+                await score(pool, "raises_its_completion", "mine ")
+            assert pool.num_killed == 1, "what a verifier says of it comes back"
+
+    run(test())

@@ -168,7 +168,7 @@ async def test_an_episode_of_many_turns_goes_on_token_by_token_elsewhere(run: Ru
 async def test_the_coordinator_can_ask_for_everything_back(run: RunFolder, weights: Weights) -> None:
     async with playing(run, 1, weights.publish(Version(1, 3))) as play, working(run, make_config(weights.models[0])) as (worker, task):
         await play.until_ready()
-        await play.lease(make_lease("g1"), make_lease("g2"), make_lease("e3", purpose=Purpose.evaluation),
+        await play.lease(make_lease("g1"), make_lease("g2"), make_lease("e0.3", purpose=Purpose.evaluation),
                          make_lease("g4", version=Version(1, 99)))
         await generated(worker, 50)
         await play.say(Drain("the run is saved"))
