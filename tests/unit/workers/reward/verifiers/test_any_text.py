@@ -18,15 +18,17 @@ from workers.reward.verifiers import answers, registry
 from workers.reward.verifiers.gym import MAX_ANSWER_CHARS, encode_reference
 from workers.run.texts import well_formed
 
-PIECES = ["\ud800", "\udfff", "\\boxed{", "\\frac{", "\\sqrt[", "\\text{", "{", "}", "(", ")", "[", "]", "<answer>", "</answer>", "<think>", "answer is ",
-          "\0", "\x1b[0m", "\u202e", "\ufeff", "٣", "²", "−", "1,", "9" * 500, "9" * 5000, ".", "1e999", "/0", "%", "$", "\\", "^", "!", "\n", "```python\n", "```",
-          "inf", "nan", "==", "∪", "10^{10^{10}}", "sin("]
+PIECES = ["\ud800", "\udfff", "\\boxed{", "\\frac{", "\\sqrt[", "\\text{", "{", "}", "(", ")", "[", "]", "<answer>", "</answer>", "<think>",
+          "answer is ",
+          "\0", "\x1b[0m", "\u202e", "\ufeff", "٣", "²", "−", "1,", "9" * 500, "9" * 5000, ".", "1e999", "/0", "%", "$", "\\", "^", "!", "\n",
+          "```python\n", "```", "inf", "nan", "==", "∪", "10^{10^{10}}", "sin("]
 TEXTS = st.one_of(st.text(max_size=80), st.text(st.characters(categories=["Cs", "Cc", "Nd", "Sm"]), max_size=40),
                   st.lists(st.sampled_from(PIECES), max_size=12).map("".join),
                   st.tuples(st.sampled_from(PIECES), st.integers(1, 3000)).map(lambda drawn: drawn[0] * drawn[1]))
 LONG = {"digits": "9" * 10**6, "negative": "-" + "9" * 10**6, "decimals": "0." + "1" * 10**6, "boxed": "\\boxed{" + "9" * 10**6 + "}",
         "tagged": "<answer>" + "9" * 10**6 + "</answer>", "parentheses": "(" * 10**5, "braces": "{" * 10**5, "fractions": "\\frac{" * 10**4,
-        "boxes": "\\boxed{" * 10**4 + "}" * 10**4, "signs": "-" * 10**5 + "1", "commas": "1," * 300_000, "spaces": " " * 10**5, "surrogates": "\ud800" * 10**5}
+        "boxes": "\\boxed{" * 10**4 + "}" * 10**4, "signs": "-" * 10**5 + "1", "commas": "1," * 300_000, "spaces": " " * 10**5,
+        "surrogates": "\ud800" * 10**5}
 REFERENCES = {"numeric": "5", "numeric_distance": "5", "number": "0.5", "exact": "x", "exact_nocase": "x", "multiple_choice": "A", "boxed": "",
               "format_tags": "", "math_verify": "5"}
 CODE = [{"kind": "call", "function": "add", "tests": [{"args": [1, 2], "expected": 3}]}, {"kind": "stdio", "tests": [{"input": "1", "output": "2"}]}]

@@ -78,7 +78,8 @@ async def counters(client: EngineClient) -> dict[str, Any]:
 
 
 def lease(**changes: Any) -> Lease:
-    return Lease(**{"group_id": "e0.7" if changes.get("purpose") is Purpose.evaluation else "g7", "attempt": 2, "purpose": Purpose.training, "version": Version(0, 0), "prompt_id": "p9",
+    group_id = "e0.7" if changes.get("purpose") is Purpose.evaluation else "g7"
+    return Lease(**{"group_id": group_id, "attempt": 2, "purpose": Purpose.training, "version": Version(0, 0), "prompt_id": "p9",
                     "prompt": "12 + 30 =", "verifier": "numeric_distance", "reference": "42", "seed": 5, **changes})
 
 

@@ -57,12 +57,12 @@ async def test_groups_are_kept_or_rejected_and_held_out_prompts_never(run: RunFo
                                                                         server: Server) -> None:
     async with playing(run, 1, beginning) as play, working(run, keeping(weights, name, server)):
         await play.until_ready()
-        await play.lease(make_lease("g1"), make_lease("g2", 3), make_lease("e4", 7, purpose=Purpose.evaluation))
+        await play.lease(make_lease("g1"), make_lease("g2", 3), make_lease("e0.4", 7, purpose=Purpose.evaluation))
         await play.until(lambda: len(play.accepted) == 3)
         rejected = {(message.group_id, message.attempt): message for message in play.all(GroupRejected)}
         finished = {(message.group.group_id, message.group.attempt) for message in play.all(GroupFinished)}
         training = {("g1", 0), ("g2", 3)}
-        assert (set(rejected), finished) == ((training, {("e4", 7)}) if name == "never" else (set(), training | {("e4", 7)}))
+        assert (set(rejected), finished) == ((training, {("e0.4", 7)}) if name == "never" else (set(), training | {("e0.4", 7)}))
         for message in rejected.values():
             assert 0 < message.num_tokens <= 3 * LENGTH and 0 <= message.score <= 1 and message.tokens_interrupted == 0
         await play.until(lambda: play.all(Heartbeat)[-1].leases == [])
