@@ -108,6 +108,11 @@ class Conversation:
         return self._dialogue.turns
 
     @property
+    def context_length(self) -> int:
+        """engine.context_length: how many tokens a conversation may have."""
+        return self._model.context_length
+
+    @property
     def room(self) -> int:
         """How many more tokens engine.context_length leaves."""
         return max(0, self._model.context_length - len(self.tokens))

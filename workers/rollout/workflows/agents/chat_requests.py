@@ -145,7 +145,7 @@ def _read(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the request cannot be read: {error}", "invalid_request") from error
+        raise ApiError(400, f"the request cannot be read: {str(error)[:500]}", "invalid_request") from error
 
 
 def _require(ok: bool, rule: str, param: str, code: str = "invalid_value") -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from workers.config import WorkflowConfig
+from workers.data.limits import CHARACTERS_A_TOKEN, LONG
 from workers.rollout.workflows.agents.chat_messages import ChatMessage, as_messages, reply
 from workers.rollout.workflows.agents.chat_requests import ApiError, ChatRequest
 from workers.rollout.workflows.agents.chat_responses import Answer
@@ -107,6 +108,11 @@ class Chat:
             raise ApiError(429, f"an episode may have {MAX_AT_ONCE} turns at once: wait for some", "too_many_turns_at_once")
         if self._num_turns >= MAX_TURNS:
             raise ApiError(400, f"an episode may have {MAX_TURNS} turns", "too_many_turns")
+        num_characters = sum(len(message.content) for message in request.messages)
+        if num_characters > max(LONG, CHARACTERS_A_TOKEN * self.llm.context_length):  # to count its tokens would take long
+            self.full = True
+            raise ApiError(400, f"the messages have {num_characters} characters: far more than engine.context_length has room for",
+                           "context_length_exceeded", "messages")
         thread = self._going_on(request) or self._opened(request)
         if thread.conversation.room < 1:
             self.full = True

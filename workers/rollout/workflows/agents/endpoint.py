@@ -21,12 +21,12 @@ from weakref import WeakKeyDictionary
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from workers.rollout.http_serving import MAX_BODY_BYTES, body_of, serving
 from workers.rollout.workflows.agents.chat_requests import ApiError, read_chat, read_reward
 from workers.rollout.workflows.agents.conversation import Chat
 
 MODEL = "policy"
 LOOPBACK = ("127.0.0.1", "localhost")
-MAX_REQUEST_BYTES = 64 << 20
 MAX_ENDED = 1000
 """So many episodes that have ended are remembered, to say so."""
 BACKLOG = 1024
@@ -70,16 +70,11 @@ class Endpoint:
             raise error
 
     async def _serve(self) -> None:
-        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[_openai_errors])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_openai_errors])
         app.add_routes([web.post("/v1/chat/completions", self._complete), web.post("/v1/reward", self._reward), web.get("/v1/models", self._models),
                         web.get("/v1/models/{name:.+}", self._models)])
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
-        try:
-            await runner.setup()
-            await web.SockSite(runner, self._socket, backlog=BACKLOG).start()
+        async with serving(app, self._socket, shutdown_timeout=SHUTDOWN_S, backlog=BACKLOG):
             await asyncio.Event().wait()
-        finally:
-            await runner.cleanup()
 
     def _chat(self, http: web.Request) -> Chat:
         scheme, _, key = http.headers.get("Authorization", "").partition(" ")
@@ -90,7 +85,7 @@ class Endpoint:
         return self._chats[key]
 
     async def _complete(self, http: web.Request) -> web.StreamResponse:
-        chat, body = self._chat(http), await http.read()
+        chat, body = self._chat(http), await body_of(http)
         request = read_chat(body)
         self._tell(request.ignored)
         answer = await chat.ask(body, request, lambda: http.transport is None or http.transport.is_closing())
@@ -104,7 +99,7 @@ class Endpoint:
         return response
 
     async def _reward(self, http: web.Request) -> web.Response:
-        chat, reward = self._chat(http), read_reward(await http.read())
+        chat, reward = self._chat(http), read_reward(await body_of(http))
         chat.reward(reward)
         return web.json_response({"reward": reward})
 
@@ -130,7 +125,7 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except ApiError as error:
         return web.json_response(error.body, status=error.status)
     except web.HTTPException as error:
-        wrong = ApiError(error.status, f"{request.method} {request.path}: {error.reason}. There are POST /v1/chat/completions, "
+        wrong = ApiError(error.status, f"{request.method} {request.path[:200]}: {error.reason}. There are POST /v1/chat/completions, "
                          "POST /v1/reward and GET /v1/models", "not_found" if error.status == 404 else "invalid_request")
         return web.json_response(wrong.body, status=error.status)
 

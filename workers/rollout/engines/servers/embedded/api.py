@@ -17,6 +17,10 @@ import msgspec
 from workers.rollout.engines.servers.embedded.requests import Request, Sampling
 from workers.rollout.engines.servers.embedded.text import Text
 
+MAX_SHOWN = 200
+MAX_RID_CHARS = 1000
+MAX_STOPS, MAX_STOP_CHARS = 64, 1000
+
 
 class RequestError(ValueError):
     """A request that cannot be served; HTTP 400."""
@@ -25,7 +29,11 @@ class RequestError(ValueError):
 def require(ok: bool, field: str, value: object, rule: str, remedy: str) -> None:
     """Raise `RequestError` unless `ok`."""
     if not ok:
-        raise RequestError(f"{field}={value!r}: {rule}. {remedy}")
+        raise RequestError(f"{field}={_shown(value)}: {rule}. {remedy}")
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.{MAX_SHOWN}}"
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True):
@@ -157,10 +165,10 @@ def decode_body(body: bytes, kind: type[Body]) -> Body:
     """Parse a JSON body (empty means {}). Raises `RequestError`."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fields = ", ".join(field.name for field in msgspec.structs.fields(kind))
         shown = body[:200].decode(errors="replace")
-        raise RequestError(f"request body {shown!r}: {error}. Send a JSON object with fields of: {fields}") from error
+        raise RequestError(f"request body {shown!r}: {str(error)[:500]}. Send a JSON object with fields of: {fields}") from error
 
 
 @dataclass(frozen=True)
@@ -173,16 +181,21 @@ class Limits:
     text: Text | None
     seeds: random.Random
 
-    def request(self, body: Generate) -> Request:
-        """The scheduler's request for `body`. Raises `RequestError`."""
+    def request(self, body: Generate, prompt: list[int]) -> Request:
+        """The scheduler's request for `body`, whose prompt is `prompt`. Raises `RequestError`."""
         params = body.sampling_params
         self._check_neutral(body)
-        prompt = self._prompt(body)
         self._check_lengths(params, len(prompt))
-        require(params.temperature >= 0, "temperature", params.temperature, "must be 0 or more", "0 is greedy")
+        require(body.rid is None or 1 <= len(body.rid) <= MAX_RID_CHARS, "rid", body.rid, f"must have 1 to {MAX_RID_CHARS} characters", "Shorten it")
+        require(params.temperature == 0 or 1e-5 <= params.temperature <= 1e5, "temperature", params.temperature, "must be 0, or from 1e-5 to 1e5",
+                "0 is greedy")
         require(0 < params.top_p <= 1, "top_p", params.top_p, "must be in (0, 1]", "1 is no nucleus cut")
-        require(params.top_k == -1 or params.top_k >= 1, "top_k", params.top_k, "must be -1 or at least 1", "-1 is no cut")
+        require(params.top_k == -1 or 1 <= params.top_k < 2**31, "top_k", params.top_k, "must be -1, or at least 1 and below 2^31", "-1 is no cut")
+        require(params.sampling_seed is None or 0 <= params.sampling_seed < 2**63, "sampling_seed", params.sampling_seed,
+                "must be at least 0 and below 2^63", "Leave it out for one by chance")
         stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
+        require(len(stops) <= MAX_STOPS and all(len(stop) <= MAX_STOP_CHARS for stop in stops), "stop", params.stop,
+                f"must be at most {MAX_STOPS} texts of {MAX_STOP_CHARS} characters", "Shorten it")
         require(not stops or self.text is not None, "stop", params.stop, "needs a tokenizer.json in the model folder", "Use stop_token_ids")
         require(all(stops), "stop", params.stop, "must not hold an empty string", "Leave it out")
         stop_ids = frozenset(params.stop_token_ids or ())
@@ -207,7 +220,8 @@ class Limits:
             value = getattr(body.sampling_params, field)
             require(value == neutral, field, value, f"only {neutral!r} is supported", "Leave it out, or send several requests instead of n")
 
-    def _prompt(self, body: Generate) -> list[int]:
+    def prompt(self, body: Generate) -> list[int]:
+        """The token ids of its prompt: of a text that is far over the context, enough of them to say so. Raises `RequestError`."""
         require((body.text is None) != (body.input_ids is None), "text, input_ids", (body.text, body.input_ids),
                 "exactly one of the two must be given", "Send input_ids, or text")
         if body.input_ids is not None:
@@ -216,7 +230,7 @@ class Limits:
         else:
             require(self.text is not None, "text", body.text, "needs a tokenizer.json in the model folder", "Send input_ids")
             assert self.text is not None and body.text is not None
-            prompt = self.text.encode(body.text)
+            prompt = self.text.encode(body.text, self.context_length)
         require(len(prompt) > 0, "input_ids", prompt, "must hold at least one token", "Send a prompt")
         return prompt
 

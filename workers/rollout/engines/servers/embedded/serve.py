@@ -11,8 +11,6 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from aiohttp import web
-
 from workers.model.architecture import Architecture, ModelError, read_architecture
 from workers.model.end_tokens import eos_ids
 from workers.rollout.engines.servers.embedded.api import Limits
@@ -20,6 +18,7 @@ from workers.rollout.engines.servers.embedded.engine_loop import Compute
 from workers.rollout.engines.servers.embedded.scheduler import Scheduler
 from workers.rollout.engines.servers.embedded.server import Server
 from workers.rollout.engines.servers.embedded.text import Text
+from workers.rollout.http_serving import serving
 
 Start = Callable[[argparse.Namespace, Architecture], Compute]
 
@@ -45,10 +44,8 @@ def serve(options: argparse.Namespace, api_key: str, start: Start) -> None:
 async def _serve(options: argparse.Namespace, make: Callable[[], Server]) -> None:
     server = make()
     server.start()
-    runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
-    await runner.setup()
     listener = socket.create_server(("127.0.0.1", options.port))
-    await web.SockSite(runner, listener).start()
-    with os.fdopen(options.ready_fd, "w", closefd=options.ready_fd > 2) as ready:
-        ready.write(json.dumps({"port": listener.getsockname()[1]}) + "\n")
-    await asyncio.Event().wait()
+    async with serving(server.application(), listener, handler_cancellation=True):
+        with os.fdopen(options.ready_fd, "w", closefd=options.ready_fd > 2) as ready:
+            ready.write(json.dumps({"port": listener.getsockname()[1]}) + "\n")
+        await asyncio.Event().wait()

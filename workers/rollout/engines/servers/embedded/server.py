@@ -35,10 +35,10 @@ from workers.rollout.engines.servers.embedded.gate import Gate
 from workers.rollout.engines.servers.embedded.requests import Request, Span
 from workers.rollout.engines.servers.embedded.scheduler import Scheduler
 from workers.rollout.engines.servers.embedded.weight_updates import WeightUpdates
+from workers.rollout.http_serving import MAX_BODY_BYTES, body_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_TO_ALL = "/health"
-MAX_BODY_BYTES = 64 * 2**20
 
 
 def reply(value: dict[str, Any], status: int = 200) -> web.Response:
@@ -90,7 +90,7 @@ class Server:
     async def generate(self, http: web.Request) -> web.Response:
         """POST /generate: waits until the request has ended."""
         body = decode_body(await http.read(), Generate)
-        request = self._limits.request(body)
+        request = self._limits.request(body, await self._prompt(body))
         require(request.rid not in self._rids, "rid", request.rid, "is in use by a running request", "Send a new id, or none")
         self._rids.add(request.rid)
         try:
@@ -99,6 +99,10 @@ class Server:
         finally:
             self._rids.discard(request.rid)
         return reply(self._result(request, body))
+
+    async def _prompt(self, body: Generate) -> list[int]:
+        """A text becomes tokens beside the event loop: that may take seconds."""
+        return self._limits.prompt(body) if body.text is None else await asyncio.to_thread(self._limits.prompt, body)
 
     async def _run(self, request: Request) -> None:
         future = self._waiting[request] = self._loop.create_future()
@@ -163,14 +167,18 @@ class Server:
         return reply(found | {"num_queued": found["num_queued"] + self._gate.num_waiting})
 
     async def _guard(self, http: web.Request, handler: Handler) -> web.StreamResponse:
-        """401 without the API key, save for /health; 400 for requests that cannot be served; errors are JSON as well."""
+        """401 without the API key, save for /health; 400 for requests that cannot be served, 408 and 413 for bodies that do not come, or do not
+        end; errors are JSON as well."""
         given = http.headers.get("Authorization", "").encode(errors="surrogateescape")
         if http.path != OPEN_TO_ALL and not hmac.compare_digest(given, b"Bearer " + self._api_key):
             return reply({"error": {"message": "wrong or no API key. Send the header Authorization: Bearer KEY"}}, status=401)
         try:
+            await body_of(http)  # handlers read it again, from memory
             return await handler(http)
         except RequestError as error:
             return reply({"error": {"message": str(error)}}, status=400)
+        except web.HTTPException as error:
+            return reply({"error": {"message": f"{http.method} {http.path[:200]}: {error.reason}"}}, status=error.status)
 
     def _result(self, request: Request, body: Generate) -> dict[str, Any]:
         """SGLang's reply for a request that has ended."""

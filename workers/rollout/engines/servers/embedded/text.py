@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from workers.data.limits import CHARACTERS_A_TOKEN, CUT, LONG
+
 
 class Text:
     """A model folder's tokenizer. `vocab_size` is the model's, which may be larger than the tokenizer's."""
@@ -14,9 +16,16 @@ class Text:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the special tokens that the tokenizer adds."""
-        return self._tokenizer.encode(text).ids
+    def encode(self, text: str, limit: int) -> list[int]:
+        """Token ids of `text`, with the special tokens that the tokenizer adds; of one with far more than `limit`, those of its beginning. Other
+        threads go on meanwhile."""
+        beginning = text[:max(LONG, CHARACTERS_A_TOKEN * (limit + 1))]
+        if len(beginning) < len(text):
+            [encoded] = self._tokenizer.encode_batch([beginning])
+            if len(encoded.ids) > limit + CUT:
+                return encoded.ids
+        [encoded] = self._tokenizer.encode_batch([text])
+        return encoded.ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; ids that the tokenizer does not know give nothing."""

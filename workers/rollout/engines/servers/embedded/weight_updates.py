@@ -70,6 +70,7 @@ class WeightUpdates:
         ]
 
     async def _from_disk(self, body: api.UpdateWeights) -> str:
+        require("\0" not in body.model_path, "model_path", body.model_path, "must be a path", "Give the folder of a model")
         folder = Path(body.model_path)
         async with self._gate.update():
             flushed = await asyncio.wrap_future(self._engine.update_weights(folder, body.weight_version, body.flush_cache))

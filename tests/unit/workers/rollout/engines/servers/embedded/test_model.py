@@ -114,7 +114,7 @@ def test_stop_strings_are_found_when_their_last_byte_comes(tmp_path: Path) -> No
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     text = Text(tmp_path)
-    ids = text.encode("x" * 50 + "a€\n\nb")
+    ids = text.encode("x" * 50 + "a€\n\nb", 100)
     hits = [length for length in range(1, len(ids) + 1) if text.find_stop(ids[:length], ["€\n\n", "never"])]
     assert hits[0] == len(ids) - 1
     assert text.find_stop(ids[:-2], ["€\n\n"]) is None

@@ -285,3 +285,26 @@ def test_an_engine_that_cannot_start_says_why(one: Endpoint, tmp_path: Path) -> 
     for pid, word in ((os.getpid(), "HEADWAY_ENGINE_API_KEY"), (os.getpid() + 1, "parent")):
         ended = subprocess.run([*command, str(pid)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert ended.returncode != 0 and word in ended.stderr
+
+
+MALFORMED = [b"\xff\xfe", b'{"text": "\xff"}', b'{"text": "\\ud800"}', b"[" * 100_000, b"{" * 100_000, b'{"input_ids": [' + b"9" * 100_000 + b"]}",
+             b'{"input_ids": [1], "sampling_params": {"top_k": 9223372036854775807}}', b'{"input_ids": [99999999999999999999999]}', b"null", b"[]",
+             b'{"input_ids": [1], "sampling_params": {"temperature": 1e400}}', b'{"input_ids": [1], "sampling_params": {"temperature": 1e-300}}',
+             b'{"input_ids": [1], "sampling_params": {"sampling_seed": 99999999999999999999}}', b'{"input_ids": [1], "rid": ""}',
+             b'{"input_ids": [1], "sampling_params": {"stop": "' + b"x" * 2000 + b'"}}', b'{"text": "' + b"12 + 30 = " * 1_000_000 + b'"}',
+             b'{"model_path": "/\\u0000"}', b'{"input_ids": [1], "text": "' + b"x" * 1_000_000 + b'"}']
+
+
+def test_every_malformed_body_is_a_400_that_names_the_rule(one: Endpoint) -> None:
+    async def scenario(client: Client) -> None:
+        for path in ("/generate", "/pause_generation", "/abort_request", "/update_weights_from_disk", "/init_weights_update_group"):
+            for body in MALFORMED:
+                async with client.session.post(path, data=body) as answer:
+                    told = await answer.json()
+                    message = told["error"]["message"] if "error" in told else told["message"]
+                    assert answer.status == 400 and 10 < len(message) < 2000, (path, body[:80], answer.status, message[:300])
+        async with client.session.post("/generate", data=b"x" * (17 << 20)) as answer:
+            assert answer.status == 413 and "bytes" in (await answer.json())["error"]["message"]
+        assert len((await client.generate(prompt_of(5), 3))["output_ids"]) == 3, "it serves on"
+
+    one.run(scenario)
