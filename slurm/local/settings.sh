@@ -4,7 +4,8 @@
 HERE=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 PATH=$PATH:/usr/sbin:/sbin
 ME=$(id -un)
-STATE=$(realpath -m "${HEADWAY_SLURM_DIR:-/tmp/headway-slurm-$(id -u)}")
+FOLDER=${HEADWAY_SLURM_DIR:-/tmp/headway-slurm-$(id -u)}
+STATE=$(realpath -m "$FOLDER")
 
 SETTINGS=(NINF NTRN GPUS_INF GPUS_TRN CPUS MEMORY ACCOUNT MAX_ARRAY_SIZE KILL_WAIT GRACE_TIME SHORT_MINUTES USER_SIGNAL ISOLATE)
 : "${NINF:=3}" "${NTRN:=1}"              # nodes inf0.. and trn0..
@@ -21,6 +22,13 @@ SETTINGS=(NINF NTRN GPUS_INF GPUS_TRN CPUS MEMORY ACCOUNT MAX_ARRAY_SIZE KILL_WA
 say() { printf '%s\n' "$*" >&2; }
 
 fail() { say "slurm/local: $*"; exit 1; }
+
+check_owner() { # what stands in the folder is run: nobody else may have put it there
+    [[ ! -L ${FOLDER%/} ]] || fail "$FOLDER is a link: give the folder itself, or choose another HEADWAY_SLURM_DIR"
+    [[ ! -e $STATE ]] || [[ -d $STATE && -O $STATE && -z $(find "$STATE" -maxdepth 0 -perm /022) ]] ||
+        fail "$STATE is not a folder that $ME alone may write to: choose another HEADWAY_SLURM_DIR"
+}
+check_owner
 
 wait_for() { # SECONDS COMMAND..: until the command succeeds
     local -i deadline=$((SECONDS + $1))

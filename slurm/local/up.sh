@@ -119,6 +119,8 @@ fi
 [[ -e $STATE/settings || -z $(ls -A "$STATE" 2>/dev/null) ]] || fail "$STATE holds other things: choose another HEADWAY_SLURM_DIR"
 "$HERE/down.sh" # what a crash may have left
 mkdir -p "$STATE"
+chmod go-w "$STATE"
+check_owner # somebody may have been faster
 mkdir "$STATE"/{etc,log,run,munge,controller,nodes,database}
 settings_text >"$STATE/settings"
 trap clean_up EXIT

@@ -50,11 +50,15 @@ class RunFolder(RunPaths):
 
     @staticmethod
     def open(path: Path) -> RunFolder:
-        """An existing run folder. Raises `RunFolderError` where it is none, or others may enter it."""
+        """An existing run folder. Raises `RunFolderError` where it is none, is another user's, or others may enter it."""
         run = RunFolder(path.absolute())
         if not run.config.is_file():
             raise RunFolderError(f"{run.path}: not a run folder (no config.json). Give the folder that the launcher printed")
-        if run.path.stat().st_mode & 0o077:
+        status = run.path.stat()
+        if status.st_uid != os.geteuid():
+            raise RunFolderError(f"{run.path}: belongs to user {status.st_uid}, and this process to user {os.geteuid()}; what stands in a run folder "
+                                 "is run as it says. Give a run of your own")
+        if status.st_mode & 0o077:
             raise RunFolderError(f"{run.path}: readable by others; it holds the run's keys. Run: chmod 700 {run.path}")
         return run
 

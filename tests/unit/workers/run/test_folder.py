@@ -298,3 +298,11 @@ def test_paths_lie_in_the_folder_and_do_not_clash(tmp_path: Path) -> None:
     paths = [getattr(run, name) for name in dir(RunFolder) if isinstance(inspect.getattr_static(RunFolder, name), Entry)]
     assert len(paths) > 15 and len(set(paths)) == len(paths)
     assert all(path.parent == tmp_path for path in paths)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_run_folder_of_another_user_is_not_opened(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    os.chown(run.path, 65534, 65534)
+    with pytest.raises(RunFolderError, match="belongs to user 65534"):
+        RunFolder.open(run.path)
