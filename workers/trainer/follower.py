@@ -25,7 +25,7 @@ from workers.trainer.megatron.parallel import collectives, process_group
 from workers.trainer.megatron.parallel.gang import Gang
 from workers.trainer.megatron.parallel.stop_gate import StepAbandoned
 from workers.trainer.orders import MeasureHeldout, Order, PublishWeights, ShareWeights, TrainStep, WriteWeights
-from workers.trainer.ranks import Meeting, spread_in_copy, wait_for_meeting
+from workers.trainer.ranks import Meeting, roster_of, spread_in_copy, wait_for_meeting
 from workers.trainer.selftest.self_test import SelfTest, SelfTestFailed
 from workers.trainer.train_step import train_batch
 from workers.trainer.weights.rank_publisher import RankPublisher
@@ -38,7 +38,7 @@ def follow(run: RunFolder, config: Config, element: Place, signals: Signals) -> 
     if meeting is None:
         return ""
     own = interface_of(address_of(config.transport.interface))
-    gang = Gang(element.rank, element.world_size, element.local_rank, meeting.address, meeting.port, own)
+    gang = Gang(element.rank, element.world_size, element.local_rank, meeting.address, meeting.port, own, roster_of(run, element))
     return Follower(run, config, gang, meeting, signals).live()
 
 

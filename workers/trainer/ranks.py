@@ -78,9 +78,15 @@ def gather(run: RunFolder, config: Config, element: Place, epoch: int, checkpoin
     with socket.socket() as probe:  # a free port; taken between here and the store's listening, the element fails and the next one tries
         probe.bind((address, 0))
         port = probe.getsockname()[1]
-    meeting = Meeting(epoch, address, port, str(checkpoint or ""))
+    meeting, roster = Meeting(epoch, address, port, str(checkpoint or "")), roster_of(run, element)
+    roster.mkdir(mode=0o700, exist_ok=True)
     write_once(_meeting_file(run, element), msgspec.json.encode(meeting))
-    return Ranks(Gang(0, element.world_size, element.local_rank, address, port, interface_of(address)))
+    return Ranks(Gang(0, element.world_size, element.local_rank, address, port, interface_of(address), roster))
+
+
+def roster_of(run: RunFolder, element: Place) -> Path:
+    """The folder in which the ranks of an element say where they come from."""
+    return _meeting_file(run, element).with_suffix(".roster")
 
 
 def _meeting_file(run: RunFolder, element: Place) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -11,7 +12,7 @@ class Gang:
 
     Rank 0 listens at `master_addr`:`master_port`, a fixed free port, and all others connect to it. `local_rank` counts on
     this node and names the device. `interface` is the network interface that the ranks talk over, such as "ib0"; '' leaves
-    the choice to gloo and NCCL.
+    the choice to gloo and NCCL. `roster`: the folder in which ranks say where they come from (store_guard.py); None: connections come from anywhere.
     """
 
     rank: int
@@ -20,6 +21,7 @@ class Gang:
     master_addr: str
     master_port: int
     interface: str = ""
+    roster: Path | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError on values that cannot be."""

@@ -2,8 +2,8 @@
 
 A single rank keeps its rendezvous store in memory. Gloo still opens a listening socket for every group; those of a single
 rank are bound to the loopback interface, as nobody has to reach them. A gang meets at rank 0's store, which listens on
-rank 0's address only, and talks over the gang's interface. The ranks make up copies of the model, tp * pp * cp ranks each, in
-Megatron's order tp-cp-dp-pp; the first rank of a copy is its leader.
+rank 0's address only, for the gang's nodes only (store_guard.py), and talks over the gang's interface. The ranks make up
+copies of the model, tp * pp * cp ranks each, in Megatron's order tp-cp-dp-pp; the first rank of a copy is its leader.
 
 Tensors on the CPU go through gloo, with or without CUDA; those on CUDA devices through NCCL. When a rank's process ends,
 its gloo connections close, and whoever waits for it there fails at once; one who waits in NCCL is ended by whoever started
@@ -30,7 +30,7 @@ from megatron.core import parallel_state
 from workers.config import ParallelConfig
 from workers.model.parallel_limits import expert_tensor_parallel
 from workers.run import gpus
-from workers.trainer.megatron.parallel import cpu_backend
+from workers.trainer.megatron.parallel import cpu_backend, store_guard
 from workers.trainer.megatron.parallel.gang import Gang
 
 RENDEZVOUS_TIMEOUT_S = 120.0
@@ -177,12 +177,18 @@ def _join(gang: Gang) -> None:
 
 
 def _store(gang: Gang) -> dist.TCPStore:
-    """The store where the ranks meet; rank 0 serves it, on its own address only."""
+    """The store where the ranks meet; rank 0 serves it, on its own address only, to the gang's nodes only."""
     deadline = timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
     if gang.rank > 0:
+        if gang.roster is not None:
+            store_guard.sign(gang.roster, gang.rank, (gang.master_addr, gang.master_port))
         return dist.TCPStore(gang.master_addr, gang.master_port, gang.world_size, is_master=False, timeout=deadline)
-    family = socket.getaddrinfo(gang.master_addr, gang.master_port, type=socket.SOCK_STREAM)[0][0]
-    listener = socket.create_server((gang.master_addr, gang.master_port), family=family, backlog=gang.world_size + 16)
+    if gang.roster is not None:
+        sources = store_guard.signed(gang.roster, gang.world_size, RENDEZVOUS_TIMEOUT_S)
+        listener = store_guard.listen(gang.master_addr, gang.master_port, sources, gang.world_size + 16)
+    else:
+        family = socket.getaddrinfo(gang.master_addr, gang.master_port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((gang.master_addr, gang.master_port), family=family, backlog=gang.world_size + 16)
     return dist.TCPStore(gang.master_addr, gang.master_port, gang.world_size, is_master=True, timeout=deadline,
                          master_listen_fd=listener.detach())
 

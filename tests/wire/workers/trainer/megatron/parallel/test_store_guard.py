@@ -1,0 +1,51 @@
+"""The store of a gang takes connections from the gang's nodes alone. Every address of 127/8 is this machine's: each stands for a node."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from workers.trainer.megatron.parallel import store_guard
+
+ADDRESS, RANK, STRANGER = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+PATIENCE_S = 30.0
+
+
+def connect(port: int, source: str, timeout_s: float = PATIENCE_S) -> bytes:
+    with socket.create_connection((ADDRESS, port), timeout_s, source_address=(source, 0)) as connection:
+        return connection.recv(1)
+
+
+def test_only_ranks_that_have_signed_reach_the_store(tmp_path: Path) -> None:
+    roster = tmp_path / "roster"
+    roster.mkdir()
+    store_guard.sign(roster, 1, (ADDRESS, 9))
+    assert (roster / "1").read_text() == ADDRESS, "that is where a connection to it comes from"
+    (roster / "2").write_text(RANK)
+    listener = store_guard.listen(ADDRESS, 0, store_guard.signed(roster, 3, PATIENCE_S), 16)
+    port = listener.getsockname()[1]
+
+    def serve() -> None:
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"!")
+
+    with listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(TimeoutError):
+            connect(port, STRANGER, 0.2)
+        assert connect(port, RANK) == connect(port, ADDRESS) == b"!"
+        thread.join()
+        with pytest.raises(OSError, match=r".*"):
+            listener.setsockopt(socket.SOL_SOCKET, 27, 0)  # SO_DETACH_FILTER
+
+
+def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
+    (tmp_path / "2").write_text(RANK)
+    with pytest.raises(TimeoutError, match="ranks 1, 3 have not come"):
+        store_guard.signed(tmp_path, 4, 0.0)
