@@ -76,7 +76,8 @@ def group_of(lease: Lease) -> Group:
         group_id=lease.group_id, attempt=lease.attempt, purpose=lease.purpose, prompt_id=lease.prompt_id, lengths=Int32.of(lengths),
         prompt=Int32.of(rng.integers(0, VOCAB, rng.integers(2, 9)).astype(np.int32)), tokens=Int32.of(rng.integers(0, VOCAB, total).astype(np.int32)),
         logprobs=Float32.of(rng.normal(-4, 0.3, total).astype(np.float32)), loss_mask=Bool.of(rng.random(total) > 0.1),
-        rewards=Float32.of(rewards), scores=Float32.of(rewards.clip(0, 1)), epochs=Int32.of([lease.version.epoch]), steps=Int32.of([lease.version.step]),
+        rewards=Float32.of(rewards), scores=Float32.of(rewards.clip(0, 1)),
+        epochs=Int32.of([lease.version.epoch]), steps=Int32.of([lease.version.step]),
         run_lengths=Int32.of([total]))
 
 
