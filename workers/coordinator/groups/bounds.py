@@ -55,9 +55,11 @@ class Bounds:
         else:
             check_partial(piece)
             self._require(f"group {piece.group_id}, given back", self._partial_rules(piece))
-        versions = list(map(Version, piece.epochs.tolist(), piece.steps.tolist()))
-        if versions and max(versions) > newest:
-            raise MessageError(f"group {piece.group_id}: it has tokens of version {max(versions)}, and the newest that there is is {newest}")
+        epochs, steps = np.asarray(piece.epochs), np.asarray(piece.steps)
+        late = np.flatnonzero((epochs > newest.epoch) | ((epochs == newest.epoch) & (steps > newest.step)))
+        if late.size:
+            version = Version(int(epochs[late[0]]), int(steps[late[0]]))
+            raise MessageError(f"group {piece.group_id}: it has tokens of version {version}, and the newest that there is is {newest}")
 
     def check_rejected(self, message: GroupRejected) -> None:
         """The same of a group that is not to be trained on."""
