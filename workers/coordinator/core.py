@@ -193,8 +193,9 @@ class Coordinator(State):
         if message.role is Role.trainer and any(worker.peer != peer for worker in self.registry.of(Role.trainer)):
             self._refuse(peer, "a trainer is registered already")
             return
-        if message.role is Role.reward and not message.serves:
-            self._refuse(peer, "serves='': a reward element must say where it can be reached")
+        if message.role is Role.reward and not (message.serves and self.config.rewards_apart):
+            self._refuse(peer, "serves='': a reward element must say where it can be reached" if self.config.rewards_apart else
+                         f"reward.placement={self.config.reward.placement.value}: this run has no reward elements")
             return
         worker = self.registry.register(peer, message, now)
         self.last_progress = now

@@ -22,8 +22,8 @@ def follow_up(state: State, worker: Worker, cause: str = "", in_order: bool = Fa
         state.ended = cause  # complete, but the trained model could not be exported
     if state.ended is not None or state.left is not None:
         return
-    if worker.role is Role.trainer_shard and in_order:
-        return  # the trainer has told it to, and goes itself when it is done
+    if worker.role is Role.trainer_shard and (in_order or state.training.num_shares == 1):
+        return  # the trainer has told it to, and goes itself when it is done; or there is only one copy of the model, and it was none of it
     cause = cause or f"{worker.name} left before the run was over"
     if worker.role in (Role.trainer, Role.trainer_shard):  # training needs all its ranks
         _trainer_departed(state, cause, in_order)

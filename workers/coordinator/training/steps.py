@@ -95,7 +95,7 @@ class Training:
         self.final_evaluation_due = False
         self.enough_replicas = config.supervised
         self._asked: dict[int, Asked] = {}
-        self._num_shares = 0
+        self.num_shares = 0
 
     @property
     def step(self) -> int:
@@ -126,7 +126,7 @@ class Training:
         """A leader asks for its share of a batch; asked twice, it gets the same again. Raises `Refusal`."""
         self._check(request)
         if request.share == 0:  # the trainer's word; other leaders' may come first
-            self._num_shares = request.num_shares
+            self.num_shares = request.num_shares
         for batch in self.in_training:
             if batch.step == request.step and request.share < len(batch.shares):
                 return [(peer, batch.shares[request.share])]
@@ -134,8 +134,8 @@ class Training:
         return []
 
     def _check(self, request: BatchRequest) -> None:
-        if request.share >= request.num_shares or self._num_shares not in (0, request.num_shares):
-            raise Refusal(f"share {request.share} of {request.num_shares}: batches are divided into {self._num_shares or request.num_shares} shares")
+        if request.share >= request.num_shares or self.num_shares not in (0, request.num_shares):
+            raise Refusal(f"share {request.share} of {request.num_shares}: batches are divided into {self.num_shares or request.num_shares} shares")
         # The trainer asks for one batch after the other. Another leader's word may overtake the trainer's that the step before is finished.
         ahead = min(1, len(self.in_training)) if request.share == 0 else 2
         if not self.step <= request.step <= self.step + ahead:
@@ -224,7 +224,7 @@ class Training:
         # In the order of the prompts, so that minibatches do not depend on who finished first: at eta=0 runs repeat.
         group_ids = sorted(chosen, key=index_of)
         groups = self.ledger.take(group_ids)
-        shares = make_shares(self.config, step, groups, self._num_shares, now)
+        shares = make_shares(self.config, step, groups, self.num_shares, now)
         ages = measure(step, groups, self.config.workflow.max_new_tokens, self.config.engine.context_length)
         self.in_training.append(InTraining(step, group_ids, ages, shares))
         waiting = {share: asked.peer for share, asked in self._asked.items() if asked.step == step and share < len(shares)}

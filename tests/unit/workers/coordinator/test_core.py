@@ -588,6 +588,25 @@ def test_without_one_of_its_leaders_training_cannot_go_on(message, kind: Cluster
     assert (play.core.ended is None) is (kind is ClusterKind.slurm)
 
 
+@pytest.mark.parametrize("kind", ClusterKind)
+def test_a_leader_where_there_is_only_one_copy_ends_nothing(kind: ClusterKind) -> None:
+    play = Play(cluster__kind=kind)
+    play.begin()
+    play.tell(TRAINER, BatchRequest(0))
+    play.tell(LEADER, Register(Role.trainer_shard, "node", 3))
+    play.tell(LEADER, WorkerFailed("what nobody asked"))
+    assert play.core.left is None and play.core.ended is None
+
+
+def test_a_reward_element_that_the_run_does_not_have_is_refused() -> None:
+    play = Play()
+    play.begin()
+    answers = play.tell(b"element", Register(Role.reward, "node", 3, serves="tcp://10.0.0.1:5000"))
+    assert only(answers, Refused)[0].reason == "reward.placement=node: this run has no reward elements"
+    play.tell(b"element", WorkerFailed("what nobody asked"))
+    assert play.core.ended is None
+
+
 def test_a_leader_that_was_told_to_go_takes_nothing_with_it() -> None:
     play = Play()
     play.begin()
