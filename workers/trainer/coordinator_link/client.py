@@ -34,6 +34,7 @@ from workers.slurm.signals import Signals
 from workers.trainer.coordinator_link.coordinator_process import CoordinatorProcess
 from workers.trainer.coordinator_link.endings import DrainRequested, RunEnded
 from workers.trainer.coordinator_link.inbox import Inbox, Received
+from workers.trainer.coordinator_link.last_words import LastWords
 from workers.trainer.coordinator_link.prefetch import Prefetch
 from workers.trainer.coordinator_link.threaded_peer import ThreadedPeer
 from workers.transport.peer import Peer
@@ -52,9 +53,8 @@ class CoordinatorLink:
 
     def __init__(self, run: RunFolder, config: Config, epoch: int, checkpoint: Path | None, signals: Signals,
                  crashed: Callable[[str], None]) -> None:
-        self._run, self._config, self._signals, self._crashed = run, config, signals, crashed
-        self._epoch = epoch
-        self._replaceable = config.cluster.kind is ClusterKind.slurm
+        self._config, self._signals, self._replaceable = config, signals, config.cluster.kind is ClusterKind.slurm
+        self._last_words = LastWords(run, self._replaceable, crashed)
         self.num_shares = 1
         self.needed: Version | None = None
         self.fallbacks: dict[str, str] = {}
@@ -144,7 +144,7 @@ class CoordinatorLink:
 
     def fail(self, cause: str) -> None:
         """Tell that the trainer cannot go on, and end the process soon. Where it is replaced by another one, the run goes on."""
-        self._record(cause)
+        self._last_words.record(cause)
         self._peer.send(WorkerFailed(cause))
         self._peer.finish(cause)
         self._end(cause)
@@ -154,8 +154,7 @@ class CoordinatorLink:
         self._parting = parting
         self._peer.leave(parting, finish=bool(parting))
         status = self._coordinator.close()
-        if not self._replaceable or self._run.ended() is not None:
-            self._run.remove_weights(self._config.weights.dir)
+        self._last_words.remove_weights_if_over(self._config.weights.dir)
         return status
 
     def _signalled(self) -> None:
@@ -175,15 +174,15 @@ class CoordinatorLink:
     def _over(self, cause: str) -> None:
         if self._parting:
             return
-        if cause and self._run.ended() is not None:
-            self._crashed(cause)  # on record before Goodbye leaves: the report is written when all workers have gone
+        if cause and self._last_words.outcome() is not None:
+            self._last_words.record(cause)  # before Goodbye leaves: the report is written when all workers have gone
         self._end(cause)
 
     def _lost(self, error: BaseException) -> None:
         if not isinstance(error, ConnectionError | ExceptionGroup):
             traceback.print_exception(error)
         cause = f"the trainer lost the coordinator: {first_cause(error)}"
-        self._record(cause)
+        self._last_words.record(cause)
         self._end(cause)
 
     def _on_message(self, message: Message) -> None:
@@ -205,11 +204,6 @@ class CoordinatorLink:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _record(self, cause: str) -> None:
-        self._crashed(cause)
-        if not self._replaceable:
-            self._run.end(cause, "trainer")
-
     def _end(self, cause: str) -> None:
         self._batches.end(RunEnded(cause))
         self._parts.end(RunEnded(cause))
@@ -220,24 +214,19 @@ class CoordinatorLink:
         if self._peer.left.wait(GRACE_S):
             return
         self._peer.join(GRACE_S)  # lets Goodbye leave
-        self._crashed("the run has ended, and the trainer with it in the middle of a step")
+        self._last_words.record("the run has ended, and the trainer with it in the middle of a step")
         self._coordinator.abandon()
-        if not self._replaceable or self._run.ended() is not None:
-            self._run.remove_weights(self._config.weights.dir)
-        os._exit(self._exit_status())
-
-    def _exit_status(self) -> int:
-        """0 after an orderly stop, which is no error; but with a bad one srun ends the other ranks, who may wait for this one in a collective."""
-        return 0 if self._run.stop_requested() is not None and os.environ.get("SLURM_NTASKS", "1") == "1" else 1
+        self._last_words.remove_weights_if_over(self._config.weights.dir)
+        os._exit(self._last_words.exit_status())
 
     def _coordinator_ended(self, status: int) -> None:
         if self._peer.left.is_set():
             return
-        if (outcome := self._run.ended()) is not None:
+        if (outcome := self._last_words.outcome()) is not None:
             self._end(outcome["cause"])
             return
         cause = self._coordinator.describe_end(status)
-        self._record(cause)
+        self._last_words.record(cause)
         self._peer.finish(cause)
         self._end(cause)
 

@@ -33,7 +33,10 @@ class CoordinatorProcess:
 
     def describe_end(self, status: int) -> str:
         """How it ended, and what it logged last."""
-        log = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        try:
+            log = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        except OSError as error:  # the run folder may be what it died of
+            log = [f"its log cannot be read: {error}"]
         return "\n  ".join([f"the coordinator (process {self._process.pid}) {describe_exit(status)}", *log])
 
     def abandon(self) -> None:
