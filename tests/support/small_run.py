@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.support.ticking import pass_time
 from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.group_states import index_of
@@ -547,7 +548,7 @@ class World:
     def tick(self) -> None:
         if self.core is not None:
             self.absorb()
-            self.core.tick(self.now)
+            pass_time(self.core, self.now)
             self.flush()
 
     def flush(self) -> None:

@@ -86,7 +86,7 @@ def test_every_kind_of_import_is_seen(source: str, names: list[str]) -> None:
 
 def test_the_launcher_knows_light_modules_of_the_workers_alone() -> None:
     light = ("workers.entry", "workers.node_look", "workers.config", "workers.run.folder", "workers.run.files", "workers.run.incarnations",
-             "workers.run.processes", "workers.slurm.command",
+             "workers.run.checkpoints", "workers.run.processes", "workers.slurm.command",
              "workers.model.architecture", "workers.model.parallel_limits")
     assert_none(only("launcher", *light))
 
@@ -114,7 +114,7 @@ def test_the_coordinator_is_pure_but_for_its_process() -> None:
     impure = ("asyncio", "time", "datetime", "random", "socket", "threading", "subprocess", "os", "zmq", "torch", "workers.coordinator.process")
     pure = [entry for entry in IMPORTS if below(entry.module, "workers.coordinator") and not below(entry.module, "workers.coordinator.process")]
     assert pure
-    others = only("workers.coordinator", "workers.messages", "workers.config", "workers.evaluation.statistics")
+    others = only("workers.coordinator", "workers.messages", "workers.config", "workers.evaluation.statistics", "workers.run.own_pause")
     assert_none([entry for entry in others if entry in pure])
     assert_none([entry for entry in pure if below(entry.name, *impure)])
 
@@ -154,7 +154,8 @@ def test_transport_carries_without_knowing_what_for() -> None:
     """But for weights, which are too large for messages: what streams them reads and writes the node's store."""
     store = tuple(f"workers.weights.{name}" for name in ("manifest", "mmap", "store", "partial_version", "delta"))
     known = [entry for entry in IMPORTS if below(entry.name, *store) and below(entry.module, "workers.transport.weights")]
-    others = only("workers.transport", "workers.messages", "workers.config", "workers.run.folder", "workers.run.files", "workers.run.digests")
+    others = only("workers.transport", "workers.messages", "workers.config", "workers.run.folder", "workers.run.files", "workers.run.digests",
+                  "workers.run.own_pause")
     assert known
     assert_none([entry for entry in others if entry not in known])
     assert_none([entry for entry in IMPORTS if entry.module in store and below(entry.name, *HEAVY)])

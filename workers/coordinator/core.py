@@ -48,7 +48,9 @@ from workers.messages.from_worker import (
     WorkerFailed,
 )
 from workers.messages.parts import Announcement, Message, Role
+from workers.run.own_pause import own_pause
 
+TICK_S = 0.25
 DRAIN_S = 60.0
 """How long workers may take to give back what they hold when the whole run is to pause."""
 
@@ -148,7 +150,11 @@ class Coordinator(State):
         self.checkpoint = (peer, message)
 
     def tick(self, now: float) -> None:
-        """Notice what happens by time alone: lost workers, and a run in which nothing moves."""
+        """Notice what happens by time alone: lost workers, and a run in which nothing moves. To be called every `TICK_S` or so."""
+        if pause_s := own_pause(now - self.ticked, TICK_S):
+            self.registry.excuse(pause_s, now)
+            self.last_progress, self._drain_deadline = min(now, self.last_progress + pause_s), self._drain_deadline + pause_s
+        self.ticked = now
         for worker, why in self.registry.lost(now):
             self.lost(worker, why)
         self.outbox += self.broadcasts.expire(now)

@@ -67,7 +67,7 @@ class State:
         self.left_in_order = False
         self.drain_reason = ""
         self.suspending = False
-        self.last_progress = now
+        self.last_progress = self.ticked = now
         self.expected: set[Role] = set()
         self._drain_deadline = 0.0
         self.trainer_told = False

@@ -101,6 +101,13 @@ class Registry:
         if worker is not None and worker.unreachable_since is None:
             worker.unreachable_since = now
 
+    def excuse(self, pause_s: float, now: float) -> None:
+        """Note that nobody could be heard for `pause_s` seconds until now, because this process did not run."""
+        for worker in self.workers.values():
+            worker.last_heard = min(now, worker.last_heard + pause_s)
+            if worker.unreachable_since is not None:
+                worker.unreachable_since = min(now, worker.unreachable_since + pause_s)
+
     def lost(self, now: float) -> list[tuple[Worker, str]]:
         """Workers that must be given up now, with why. They stay registered until `remove`."""
         found = []

@@ -11,7 +11,7 @@ its own is silent or suspended, and every `LOOK_S` otherwise, because one that w
 there under its routing id, with the leases that it holds.
 
 Every wait has a limit: a coordinator that is silent while the run folder says that the run has ended, or for
-`silence_s`, ends `serve`.
+`silence_s`, ends `serve`. While this process is suspended itself, nobody is silent.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from workers.messages.from_coordinator import Finish, HeartbeatReply, Refused, S
 from workers.messages.from_worker import Goodbye, Heartbeat, Register
 from workers.messages.parts import Announcement, HeldLease, Message, Role
 from workers.run.folder import RunFolder
+from workers.run.own_pause import own_pause
 from workers.transport.client import LINGER_MS, ClientSockets, CoordinatorLost, NoCoordinator, find_coordinator, new_routing_id
 from workers.transport.keys import read_keys
 from workers.transport.rendezvous import Address, newest
@@ -194,8 +195,10 @@ class Peer:
         """Look out for the end of the run and for a newer coordinator; returns its address. Raises `NoCoordinator`."""
         looked = time.monotonic()
         while True:
+            before = time.monotonic()
             await asyncio.sleep(self.config.heartbeat_s)
             now = time.monotonic()
+            self._heard = min(now, self._heard + own_pause(now - before, self.config.heartbeat_s))
             silent = now - self._heard
             if self._suspended or silent > 3 * self.config.heartbeat_s or (self._follows and now - looked > LOOK_S):
                 looked = now

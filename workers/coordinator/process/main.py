@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers.config import ClusterKind, ConfigError, load
-from workers.coordinator.core import Coordinator
+from workers.coordinator.core import TICK_S, Coordinator
 from workers.coordinator.monitoring import reporting
 from workers.coordinator.process.recovered_partials import RecoveredPartials
 from workers.coordinator.process.run_records import RunRecords
@@ -45,7 +45,6 @@ from workers.transport.keys import read_keys
 from workers.transport.rendezvous import Address, publish
 from workers.transport.server import ServerSockets
 
-TICK_S = 0.25
 ORPHANED = "the coordinator was told to end by a signal: the trainer that started it has died or was cancelled"
 
 

@@ -26,6 +26,7 @@ from workers.rollout.engines.client import EngineClient, EngineError, NoAnswer
 from workers.rollout.engines.interruption import Interruption
 from workers.rollout.engines.restarts import Restarts
 from workers.rollout.engines.servers.process import PROBES, ServerProcess
+from workers.run.own_pause import own_pause
 from workers.slurm.termination import WorkerEnded
 from workers.weights.manifest import MANIFEST, WeightsError
 
@@ -125,12 +126,16 @@ class Engine:
         """Return when the server has not answered a probe for engine.health_timeout_s, pauses left out; says so."""
         limit, well = self._config.health_timeout_s, time.monotonic()
         while True:
-            await asyncio.sleep(min(PROBE_S, limit / 4))
+            looked, pause = time.monotonic(), min(PROBE_S, limit / 4)
+            await asyncio.sleep(pause)
             pauses = self.interruption.num_changes
             answers = pauses % 2 == 1 or self._stands_still or await client.answers(PROBES[self._config.server], min(ANSWER_S, limit))
             if answers or self.interruption.num_changes != pauses:
                 well = time.monotonic()
-            elif time.monotonic() - well > limit:
+                continue
+            now = time.monotonic()
+            well = min(now, well + own_pause(now - looked, pause + min(ANSWER_S, limit)))
+            if now - well > limit:
                 return f"{self.name} has given no sign of life for {limit:g} s (engine.health_timeout_s)"
 
     async def is_lost(self, client: EngineClient) -> bool:

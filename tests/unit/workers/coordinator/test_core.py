@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.support.groups import make_group, make_partial
+from tests.support.ticking import pass_time
 from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import DRAIN_S, Coordinator
 from workers.coordinator.groups.heldout_evaluation import Result
@@ -285,9 +286,9 @@ def test_a_lost_worker_ends_the_run_with_the_cause(peer: bytes, words: str) -> N
     play = Play()
     play.begin()
     play.core.registry.unreachable(peer, 1.0)
-    play.core.tick(2.0)
+    pass_time(play.core, 2.0)
     assert play.core.ended is None, "it may still come back"
-    play.core.tick(7.0)
+    pass_time(play.core, 7.0)
     assert words in (play.core.ended or "") and "process" in (play.core.ended or "")
 
 
@@ -296,15 +297,26 @@ def test_a_worker_that_comes_back_in_time_is_not_lost() -> None:
     play.begin()
     play.core.registry.unreachable(ROLLOUT, 1.0)
     play.tell(ROLLOUT, Heartbeat(held=Version(7, 0)))
-    play.core.tick(20.0)
+    pass_time(play.core, 20.0)
     assert play.core.ended is None
+
+
+def test_a_coordinator_that_was_suspended_itself_gives_up_nobody_for_that() -> None:
+    play = Play(cluster__kind=ClusterKind.slurm, run__stall_minutes=1.0)
+    play.begin()
+    pass_time(play.core, 5.0)
+    play.core.registry.unreachable(ROLLOUT, 5.0)
+    play.core.tick(500.0)  # SLURM has suspended its job meanwhile: nothing that was sent has been read yet
+    assert set(play.core.registry.workers) == {ROLLOUT, TRAINER} and play.core.ended is None and play.core.left is None
+    pass_time(play.core, 500.0 + play.core.config.transport.heartbeat_timeout_s)
+    assert not play.core.registry.workers, "who stays silent while it looks is lost as ever"
 
 
 def test_silence_is_noticed() -> None:
     play = Play()
     play.begin()
     play.tell(TRAINER, Heartbeat())
-    play.core.tick(200.0)
+    pass_time(play.core, 200.0)
     assert "silent" in (play.core.ended or "")
 
 
@@ -345,7 +357,7 @@ def test_nothing_moves_ends_the_run_and_names_what_waits() -> None:
     play.publish(0)
     for now in range(10, 70, 10):
         play.core.handle(TRAINER, Heartbeat(), float(now))
-        play.core.tick(float(now))
+        pass_time(play.core, float(now))
     assert "nothing has moved" in (play.core.ended or "") and "a rollout worker to start" in (play.core.ended or "")
 
 
@@ -404,7 +416,7 @@ def test_workers_that_leave_a_complete_run_do_not_spoil_it() -> None:
     complete(play)
     play.tell(ROLLOUT, Goodbye())
     play.tell(TRAINER, Goodbye())
-    play.core.tick(10_000.0)
+    pass_time(play.core, 10_000.0)
     assert play.core.ended == "" and not play.core.registry.workers
 
 
@@ -581,7 +593,7 @@ def test_without_one_of_its_leaders_training_cannot_go_on(message, kind: Cluster
     play.tell(LEADER, Register(Role.trainer_shard, "node", 3))
     if message is None:
         play.core.registry.unreachable(LEADER, play.now)
-        play.core.tick(play.now + 10)
+        pass_time(play.core, play.now + 10)
     else:
         play.tell(LEADER, message)
     assert "trainer_shard 0" in (play.core.left if kind is ClusterKind.slurm else play.core.ended or "")
@@ -738,9 +750,9 @@ def test_leases_whose_worker_does_not_come_back_go_to_others() -> None:
     register(play, [], b"second")
     play.tell(TRAINER, Register(Role.trainer, "node", 2))
     play.publish(1)
-    play.core.tick(RETURN_S)
+    pass_time(play.core, RETURN_S)
     assert leases(play.beat(1, peer=b"second")) == [], "it may still come"
-    play.core.tick(RETURN_S + 0.1)
+    pass_time(play.core, RETURN_S + 0.1)
     granted = leases(play.sent())
     assert sorted(lease.group_id for lease in granted) == ["g2", "g3", "g4", "g5"]
     assert {lease.group_id: lease.seed for lease in granted} == {lease.group_id: lease.seed for lease in held}
@@ -920,7 +932,7 @@ def test_on_slurm_workers_come_and_go() -> None:
     play = slurm()
     granted = play.begin()
     play.core.registry.unreachable(ROLLOUT, 1.0)
-    play.core.tick(7.0)
+    pass_time(play.core, 7.0)
     assert play.core.ended is None and not play.core.registry.of(Role.rollout)
     play.tell(b"second", Register(Role.rollout, "other", 3))
     assert len(leases(play.beat(peer=b"second"))) == len(granted)
@@ -958,7 +970,7 @@ def test_waiting_for_workers_in_the_queue_is_no_stall() -> None:
         play.core.expected = {Role.rollout} if expected else set()
         for now in range(10, 200, 10):
             play.core.handle(TRAINER, Heartbeat(), float(now))
-            play.core.tick(float(now))
+            pass_time(play.core, float(now))
         assert (play.core.ended is None) is expected
 
 
@@ -982,7 +994,7 @@ def test_a_pause_waits_for_what_the_workers_give_back_then_the_trainer_saves() -
     assert play.tell(ROLLOUT, GroupParked(make_partial(granted[-2].group_id, granted[-2].attempt)))[0].accepted
     assert not leases(play.beat(capacity=1000)), "nothing more is leased"
     play.core.handle(ROLLOUT, Goodbye("stopped by someone"), play.now)
-    play.core.tick(play.now)
+    pass_time(play.core, play.now)
     assert drained(play), "the last worker has gone"
     assert play.core.ended is None
     snapshot = play.save(final=True)
@@ -998,11 +1010,11 @@ def test_a_pause_has_patience_with_workers_but_not_for_ever() -> None:
     for now in (20.0, 10.0 + DRAIN_S):
         play.core.handle(ROLLOUT, Heartbeat(), now)
         play.core.handle(TRAINER, Heartbeat(), now)
-        play.core.tick(now)
+        pass_time(play.core, now)
         assert not drained(play)
-    play.core.tick(10.1 + DRAIN_S)
+    pass_time(play.core, 10.1 + DRAIN_S)
     assert drained(play)
-    play.core.tick(10.2 + DRAIN_S)
+    pass_time(play.core, 10.2 + DRAIN_S)
     assert not drained(play), "once is enough"
 
 
@@ -1011,7 +1023,7 @@ def test_a_pause_without_workers_does_not_wait_for_any() -> None:
     play.tell(TRAINER, Register(Role.trainer, "node", 2))
     play.publish(0)
     play.core.drain("stopped", play.now)
-    play.core.tick(play.now)
+    pass_time(play.core, play.now)
     assert drained(play)
 
 
@@ -1023,7 +1035,7 @@ def test_whoever_registers_during_a_pause_is_told() -> None:
     assert only(play.tell(b"second", Register(Role.rollout, "other", 3)), Drain)
     for peer in (ROLLOUT, b"second"):
         play.tell(peer, Goodbye("stopped"))
-    play.core.tick(play.now)
+    pass_time(play.core, play.now)
     assert only(play.tell(TRAINER, Register(Role.trainer, "node", 2)), Drain), "nobody was there to be told before"
 
 

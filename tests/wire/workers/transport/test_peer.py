@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -99,6 +101,17 @@ async def test_the_same_version_is_handed_on_again_when_it_can_be_had_in_more_wa
         await asyncio.gather(serving, return_exceptions=True)
         assert [register.serves for register in play.all(Register)] == ["tcp://here:1"]
     assert heard == [less, more, Announcement(Version(1, 5), "", "next")]
+
+
+async def test_a_process_that_was_suspended_itself_does_not_count_that_as_silence(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    pause_s = 0.0
+    monkeypatch.setattr(peer_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + pause_s))
+    async with playing(run, 1, announcement(1, 4)) as play, standing(run, follows=False, silence_s=WAIT_S) as who:
+        await taken_over(play, who)
+        num_beats = len(play.all(Heartbeat))
+        pause_s = 10 * WAIT_S  # what the clock shows to one that SIGSTOP or SLURM has kept from running
+        await play.until(lambda: len(play.all(Heartbeat)) > num_beats + 3 or who.serving.done())
+        assert not who.serving.done()
 
 
 async def test_a_suspended_peer_goes_over_to_the_next_coordinator(run: RunFolder) -> None:

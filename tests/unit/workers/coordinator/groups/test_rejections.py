@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.groups import make_group, make_partial
+from tests.support.ticking import pass_time
 from tests.unit.workers.coordinator.test_core import ROLLOUT, TRAINER, Play, leases, only
 from workers.config import ConfigError, WorkflowConfig
 from workers.coordinator.groups.rejections import WINDOW_BATCHES, Rejections
@@ -264,7 +265,7 @@ def test_without_a_limit_the_run_goes_on_and_each_rejection_is_a_sign_of_life() 
         play.now += 30.0
         granted += leases(reject(play, granted.pop(0)))
         play.tell(TRAINER, BatchRequest(0))
-        play.core.tick(play.now)
+        pass_time(play.core, play.now)
         assert play.core.ended is None and len(granted) == 4
     for lease in granted[:2]:
         play.finish(lease)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.ticking import pass_time
 from tests.unit.workers.coordinator.test_core import TRAINER, Play, only
 from workers.coordinator.monitoring.reporting import status
 from workers.coordinator.weights.broadcast_group import JOIN_S
@@ -85,7 +86,7 @@ def test_a_group_that_is_not_made_in_time_is_given_up() -> None:
     play.tell(b"w0", Heartbeat(held=Version(7, 0), update_ranks=1))
     play.tell(TRAINER, Heartbeat())
     play.now += 1
-    play.core.tick(play.now)
+    pass_time(play.core, play.now)
     outbox, play.core.outbox = play.core.outbox, []
     assert sorted(peer or b"" for peer, message in outbox if isinstance(message, LeaveUpdateGroup)) == [TRAINER, b"w0"]
 

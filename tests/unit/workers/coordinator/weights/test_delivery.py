@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.ticking import pass_time
 from tests.unit.workers.coordinator.test_core import ROLLOUT, TRAINER, Play, only
 from workers.coordinator.monitoring.reporting import status
 from workers.messages.from_coordinator import FallbackWanted, HeartbeatReply, LoadGranted, Refused, Sources, VersionAnnounced
@@ -87,7 +88,7 @@ def test_a_permit_ends_after_a_while_and_that_is_said() -> None:
     play.publish(1)
     assert whom(play, name(0), LoadRequest(V1), LoadGranted) == [name(0)]
     assert whom(play, name(1), LoadRequest(V1), LoadGranted) == []
-    play.core.tick(play.now + 5.5)
+    pass_time(play.core, play.now + 5.5)
     assert [peer for peer, message in play.core.outbox if isinstance(message, LoadGranted)] == [name(1)]
     [notice] = play.core.delivery.notices
     assert "rollout 0" in notice and "weights.timeout_s" in notice
