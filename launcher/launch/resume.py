@@ -34,6 +34,7 @@ from launcher.slurm.accounting import newest_checkpoint
 from launcher.views import evaluation_view
 from launcher.views.terminal import terminal
 from workers.config import ClusterKind, ConfigError, Device, SelfTestAction
+from workers.run import checkpoints
 from workers.run.files import read_lines, write_atomic
 from workers.run.folder import RunFolder
 from workers.slurm.command import SlurmError
@@ -69,8 +70,8 @@ def refusal(run: RunFolder, config: FullConfig, now: float) -> str:
         return f"{run.path}: has {left} {what}; only what has ended can be resumed. Run: headway stop --drain {run.path}"
     if outcome is not None and outcome["state"] == "finished":
         return f"{run.path}: is complete; there is nothing to resume. Start a new run, for example from {run.final_model}"
-    if checkpoint is not None and checkpoint.step >= config.run.num_steps:
-        return (f"run.num_steps={config.run.num_steps}: must be more than the {checkpoint.step} steps that are done. "
+    if checkpoint is not None and checkpoint.step >= config.run.num_steps and (step := _whole_step(run)) >= config.run.num_steps:
+        return (f"run.num_steps={config.run.num_steps}: must be more than the {step} steps that are done. "
                 f"Run: headway resume {run.path} run.num_steps=...")
     if not on_slurm(run):
         return ""
@@ -83,6 +84,15 @@ def refusal(run: RunFolder, config: FullConfig, now: float) -> str:
         return (f"run.max_hours={config.run.max_hours:g}: must be more than the {used:.1f} h that training has had. "
                 f"Run: headway resume {run.path} run.max_hours=...")
     return ""
+
+
+def _whole_step(run: RunFolder) -> int:
+    """The step that training goes on from: that of the newest checkpoint whose files are what was written, as the trainer looks for it; 0 without
+    any. Raises `ConfigError` where there are some, but none is whole."""
+    whole = checkpoints.newest(run)
+    if whole is None and (published := checkpoints.all_checkpoints(run)):
+        raise ConfigError(checkpoints.none_whole(run, published))
+    return whole.version.step if whole else 0
 
 
 def reopen(run: RunFolder) -> None:
@@ -140,13 +150,13 @@ def resume(run: RunFolder, config: FullConfig, console: Console) -> int:
             if why := refusal(run, config, time.time()):  # another one may have resumed it since
                 return refuse(why)
             planned, specs = _plan(run, config, console)
-            checkpoint = newest_checkpoint(run)
+            step = _whole_step(run)
             write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config.for_workers())))
             write_atomic(run.config_yaml, as_yaml(config))
             reopen(run)
             console.print(evaluation_view.goes_on(evaluation_view.progress(run), run.path) or "nothing is judged yet" if config.evaluates
-                          else "there is no checkpoint: the run starts again at step 0" if checkpoint is None
-                          else f"the run goes on from the checkpoint of step {checkpoint.step}")
+                          else f"the run goes on from the checkpoint of step {step}" if step
+                          else "there is no checkpoint: the run starts again at step 0")
             status = _start(run, planned, specs, console)
         return status if config.cluster.kind is ClusterKind.local or config.launch.detach else _watch(run, config, console)
 

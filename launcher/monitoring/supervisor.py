@@ -47,9 +47,15 @@ _without_locks: set[RunFolder] = set()
 @contextlib.contextmanager
 def lock(run: RunFolder, say: Callable[[str], None]) -> Iterator[bool]:
     """Hold the run's supervisor.lock; gives whether nobody else holds it. Where the file system has no locks, nobody does, which is said once."""
-    descriptor = os.open(run.path / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with _lock_file(run) as descriptor:
         yield _locked(descriptor, run, say)
+
+
+@contextlib.contextmanager
+def _lock_file(run: RunFolder) -> Iterator[int]:
+    descriptor = os.open(run.supervisor_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -69,13 +75,23 @@ def _locked(descriptor: int, run: RunFolder, say: Callable[[str], None]) -> bool
 
 @contextlib.contextmanager
 def supervising(run: RunFolder, say: Callable[[str], None]) -> Iterator[Callable[[Observation], None]]:
-    """Gives what keeps the run going, to be called with what is observed from time to time; it does nothing where somebody else keeps it."""
-    with lock(run, say) as mine:
-        if mine:
-            yield Supervisor(run, say).act
+    """Gives what keeps the run going, to be called with what is observed from time to time. While somebody else keeps it that does nothing; it takes
+    over when that one is gone."""
+    keeper: Supervisor | None = None
+    with _lock_file(run) as descriptor:
+        def act(observed: Observation) -> None:
+            nonlocal keeper
+            if keeper is None and _locked(descriptor, run, say):
+                say("the `headway watch` that kept this run going has gone; this one does from now on")
+                keeper = Supervisor(run, say)
+            if keeper is not None:
+                keeper.act(observed)
+
+        if _locked(descriptor, run, say):
+            keeper = Supervisor(run, say)
         else:
-            say("this run is kept going by another `headway watch` already; this one only shows it")
-            yield lambda _: None
+            say("this run is kept going by another `headway watch` already; this one only shows it, and takes over should that one go")
+        yield act
 
 
 class Supervisor:

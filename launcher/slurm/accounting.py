@@ -50,7 +50,7 @@ def newest_checkpoint(run: RunFolder) -> Checkpoint | None:
     """The newest complete checkpoint (checkpoints/EPOCH.STEP with its manifest), or None; its files are not verified here."""
     found = [tuple(map(int, entry.name.split("."))) for entry in run.checkpoints.glob("[0-9]*.[0-9]*")]
     for epoch, step in sorted(found, reverse=True):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ValueError):
             manifest = json.loads((run.checkpoints / f"{epoch}.{step}" / "manifest.json").read_bytes())
             return Checkpoint(epoch, step, manifest["time"])
     return None

@@ -166,6 +166,11 @@ def newest(run: RunFolder, by_digests: bool = True) -> Checkpoint | None:
     return None
 
 
+def none_whole(run: RunFolder, published: list[Checkpoint]) -> str:
+    """What to say where there are checkpoints, but `newest` finds none."""
+    return f"none of the {len(published)} checkpoints in {run.checkpoints} is whole. Remove them to begin from step 0"
+
+
 def put_aside_if_broken(checkpoint: Checkpoint) -> bool:
     """Take a checkpoint that could not be loaded out of the race, if its files are not what was written; whether it was taken."""
     problem = _find_lasting_problem(checkpoint)

@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from workers.run.files import write_once
+from workers.run.files import write_atomic, write_once
 from workers.run.folder import RunFolder
 
 IN_ORDER = ("finished", "walltime", "preempted", "terminated", "stopped", "drained", "fenced")
@@ -55,6 +55,12 @@ def claim(run: RunFolder, element: str, job: str, restarts: int, host: str, pid:
         record = Claim(epoch, job, element, restarts, host, pid, time.time(), step)
         if write_once(run.epochs / f"{epoch:06d}", msgspec.json.encode(record)):
             return epoch
+
+
+def correct(run: RunFolder, epoch: int, step: int) -> None:
+    """Have the claim of `epoch` say that it began from `step`. For whoever holds it alone."""
+    path = run.epochs / f"{epoch:06d}"
+    write_atomic(path, msgspec.json.encode(msgspec.structs.replace(msgspec.json.decode(path.read_bytes(), type=Claim), step=step)))
 
 
 def record_end(run: RunFolder, epoch: int, how: str, cause: str, step: int, checkpoint: int) -> None:

@@ -29,6 +29,7 @@
       stop                   its presence asks the run to end                   launcher
       reserve                room for the outcome, should the disk be full      launcher
       launcher.lock          held by the launcher while it stays attached       launcher
+      supervisor.lock        held by the `headway watch` that keeps the run     launcher
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class RunPaths:
     final_model = Entry("final_model")
     stop = Entry("stop")
     launcher_lock = Entry("launcher.lock")
+    supervisor_lock = Entry("supervisor.lock")
 
     def weights(self, where: str) -> Path:
         """The folder of published weights for `weights.dir`: memory-backed ('auto'), in here ('run'), or below a given folder."""

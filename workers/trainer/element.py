@@ -82,19 +82,26 @@ class TrainElement:
         return self._follow_up(how, cause)
 
     def _begin(self) -> None:
-        """Claim the next epoch, and only then choose the checkpoint to go on from: nobody else publishes one any more."""
+        """Claim the next epoch, which says from which whole checkpoint. Only then nobody else publishes any more: one that has come meanwhile is
+        gone on from instead, and the claim corrected."""
         published = checkpoints.all_checkpoints(self.run)
+        self.restored = self._newest_whole()
         job, name, restarts = (self.element.job, self.element.name, self.element.restarts) if self.element else ("", "", 0)
-        self.epoch = incarnations.claim(self.run, name, job, restarts, socket.gethostname(), os.getpid(),
-                                        published[-1].version.step if published else 0)
-        num_ranks = self.element.world_size if self.element else self.num_ranks
-        self.restored = checkpoints.newest(self.run, by_digests=num_ranks == 1)
+        self.epoch = incarnations.claim(self.run, name, job, restarts, socket.gethostname(), os.getpid(), self.step)
+        if (now := checkpoints.all_checkpoints(self.run)) != published:
+            published, self.restored = now, self._newest_whole()
+            incarnations.correct(self.run, self.epoch, self.step)
         if published and self.restored is None:
-            self._crashed(f"none of the {len(published)} checkpoints in {self.run.checkpoints} is whole. Remove them to begin from step 0")
+            self._crashed(cause := checkpoints.none_whole(self.run, published))
             if self.element is None:
-                self.run.end(f"none of the {len(published)} checkpoints in {self.run.checkpoints} is whole", "trainer")
+                self.run.end(cause, "trainer")
             sys.exit(1)
         print(f"epoch {self.epoch} begins with step {self.step}", flush=True)
+
+    def _newest_whole(self) -> Checkpoint | None:
+        """One rank compares all digests; several compare theirs when they load, and put aside what is broken then."""
+        num_ranks = self.element.world_size if self.element else self.num_ranks
+        return checkpoints.newest(self.run, by_digests=num_ranks == 1)
 
     def _train(self, link: CoordinatorLink, restored: Checkpoint | None) -> tuple[str, str]:
         if self.element is None and self.num_ranks > 1:
@@ -126,7 +133,8 @@ class TrainElement:
         self._wait_for_predecessor()
         past = incarnations.since_resumed(self.run)
         waiting = {job for job, state in self._own_states().items() if state in ("PENDING", "REQUEUED", "REQUEUE_HOLD")}
-        crashes = incarnations.consecutive_crashes(past, self._saved_step(), waiting)
+        in_order = not past or (past[-1].end is not None and past[-1].end.how in incarnations.IN_ORDER)
+        crashes = 0 if in_order else incarnations.consecutive_crashes(past, self._saved_step(), waiting)
         if crashes >= self.config.cluster.max_consecutive_crashes:
             self._give_up(crashes, past[-1].end.cause if past and past[-1].end else "killed without a word")
             return False
@@ -160,8 +168,10 @@ class TrainElement:
         return ""
 
     def _saved_step(self) -> int:
-        published = checkpoints.all_checkpoints(self.run)
-        return published[-1].version.step if published else -1
+        """The step of the newest whole checkpoint, -1 for none: of this incarnation, else the one it began with, else of those that are there."""
+        own = [checkpoint for checkpoint in checkpoints.all_checkpoints(self.run) if checkpoint.version.epoch == self.epoch]
+        whole = own[-1] if own else self.restored if self.epoch else self._newest_whole()
+        return whole.version.step if whole else -1
 
     def _own_states(self) -> dict[str, str]:
         try:

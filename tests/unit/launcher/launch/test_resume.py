@@ -22,8 +22,10 @@ from launcher.monitoring.supervisor import lock
 from launcher.monitoring.supervisor_policy import UNANSWERED_S
 from launcher.slurm import queries
 from workers.config import ClusterKind, ConfigError, SelfTestAction
-from workers.run import incarnations
+from workers.messages.parts import Version
+from workers.run import checkpoints, incarnations
 from workers.run.folder import RunFolder
+from workers.run.retention import Retention
 
 
 @pytest.fixture
@@ -89,9 +91,13 @@ def test_the_command(run: RunFolder, capfdbinary: pytest.CaptureFixture[bytes]) 
     assert main([str(run.path), "inference", "8_8"]) == 2
 
 
-def checkpoint(run: RunFolder, epoch: int, step: int) -> None:
-    (run.checkpoints / f"{epoch}.{step}").mkdir()
-    (run.checkpoints / f"{epoch}.{step}" / "manifest.json").write_text(json.dumps({"time": 1.0}))
+def checkpoint(run: RunFolder, epoch: int, step: int) -> Path:
+    """Saved by the incarnation `epoch`; returns a file of it."""
+    while run.newest_epoch() < epoch:
+        incarnations.claim(run, "2_0", "5", 0, "trn0", 1, 0)
+    folder = checkpoints.begin(run, Version(epoch, step))
+    (folder / checkpoints.COORDINATOR).write_text("state")
+    return checkpoints.commit(run, folder, Version(epoch, step), Retention(3)).coordinator
 
 
 def config(**changes: Any) -> FullConfig:
@@ -110,6 +116,8 @@ def test_which_runs_go_on(run: RunFolder) -> None:
     checkpoint(run, 1, 40)
     assert refusal(run, config(), now) == ""
     assert "run.num_steps=40: must be more than the 40 steps that are done" in refusal(run, config(num_steps=40), now)
+    checkpoint(run, 1, 44).write_text("stat")
+    assert "must be more than the 40 steps that are done" in refusal(run, config(num_steps=40), now) and refusal(run, config(num_steps=44), now) == ""
     (run.processes / str(os.getpid())).write_text(repr(psutil.Process().create_time()))
     assert "living processes; only what has ended can be resumed. Run: headway stop --drain" in refusal(run, config(), now)
 
@@ -163,6 +171,19 @@ def test_of_two_that_resume_one_is_refused(resumable: RunFolder, monkeypatch: py
     monkeypatch.setattr(resume, "_watch", watch)
     assert resume.resume(resumable, full, console) == 0 and statuses == [2]
     assert "another `headway resume` is under way" in capsys.readouterr().err
+
+
+def test_the_step_that_is_said_is_one_that_training_goes_on_from(resumable: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest checkpoint is cut short, a bit of the one before is another."""
+    monkeypatch.setattr(resume, "_start", lambda *_: 0)
+    files = [checkpoint(resumable, 1, step) for step in (20, 24, 28)]
+    files[2].write_text("stat")
+    files[1].write_text("stete")
+    full, console = config(), Console(record=True, width=200)
+    assert resume.resume(resumable, full, console) == 0 and "goes on from the checkpoint of step 20" in console.export_text()
+    files[0].write_text("")
+    with pytest.raises(ConfigError, match="none of the 3 checkpoints in .* is whole"):
+        resume.resume(resumable, full, console)
 
 
 def test_what_another_has_resumed_meanwhile_is_refused(resumable: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -299,3 +300,21 @@ def test_invariants(happenings: list, ends: int, stops: int) -> None:
             if isinstance(decision, End):
                 cluster.over = True
     assert sum(not entry.state.waiting for entry in cluster.queue["train"]) <= 1
+
+
+def test_a_watch_takes_over_from_the_one_that_kept_the_run(hands: tuple[Supervisor, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    run, said, acted = hands[0].run, [], []
+    monkeypatch.setattr(Supervisor, "act", lambda self, observed: acted.append(observed))
+    program = "import fcntl, signal, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", program, str(run.supervisor_lock)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        with supervisor.supervising(run, said.append) as act:
+            act(situation(0.0).observed)
+            assert not acted and "is kept going by another `headway watch`" in said[-1]
+            other.kill()
+            other.wait()
+            for now in (1.0, 2.0):
+                act(situation(now).observed)
+            assert [observed.time for observed in acted] == [1.0, 2.0] and "this one does from now on" in said[-1] and len(said) == 2
+            with supervisor.lock(run, said.append) as mine:
+                assert not mine, "it holds the lock"

@@ -114,6 +114,8 @@ def test_the_run_folder(tmp_path: Path) -> None:
             (run.checkpoints / name / "manifest.json").write_text(json.dumps(content))
     (run.checkpoints / ".3.8.tmp").mkdir()
     assert newest_checkpoint(run) == Checkpoint(2, 4, 3.0), "what has no manifest is not complete; a later epoch is another lineage"
+    (run.checkpoints / "2.4" / "manifest.json").write_text('{"time": 3')
+    assert newest_checkpoint(run) == Checkpoint(1, 10, 2.0), "nor is one whose manifest was cut short"
     (run.checkpoints / "2.4" / "manifest.json").unlink()
     assert newest_checkpoint(run) == Checkpoint(1, 10, 2.0)
 

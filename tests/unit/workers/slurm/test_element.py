@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -383,10 +384,10 @@ def test_a_run_that_has_ended_is_not_begun(trainer: TrainElement, command: Comma
     assert not trainer._may_begin(make_element())
 
 
-def save(run: RunFolder, version: Version) -> None:
+def save(run: RunFolder, version: Version, keep: int = 2) -> None:
     folder = checkpoints.begin(run, version)
     (folder / checkpoints.COORDINATOR).write_text("state")
-    checkpoints.commit(run, folder, version, Retention(2))
+    checkpoints.commit(run, folder, version, Retention(keep))
 
 
 def test_a_crash_is_put_on_record_and_the_last_one_ends_the_run_at_once(trainer: TrainElement, command: Command) -> None:
@@ -430,6 +431,38 @@ def test_an_element_goes_on_from_the_newest_checkpoint(run: RunFolder, monkeypat
     second._begin()
     assert second.step == 4 and second.restored is not None and second.restored.version == Version(1, 4)
     assert second.epoch == 2 and incarnations.history(run)[-1].claim.step == 4
+
+
+def test_the_claim_says_the_step_of_a_checkpoint_that_is_whole(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    incarnations.claim(run, "", "", 0, "node", 1, 0)
+    for step, content in ((20, "state"), (24, "stete"), (28, "stat")):
+        save(run, Version(1, step), keep=3)
+        (run.checkpoints / f"1.{step}" / checkpoints.COORDINATOR).write_text(content)
+    crash(run, 1)
+    begun = TrainElement(run, make_config(), make_element(), Signals())
+    assert begun._saved_step() == 20
+    begun._begin()
+    assert begun.step == 20 and incarnations.history(run)[-1].claim.step == 20
+    begun._crashed("no memory")
+    end = incarnations.history(run)[-1].end
+    assert end is not None and end.checkpoint == 20, "nothing has been saved that could be gone on from"
+
+
+def test_a_checkpoint_that_is_published_while_the_epoch_is_claimed_is_gone_on_from(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    incarnations.claim(run, "", "", 0, "node", 1, 0)
+    save(run, Version(1, 4))
+    claim = incarnations.claim
+
+    def claim_late(*arguments: Any) -> int:
+        save(run, Version(1, 8))
+        return claim(*arguments)
+
+    monkeypatch.setattr(incarnations, "claim", claim_late)
+    begun = TrainElement(run, make_config(), make_element(), Signals())
+    begun._begin()
+    assert begun.step == 8 and incarnations.history(run)[-1].claim.step == 8
 
 
 def test_where_no_checkpoint_is_whole_nothing_begins_from_the_beginning(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
