@@ -14,6 +14,7 @@ from pathlib import Path
 from workers.config import ClusterKind, load
 from workers.run.folder import RunFolder
 from workers.run.gpus import set_environment
+from workers.run.log_stream import keep_logging
 from workers.run.processes import GPUS, distinct, end_with_parent, enlist
 
 
@@ -34,6 +35,7 @@ class Element:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
         end_with_parent(os.getppid(), signal.SIGTERM)
+        keep_logging()
         run = RunFolder.open(Path(self.run_path))
         if (outcome := run.ended()) is not None:
             return outcome["cause"]
@@ -64,7 +66,7 @@ class Element:
         _set_threads(config.trainer.num_threads)
         from workers.trainer.element import run_trainer
 
-        return run_trainer(run, config, self.num_ranks)
+        return run_trainer(run.patient(config.run.outage_minutes), config, self.num_ranks)
 
 
 def _take_gpus() -> None:

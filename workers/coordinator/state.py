@@ -69,6 +69,7 @@ class State:
         self.suspending = False
         self.last_progress = self.ticked = now
         self.expected: set[Role] = set()
+        self.gone: dict[Role, str] = {}
         self._drain_deadline = 0.0
         self.trainer_told = False
         self.failed_workers = 0

@@ -132,7 +132,7 @@ class RolloutWorker:
 
     async def _finish(self, holdings: Holdings, serving: asyncio.Task[str]) -> Termination:
         """The run is over. Where it may be resumed, and no coordinator has collected what we hold, that is written down."""
-        cause, outcome = serving.result(), self.run.ended()
+        cause, outcome = serving.result(), self.run.known_end()
         if cause and (outcome is None or outcome["state"] == "drained"):
             await holdings.hand_over(drain_limit_s(self.config.cluster, None), serving)
         return Termination("finished", cause)

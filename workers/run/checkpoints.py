@@ -23,6 +23,7 @@ from workers.messages.parts import Version
 from workers.run.digests import digest_file
 from workers.run.files import read_lines, sync
 from workers.run.folder import RunFolder
+from workers.run.outage import patiently
 from workers.run.retention import Retention, best_of, scores
 
 MANIFEST = "manifest.json"
@@ -37,7 +38,7 @@ class Fenced(RuntimeError):
 
 def check_epoch(run: RunFolder, version: Version, what: str) -> None:
     """Raise `Fenced` unless the incarnation that made `version` still holds the run. `what`: that which it is about to publish, in words."""
-    if (newest := run.newest_epoch()) != version.epoch:
+    if (newest := patiently(run, run.newest_epoch)) != version.epoch:
         raise Fenced(f"{what} {version}: epoch {newest} has begun, this one may publish nothing any more")
 
 
@@ -153,7 +154,7 @@ def _displaced(run: RunFolder) -> list[Checkpoint]:
 
 
 def newest(run: RunFolder, by_digests: bool = True) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None. Broken ones are named on stdout and passed over.
+    """The newest checkpoint that is whole, or None. Broken ones are named on stdout and passed over. Raises OSError where the run folder is away.
 
     `by_digests` False: the trainer's files are compared by their sizes only. Several ranks compare their digests together when they load
     them, and one that turns out broken then is put aside (`put_aside_if_broken`).
@@ -162,6 +163,7 @@ def newest(run: RunFolder, by_digests: bool = True) -> Checkpoint | None:
         problem = _find_lasting_problem(checkpoint, by_digests)
         if not problem:
             return checkpoint
+        next(run.checkpoints.iterdir())  # where the whole folder is away, no checkpoint is broken for that
         print(f"checkpoint {checkpoint.folder} is broken and is passed over: {problem}", flush=True)
     return None
 

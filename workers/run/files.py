@@ -41,6 +41,22 @@ def write_once(path: Path, content: bytes, mode: int = 0o600) -> bool:
     return True
 
 
+def append_whole(path: Path, content: bytes) -> None:
+    """Append `content` for which there is one writer: all of it, or nothing. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        before = os.fstat(descriptor).st_size
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[os.write(descriptor, left):]
+        except OSError:
+            os.ftruncate(descriptor, before)
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def sync(path: Path) -> None:
     """Bring a file's content, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)

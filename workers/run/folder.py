@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from workers.run.files import is_full, write_atomic, write_once
@@ -22,7 +24,9 @@ class RunFolderError(ValueError):
 
 @dataclass(frozen=True)
 class RunFolder(RunPaths):
-    """One run: its paths, and what is on record of it."""
+    """One run: its paths, and what is on record of it. `patience_s`: how long this process waits where the folder is full or away (outage.py)."""
+
+    patience_s: float = field(default=0.0, compare=False)
 
     @staticmethod
     def create(path: Path) -> RunFolder:
@@ -61,6 +65,10 @@ class RunFolder(RunPaths):
         if status.st_mode & 0o077:
             raise RunFolderError(f"{run.path}: readable by others; it holds the run's keys. Run: chmod 700 {run.path}")
         return run
+
+    def patient(self, minutes: float) -> RunFolder:
+        """The same, for a process that waits so long where the folder is full or away."""
+        return replace(self, patience_s=60 * minutes)
 
     def keep_room(self) -> None:
         """Keep some room on the disk for how the run ends: that is to be known where the disk is full, most of all. Raises `RunFolderError`."""
@@ -108,6 +116,12 @@ class RunFolder(RunPaths):
         except FileNotFoundError:
             return None
 
+    def known_end(self) -> dict | None:
+        """The same; None, too, where the run folder cannot be read."""
+        with contextlib.suppress(OSError):
+            return self.ended()
+        return None
+
     def resumed_at(self) -> float:
         """When the run had ended the last time before it was resumed, seconds since 1970; 0 if it never was. Resuming keeps each
         earlier outcome as outcome.N.json."""
@@ -139,14 +153,23 @@ class RunFolder(RunPaths):
 
     def launcher_is_gone(self) -> bool:
         """True if an attached launcher has died: its lock file is there, but nobody holds the lock any more."""
+        return self._lock_error(self.launcher_lock) == 0 and self.launcher_lock.exists()
+
+    def is_supervised(self) -> bool:
+        """Whether a `headway watch` keeps the run going. On a file system without locks nobody can tell: then not."""
+        return self._lock_error(self.supervisor_lock) == errno.EWOULDBLOCK
+
+    @staticmethod
+    def _lock_error(path: Path) -> int:
+        """Why the lock on a file cannot be had: EWOULDBLOCK where it is held, another number where there are no files or locks; 0 where it can."""
         try:
-            descriptor = os.open(self.launcher_lock, os.O_RDONLY)
-        except FileNotFoundError:
-            return False
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            return error.errno or errno.EIO
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # held; or a file system without locks, on which nobody can tell
-            return False
+        except OSError as error:
+            return error.errno or errno.EIO
         finally:
             os.close(descriptor)
-        return self.launcher_lock.exists()
+        return 0

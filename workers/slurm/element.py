@@ -2,7 +2,8 @@
 
     the run is over          -> exit                     time limit          -> exit 0: the array's next element takes its place
     preempted                -> requeue                  SIGTERM, failure    -> exit 1: SLURM or the next element follows
-    no coordinator for long  -> back into the queue, held, with the elements that wait: a training element releases them
+    no coordinator for long  -> back into the queue, held, with the elements that wait: a training element releases them. Where none is left
+                                in the queue, and nobody keeps the run who would submit one, the run ends
 
 On one machine nothing follows: an error ends the run.
 """
@@ -10,6 +11,7 @@ On one machine nothing follows: an error ends the run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -19,7 +21,7 @@ from typing import Protocol
 from workers.config import ClusterKind, Config
 from workers.run.folder import RunFolder
 from workers.run.processes import first_cause
-from workers.slurm import job
+from workers.slurm import job, succession
 from workers.slurm.job import SlurmElement
 from workers.slurm.submission import SubmissionWatch
 from workers.slurm.termination import Termination
@@ -72,7 +74,10 @@ async def _pause(run: RunFolder, seconds: float) -> None:
     for number in (signal.SIGUSR2, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and run.ended() is None and run.stop_requested() is None and not told.is_set():
+    while time.monotonic() < deadline and not told.is_set():
+        with contextlib.suppress(OSError):  # a run folder that is away is none to hurry for
+            if run.ended() is not None or run.stop_requested() is not None:
+                return
         await asyncio.sleep(1.0)
 
 
@@ -84,9 +89,11 @@ async def _watch_submission(run: RunFolder) -> None:
 
 def follow_up(run: RunFolder, config: Config, element: SlurmElement, role: str, ending: Termination) -> None:
     """What an element on SLURM does last. Raises `SystemExit` where it was terminated."""
-    if ending.how == "idle":
+    if ending.how == "idle" and not succession.is_followed(run):
+        succession.end(run, role)
+    elif ending.how == "idle":
         print("no training job for rollout.max_idle_minutes: this element goes back to the queue, held until one starts", flush=True)
-        for array in run.arrays(role):
+        for array in job.arrays(run, role):
             job.hold(array)
         job.requeue_held(element.job)
     elif ending.signal is not None:

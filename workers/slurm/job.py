@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import signal
+import threading
 from dataclasses import dataclass
 from datetime import datetime
 
 from workers.config import ConfigError
 from workers.run.folder import RunFolder
-from workers.slurm.command import ENDED, SlurmError, run
+from workers.slurm.command import ENDED, SlurmError
+from workers.slurm.command import run as run_command
 
+ROLES = ("train", "inference", "reward")
+FAILED = ("FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "LAUNCH_FAILED")
+COMMENT = "headway: "
+"""How comments begin that an element has SLURM show."""
 EARLY_S = 90.0
 """SLURM may signal that much earlier than asked for."""
 
@@ -57,7 +64,7 @@ def current() -> SlurmElement:
 def _end_time(job: str) -> float:
     if "SLURM_JOB_END_TIME" in os.environ:
         return float(os.environ["SLURM_JOB_END_TIME"])
-    text = run("squeue", "-h", "-j", job, "-o", "%e").stdout.strip()
+    text = run_command("squeue", "-h", "-j", job, "-o", "%e").stdout.strip()
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -70,7 +77,7 @@ def is_being_preempted(job: str) -> bool:
     A job that is being cancelled is COMPLETING; requeued, it would come back to life.
     """
     # Not `scontrol show job`: it shows what users write too, a job's name and command, in which anything may stand.
-    lines = run("squeue", "-h", "--array", "-j", job, "-O", "JobID:20,State:20,PreemptTime:30", tolerate=ENDED).stdout.splitlines()
+    lines = run_command("squeue", "-h", "--array", "-j", job, "-O", "JobID:20,State:20,PreemptTime:30", tolerate=ENDED).stdout.splitlines()
     shown = next((fields for line in lines if (fields := line.split())[:1] == [job]), [])
     return shown[1:2] == ["RUNNING"] and shown[2:] not in ([], ["N/A"], ["None"], ["Unknown"])
 
@@ -88,38 +95,94 @@ def is_to_come_back(element: SlurmElement, number: signal.Signals, at: float, si
 
 def requeue(job: str) -> None:
     """Put this element back into the queue; SLURM then kills it."""
-    run("scontrol", "requeue", job)
+    run_command("scontrol", "requeue", job)
 
 
 def requeue_held(job: str) -> None:
     """The same, but it stays in the queue until it is released."""
-    run("scontrol", "requeuehold", job)
+    run_command("scontrol", "requeuehold", job)
 
 
 def hold(array: str) -> None:
     """Keep the waiting elements of an array from starting."""
     with contextlib.suppress(SlurmError):  # as `release`
-        run("scontrol", "hold", array)
+        run_command("scontrol", "hold", array)
 
 
 def release(array: str) -> None:
     """Let held elements start."""
     with contextlib.suppress(SlurmError):  # it fails wherever an element of the array has ended, though it releases the others
-        run("scontrol", "release", array)
+        run_command("scontrol", "release", array)
 
 
 def cancel_waiting(arrays: list[str]) -> None:
     """Cancel the elements that have not started."""
     for array in arrays:
-        run("scancel", "--state=PENDING", array, tolerate=ENDED)  # not --quiet: with it an array that has ended fails without a word
+        run_command("scancel", "--state=PENDING", array, tolerate=ENDED)  # not --quiet: with it an array that has ended fails without a word
 
 
 def cancel_waiting_of(run: RunFolder) -> None:
     """Cancel the run's elements that wait in the queue, so that none starts in the place of one that leaves; if SLURM is away, say so."""
     try:
-        cancel_waiting(run.arrays("train") + run.arrays("inference") + run.arrays("reward"))
+        cancel_waiting([array for role in ROLES for array in arrays(run, role)])
     except SlurmError as error:
         print(f"waiting elements could not be cancelled: {error}; each will see that the run has ended, and leave", flush=True)
+
+
+def arrays(run: RunFolder, role: str) -> list[str]:
+    """The ids of the arrays of `role`; where the run folder cannot be read, of those in the queue whose names are like this element's, which is
+    RUN-TOKEN-ROLE-NUMBER. Raises `SlurmError`."""
+    with contextlib.suppress(OSError):
+        if run.submission():
+            return run.arrays(role)
+    kin = f"{os.environ.get('SLURM_JOB_NAME', '').rsplit('-', 2)[0]}-{role}-"
+    lines = run_command("squeue", "-h", "--me", "-o", "%F %j").stdout.splitlines() if kin.count("-") > 2 else []
+    return sorted({line.split()[0] for line in lines if line.split(maxsplit=1)[-1].startswith(kin)}, key=int)
+
+
+def comment(text: str) -> None:
+    """Have SLURM show `text` beside this element, '' to remove it: what it waits for while the run folder cannot be written to."""
+    if job := os.environ.get("SLURM_JOB_ID"):
+        with contextlib.suppress(SlurmError):
+            run_command("scontrol", "update", f"JobId={job}", f"Comment={COMMENT + text if text else ''}", patience_s=0)
+
+
+def comment_later(text: str) -> None:
+    """The same, without waiting for SLURM's answer."""
+    threading.Thread(target=comment, args=(text,), name="comment", daemon=True).start()
+
+
+def cancelled_by(job: str) -> str:
+    """Who has cancelled a job or all that waited of an array, in words; '' where nobody has, or SLURM's accounting does not say (yet)."""
+    with contextlib.suppress(SlurmError):
+        lines = run_command("sacct", "-n", "-X", "-D", "-P", "-j", job, "--format=End,State", patience_s=0).stdout.splitlines()
+        ended = [line.split("|", 1) for line in lines if line[:1].isdigit()]
+        last = max((end for end, _ in ended), default="")
+        return next((user_name(state.split()[2]) for end, state in ended if end == last and state.startswith("CANCELLED by ")), "")
+    return ""
+
+
+def any_cancelled(arrays: list[str]) -> bool:
+    """Whether SLURM remembers an element of these arrays as cancelled before it began, which it does for some minutes. Raises `SlurmError`."""
+    return bool(arrays and run_command("squeue", "-h", "--states=CANCELLED", "-j", ",".join(arrays), "-o", "%A", tolerate=ENDED).stdout.strip())
+
+
+def failures(arrays: list[str], since: float) -> set[str]:
+    """The jobs of these arrays that have failed after `since` (seconds since 1970), as accounting has it; none where there is none."""
+    with contextlib.suppress(SlurmError):
+        begin = datetime.fromtimestamp(since).strftime("%Y-%m-%dT%H:%M:%S")
+        lines = run_command("sacct", "-n", "-X", "-D", "-P", "-j", ",".join(arrays), f"--starttime={begin}", "--format=JobIDRaw,State",
+                            patience_s=0).stdout.splitlines() if arrays else []
+        return {job for job, _, state in (line.partition("|") for line in lines) if state.startswith(FAILED)}
+    return set()
+
+
+def user_name(uid: str) -> str:
+    """The name of a user, or its number in words where this machine does not know it."""
+    try:
+        return pwd.getpwuid(int(uid)).pw_name
+    except (KeyError, ValueError):
+        return f"user {uid}"
 
 
 def states(arrays: list[str]) -> dict[str, str]:
@@ -135,5 +198,5 @@ def job_states(arrays: list[str]) -> dict[str, str]:
 def _states(arrays: list[str], form: str, *options: str) -> dict[str, str]:
     if not arrays:
         return {}
-    lines = run("squeue", "-h", *options, "-j", ",".join(arrays), "-o", form, tolerate=ENDED).stdout.splitlines()
+    lines = run_command("squeue", "-h", *options, "-j", ",".join(arrays), "-o", form, tolerate=ENDED).stdout.splitlines()
     return dict(line.rsplit(maxsplit=1) for line in lines)

@@ -10,32 +10,34 @@ On one machine there is one element, and nothing follows it; rank 0 starts the o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from workers.config import ClusterKind, Config
-from workers.run import checkpoints, incarnations
+from workers.run import checkpoints, incarnations, outage
 from workers.run.checkpoints import Checkpoint
 from workers.run.folder import RunFolder
 from workers.slurm import job as slurm
-from workers.slurm.command import SlurmError
 from workers.slurm.job import SlurmElement
 from workers.slurm.signals import Signals
-from workers.slurm.submission import SubmissionWatch
+from workers.slurm.succession import cancellation, is_followed
+from workers.slurm.succession import end as end_run
+from workers.trainer.beginning import Beginning
 from workers.trainer.coordinator_link.client import CoordinatorLink
 from workers.trainer.local_ranks import LocalGang
 
 if TYPE_CHECKING:
     from workers.trainer.worker import TrainerWorker
 
-MAX_BACKOFF_S = 300.0
-PREDECESSOR_S = 40.0
-"""A little more than SLURM's usual KillWait."""
+Result = TypeVar("Result")
+CANCELLED_S = 6.0
 FAILURE_S = 3.0
 """Within this time after a connection to another rank broke, that rank's own end is noticed."""
 
@@ -49,6 +51,7 @@ class TrainElement:
         self.epoch = 0
         self._trainer: TrainerWorker | None = None
         self._gang: LocalGang | None = None
+        self._failure = ""
 
     @property
     def step(self) -> int:
@@ -59,13 +62,14 @@ class TrainElement:
 
     def live(self) -> str:
         """Train until the run or this element is over; returns the run's cause if it has ended. Raises what broke."""
-        if self.element is not None and not self._may_begin(self.element):
-            return self._leave_before_beginning(self.element)
+        element = self.element
+        if element is not None and not self._wait(lambda: self._may_begin(element)):
+            return self._leave_before_beginning(element)
         self._begin()
         # The coordinator starts first: it and the rollout workers get ready while Megatron is being imported.
         link = CoordinatorLink(self.run, self.config, self.epoch, self.restored.coordinator if self.restored else None, self.signals, self._crashed)
         if self.element is not None:
-            for array in self.run.arrays("inference") + self.run.arrays("reward"):
+            for array in slurm.arrays(self.run, "inference") + slurm.arrays(self.run, "reward"):
                 slurm.release(array)  # workers that gave up waiting for a training job have had them held
         try:
             how, cause = self._train(link, self.restored)
@@ -73,24 +77,28 @@ class TrainElement:
             traceback.print_exc()
             link.fail((self._gang.first_failure(FAILURE_S) if self._gang else "") or f"the trainer failed: {type(error).__name__}: {error}")
             link.close()
-            self._cancel_waiting_if_over()
+            self._leave_failed()
             raise
         if how == "drained":
             how = self._why_drained()
-        self._record(how, cause)
+        if self._failure:
+            self._leave_failed()
+        self._wait(lambda: self._record(how, cause))
+        if how == "terminated":
+            self._end_if_cancelled()
         link.close(how if how in incarnations.IN_ORDER and how not in ("finished", "stopped") else "")
         return self._follow_up(how, cause)
 
     def _begin(self) -> None:
         """Claim the next epoch, which says from which whole checkpoint. Only then nobody else publishes any more: one that has come meanwhile is
         gone on from instead, and the claim corrected."""
-        published = checkpoints.all_checkpoints(self.run)
-        self.restored = self._newest_whole()
+        published = self._wait(lambda: checkpoints.all_checkpoints(self.run))
+        self.restored = self._wait(self._newest_whole)
         job, name, restarts = (self.element.job, self.element.name, self.element.restarts) if self.element else ("", "", 0)
-        self.epoch = incarnations.claim(self.run, name, job, restarts, socket.gethostname(), os.getpid(), self.step)
-        if (now := checkpoints.all_checkpoints(self.run)) != published:
-            published, self.restored = now, self._newest_whole()
-            incarnations.correct(self.run, self.epoch, self.step)
+        self.epoch = self._wait(lambda: incarnations.claim(self.run, name, job, restarts, socket.gethostname(), os.getpid(), self.step))
+        if (now := self._wait(lambda: checkpoints.all_checkpoints(self.run))) != published:
+            published, self.restored = now, self._wait(self._newest_whole)
+            self._wait(lambda: incarnations.correct(self.run, self.epoch, self.step))
         if published and self.restored is None:
             self._crashed(cause := checkpoints.none_whole(self.run, published))
             if self.element is None:
@@ -126,39 +134,20 @@ class TrainElement:
     # -- before ----------------------------------------------------------------------------------------------------------
 
     def _may_begin(self, element: SlurmElement) -> bool:
-        """Wait until the run is submitted whole. Count the crashes in a row: too many end the run, one or more are followed by a pause."""
-        watch = SubmissionWatch(self.run)
-        while not watch.is_whole() and self.signals.received is None:
-            time.sleep(0.5)
-        self._wait_for_predecessor()
-        past = incarnations.since_resumed(self.run)
-        waiting = {job for job, state in self._own_states().items() if state in ("PENDING", "REQUEUED", "REQUEUE_HOLD")}
-        in_order = not past or (past[-1].end is not None and past[-1].end.how in incarnations.IN_ORDER)
-        crashes = 0 if in_order else incarnations.consecutive_crashes(past, self._saved_step(), waiting)
-        if crashes >= self.config.cluster.max_consecutive_crashes:
-            self._give_up(crashes, past[-1].end.cause if past and past[-1].end else "killed without a word")
-            return False
-        if crashes:
-            pause = min(MAX_BACKOFF_S, self.config.cluster.crash_backoff_s * 2 ** (crashes - 1))
-            print(f"{crashes} crash(es) in a row: waiting for {pause:g} s (cluster.crash_backoff_s)", flush=True)
-            deadline = time.monotonic() + pause
-            while time.monotonic() < deadline and self.run.ended() is None and self.signals.received is None:
-                time.sleep(0.5)
-        return self.run.ended() is None and self.signals.received is None
+        return Beginning(self.run, self.config, self.signals, self._saved_step, self._give_up).may_begin()
 
-    def _wait_for_predecessor(self) -> None:
-        """SLURM starts the next element while one that was told to end is still saving: claiming now would fence it off."""
-        past = incarnations.history(self.run)
-        if not past or past[-1].end is not None:
-            return
-        last = past[-1].claim
-        deadline = time.monotonic() + PREDECESSOR_S
-        while time.monotonic() < deadline and self.signals.received is None and self._own_states().get(last.job) in ("RUNNING", "COMPLETING"):
-            if incarnations.history(self.run)[-1].end is not None:
-                return
-            time.sleep(1.0)
+    def _wait(self, work: Callable[[], Result]) -> Result:
+        """The result of `work`, which waits while the run folder is full or away, and says so. Raises what `work` does."""
+        def tell(text: str) -> None:
+            outage.say(text)
+            if self.element is not None:
+                slurm.comment(text)
+
+        return outage.patiently(self.run, work, tell, lambda: self.signals.received is signal.SIGTERM)
 
     def _leave_before_beginning(self, element: SlurmElement) -> str:
+        if self.signals.received is signal.SIGTERM:
+            self._end_if_cancelled()
         if (outcome := self.run.ended()) is not None:
             self.run.remove_weights(self.config.weights.dir)  # of an incarnation that was killed
             return outcome["cause"]
@@ -172,13 +161,6 @@ class TrainElement:
         own = [checkpoint for checkpoint in checkpoints.all_checkpoints(self.run) if checkpoint.version.epoch == self.epoch]
         whole = own[-1] if own else self.restored if self.epoch else self._newest_whole()
         return whole.version.step if whole else -1
-
-    def _own_states(self) -> dict[str, str]:
-        try:
-            return slurm.job_states(self.run.arrays("train"))
-        except SlurmError as error:
-            print(f"SLURM could not be asked for requeued elements: {error}", flush=True)
-            return {}
 
     def _give_up(self, crashes: int, cause: str) -> None:
         self.run.end(f"training has crashed {crashes} times in a row without a new checkpoint (cluster.max_consecutive_crashes); the last time: "
@@ -199,7 +181,8 @@ class TrainElement:
         incarnations.record_end(self.run, self.epoch, how, cause, self.step, self._saved_step())
 
     def _crashed(self, cause: str) -> None:
-        """Put a crash on record; called from any thread of the link."""
+        """Put a crash on record; called from any thread of the link. Raises OSError; the cause is kept, to be recorded later."""
+        self._failure = self._failure or cause
         if (outcome := self.run.ended()) is not None:
             self._record("stopped", outcome["cause"])
             return
@@ -213,9 +196,31 @@ class TrainElement:
         if crashes >= self.config.cluster.max_consecutive_crashes:
             self._give_up(crashes, cause)
 
+    def _leave_failed(self) -> None:
+        """Put this failure on record as soon as the run folder takes it. The run ends where it never does, or where nobody follows."""
+        try:
+            self._wait(lambda: self._crashed(self._failure))
+            if self.element is not None and self.run.ended() is None and not is_followed(self.run, self.element.job):
+                end_run(self.run, "trainer")
+        except OSError:
+            if self.element is not None:
+                end_run(self.run, "trainer", self._failure)
+        self._cancel_waiting_if_over()
+
+    def _end_if_cancelled(self) -> None:
+        """Whoever has cancelled the arrays of training wants no other one: the run ends in order, and says by whom. Accounting lags by seconds."""
+        if self.element is None or self.run.ended() is not None or is_followed(self.run, self.element.job):
+            return
+        deadline = time.monotonic() + CANCELLED_S
+        while not (cause := cancellation(self.run)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        if cause:
+            end_run(self.run, "trainer", cause)
+
     def _cancel_waiting_if_over(self) -> None:
-        if self.element is not None and self.run.ended() is not None:
-            slurm.cancel_waiting_of(self.run)
+        with contextlib.suppress(OSError):  # the run folder is away: it has been done
+            if self.element is not None and self.run.ended() is not None:
+                slurm.cancel_waiting_of(self.run)
 
     def _follow_up(self, how: str, cause: str) -> str:
         if how == "preempted" and self.element is not None:

@@ -20,6 +20,7 @@ from workers.messages.codec import Decoder, pack
 from workers.messages.from_coordinator import Batch
 from workers.run.files import write_once
 from workers.run.folder import RunFolder
+from workers.run.outage import patiently
 from workers.slurm.job import Place
 from workers.trainer.megatron.parallel import collectives, process_group
 from workers.trainer.megatron.parallel.gang import Gang
@@ -79,8 +80,8 @@ def gather(run: RunFolder, config: Config, element: Place, epoch: int, checkpoin
         probe.bind((address, 0))
         port = probe.getsockname()[1]
     meeting, roster = Meeting(epoch, address, port, str(checkpoint or "")), roster_of(run, element)
-    roster.mkdir(mode=0o700, exist_ok=True)
-    write_once(_meeting_file(run, element), msgspec.json.encode(meeting))
+    patiently(run, lambda: roster.mkdir(mode=0o700, exist_ok=True))
+    patiently(run, lambda: write_once(_meeting_file(run, element), msgspec.json.encode(meeting)))
     return Ranks(Gang(0, element.world_size, element.local_rank, address, port, interface_of(address), roster))
 
 
@@ -97,10 +98,11 @@ def wait_for_meeting(run: RunFolder, element: Place) -> Meeting | None:
     """What rank 0 has said, for any other rank; None where the run has ended. Raises `RanksError`."""
     deadline, path = time.monotonic() + MEET_S, _meeting_file(run, element)
     while time.monotonic() < deadline:
-        names = {entry.name for entry in run.rendezvous.iterdir()}  # a listing, because shared file systems cache missing names
+        # A listing, because shared file systems cache missing names.
+        names = patiently(run, lambda: {entry.name for entry in run.rendezvous.iterdir()})
         if path.name in names:
             return msgspec.json.decode(path.read_bytes(), type=Meeting)
-        if run.ended() is not None:
+        if patiently(run, run.ended) is not None:
             return None
         time.sleep(1.0)
     raise RanksError(f"rank {element.rank} of job {element.name}: rank 0 has not said where to meet in {MEET_S:g} s. Look at the element's log")

@@ -17,7 +17,7 @@ def waiting(state: State) -> dict[str, str]:
     if state.suspending or state.drain_reason:
         return {"rollout": "the pause of the run", "trainer": "" if state.suspending else "rollout workers to give back their leases"}
     if not rollouts:
-        return {"rollout": "a rollout worker to start", "trainer": "rollouts"}
+        return {"rollout": f"a rollout worker to start{_gone(state, Role.rollout)}", "trainer": "rollouts"}
     return {"rollout": _rollout(state), "trainer": _trainer(state)}
 
 
@@ -31,12 +31,17 @@ def _trainer(state: State) -> str:
         return f"the first evaluation{_late(state)}"
     ready, minimum = len(state.registry.ready()), state.config.allocation.min_replicas
     if not state.training.enough_replicas:
-        return f"rollout workers: {ready} of {minimum} are ready (allocation.min_replicas)"
+        return f"rollout workers: {ready} of {minimum} are ready (allocation.min_replicas){_gone(state, Role.rollout)}"
     if Role.reward in state.lacking:
-        return "a reward element to start (reward.placement=array)"
+        return f"a reward element to start (reward.placement=array){_gone(state, Role.reward)}"
     if finished >= needed:
         return "stragglers with an earlier deadline (staleness.bound=hard)"
     return f"a batch: {finished} of {needed} groups finished" + _rejected(state) + _late(state)
+
+
+def _gone(state: State, role: Role) -> str:
+    """Why no element of the role is to come, where SLURM has said that none is."""
+    return f"; {state.gone[role]}" if role in state.gone and role in state.lacking else ""
 
 
 def _late(state: State) -> str:

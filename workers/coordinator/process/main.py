@@ -27,6 +27,7 @@ from workers.coordinator.process.recovered_partials import RecoveredPartials
 from workers.coordinator.process.run_records import RunRecords
 from workers.coordinator.process.shutdown import Shutdown, cancel_waiting
 from workers.coordinator.process.slurm_watch import SlurmWatch
+from workers.coordinator.process.storage import Storage
 from workers.coordinator.snapshot import SnapshotError, decode
 from workers.data.examples import open_examples
 from workers.data.prompts import open_prompts
@@ -36,8 +37,9 @@ from workers.messages.from_worker import CheckpointRequest
 from workers.messages.parts import Version
 from workers.run import checkpoints
 from workers.run.checkpoints import COORDINATOR
-from workers.run.files import is_full, write_atomic
+from workers.run.files import write_atomic
 from workers.run.folder import RunFolder, RunFolderError
+from workers.run.log_stream import keep_logging
 from workers.run.processes import PARENT_DIED, end_with_parent, enlist
 from workers.run.retention import scores
 from workers.transport.addresses import address_of
@@ -59,6 +61,7 @@ class CoordinatorWorker:
         snapshot = decode(checkpoint.read_bytes()) if checkpoint else None
         examples = open_examples(self.config) if self.config.supervised else None
         self.core = Coordinator(self.config, prompts, epoch, time.monotonic(), snapshot, examples)
+        self.storage = Storage(run, self.core, self.config.run.outage_minutes * 60)
         self.partials = RecoveredPartials(run, self.core, self.config.transport.max_message_mb)
         self.records = RunRecords(run, self.core, snapshot)
         self._started = time.monotonic() - (snapshot.seconds if snapshot else 0.0)
@@ -115,11 +118,17 @@ class CoordinatorWorker:
 
     def _save(self) -> None:
         """Begin to write this process's part of a checkpoint, if the trainer has asked for it. Storage may be slow: leases go on meanwhile."""
-        if self.core.checkpoint is None:
+        if self.core.checkpoint is None or self.records.num_held:
             return
         (peer, request), self.core.checkpoint = self.core.checkpoint, None
         self.record()
-        content = self.core.snapshot(self.seconds, self.records.positions()).encode()
+        try:
+            positions = self.records.positions()
+        except OSError as error:
+            print(f"the checkpoint of step {request.step} waits: {error}", flush=True)
+            self.core.checkpoint = (peer, request)
+            return
+        content = self.core.snapshot(self.seconds, positions).encode()
         self.partials.in_checkpoint(Version(self.epoch, request.step))
         self._saving = asyncio.create_task(self._write_part(peer, request, content))
 
@@ -134,6 +143,7 @@ class CoordinatorWorker:
     def _look_around(self) -> None:
         now, core = time.monotonic(), self.core
         self.record()
+        self._save()
         if now < self._next_tick:
             return
         self._next_tick = now + TICK_S / 2
@@ -141,9 +151,13 @@ class CoordinatorWorker:
         if now < self._next_status:
             return
         self._next_status = now + 1.0
-        self.partials.absorb()
+        self.on_disk(self.partials.absorb)
         core.greet()
         self.write_status()
+        self.on_disk(self._look_into_folder)
+
+    def _look_into_folder(self) -> None:
+        core = self.core
         if self.run.newest_epoch() != self.epoch:
             core.left = "another incarnation of the training job has begun"
         elif (outcome := self.run.ended()) is not None:
@@ -151,7 +165,7 @@ class CoordinatorWorker:
         elif (stop := self.run.stop_requested()) is not None:
             if stop["drain"] and not core.drain_reason:
                 self._cancelling = asyncio.create_task(asyncio.to_thread(cancel_waiting, core, self.run))
-                core.drain(stop["reason"], now)
+                core.drain(stop["reason"], time.monotonic())
             elif stop["drain"]:
                 pass  # under way
             else:
@@ -160,17 +174,13 @@ class CoordinatorWorker:
             core.end("the launcher has died while attached; start with --detach for a run that outlives it")
 
     def on_disk(self, write: Callable[[], object]) -> None:
-        """Write something of the run; where its disk is full, the run ends and says so."""
-        try:
-            write()
-        except OSError as error:
-            if not is_full(error):
-                raise
-            self.core.end(f"{self.run.full_disk()}. Free some space, then go on with: headway resume {self.run.path}")
+        """Read or write something of the run; left for a later call while its folder is full or away (storage.py)."""
+        self.storage.attempt(write)
 
     def write_status(self) -> None:
         """Write status.json."""
-        self.on_disk(self._write_status)
+        if self.storage.attempt(self._write_status):
+            self.storage.worked()
 
     def _write_status(self) -> None:
         now = time.monotonic()
@@ -215,14 +225,10 @@ def main(run_path: Path, parent: int, epoch: int, checkpoint: Path | None) -> in
             run.end(str(error), "coordinator")
         print(error, file=sys.stderr)  # on SLURM it may be this node's fault: the trainer counts it as a crash, and another one follows
         return 1
-    except OSError as error:  # a line of the log that finds no room, for example
-        if not is_full(error):
-            raise
-        run.end(f"{run.full_disk()}. Free some space, then go on with: headway resume {run.path}", "coordinator")
-        return 1
 
 
 if __name__ == "__main__":
     os.umask(0o077)
+    keep_logging()
     main_arguments = sys.argv[1:]
     sys.exit(main(Path(main_arguments[0]), int(main_arguments[1]), int(main_arguments[2]), Path(main_arguments[3]) if main_arguments[3:] else None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workers.coordinator.core import Coordinator
+from workers.coordinator.groups.heldout_evaluation import Result
 from workers.coordinator.monitoring import reporting
 from workers.coordinator.monitoring.alarm_state import Health
 from workers.coordinator.snapshot import Snapshot
@@ -23,12 +24,23 @@ class RunRecords:
         self.health.resume(read_lines(run.metrics))
         self.positions, self.close = self._recorder.positions, self._recorder.close
 
+    @property
+    def num_held(self) -> int:
+        """Lines that are not on disk yet."""
+        return self._recorder.num_held
+
     def write(self, seconds: float, refused: int) -> None:
         """Write finished steps and evaluations, unless another incarnation has taken over. `seconds`: since the run began; `refused`: connections and
-        messages, by this coordinator. Raises OSError."""
-        records, self._core.training.records = self._core.training.records, []
-        if not records or self._run.newest_epoch() != self._core.epoch:
+        messages, by this coordinator. Raises OSError; what is not written is held until the next call."""
+        if not (self._core.training.records or self._recorder.num_held):
             return
+        ours = self._run.newest_epoch() == self._core.epoch
+        records, self._core.training.records = self._core.training.records, []
+        if ours:
+            self._take(records, seconds, refused)
+            self._recorder.write()
+
+    def _take(self, records: list[StepRecord | HeldoutLoss | Result], seconds: float, refused: int) -> None:
         for record in records:
             if isinstance(record, StepRecord):
                 self._write_step(reporting.step_record(self._core, record, seconds, refused))

@@ -98,9 +98,9 @@ class Shutdown:
             if self.run.newest_epoch() != self.core.epoch:
                 return 0
             if self.core.left_in_order:
-                self.run.end(self.core.drain_reason, "coordinator", "drained")
+                self._record(self.core.drain_reason, "drained")
             else:
-                self.run.end(f"{self.core.left}. That was while the run was being drained: it can be resumed from its last checkpoint", "coordinator")
+                self._record(f"{self.core.left}. That was while the run was being drained: it can be resumed from its last checkpoint")
             self.run.remove_weights(self.process.config.weights.dir)
         reason = self.core.left or ""
         for peer in list(self.core.registry.workers):
@@ -109,10 +109,17 @@ class Shutdown:
             await write_report(self.run)
         return 0
 
+    def _record(self, cause: str, state: str = "") -> None:
+        """Record the outcome. Where the run folder does not take it that is said, and everybody is told to leave all the same."""
+        try:
+            self.run.end(cause, "coordinator", state)
+        except OSError as error:
+            print(f"the outcome is not on record ({error}): {cause or 'complete'}", flush=True)
+
     async def _end(self, receiving: asyncio.Task) -> None:
         seconds = self.process.seconds
         if self.core.ended:
-            self.run.end(self.core.ended, "coordinator")
+            self._record(self.core.ended)
         self.process.write_status()  # so that nobody wonders why rollout workers leave while the trainer still exports
         cancelling = asyncio.create_task(asyncio.to_thread(cancel_waiting, self.core, self.run))
         await asyncio.wait([cancelling], timeout=CANCEL_S)  # no longer: the workers must hear of us
@@ -132,7 +139,7 @@ class Shutdown:
             self.core.outbox.clear()
         receiving.cancel()
         await asyncio.wait([cancelling], timeout=GOODBYE_S)
-        self.run.end(self.core.ended or "", "coordinator")
+        self._record(self.core.ended or "")
         summary = reporting.summary(self.core, self.process.records.evaluations, seconds)
         self.process.on_disk(lambda: write_atomic(self.run.summary, json.dumps(summary, indent=2).encode() + b"\n"))
         self.run.remove_weights(self.process.config.weights.dir)

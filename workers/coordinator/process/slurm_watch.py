@@ -1,7 +1,7 @@
 """Asks SLURM about workers that are silent, and whether more are to come. Only where there is something to ask about.
 
     silent worker whose element does not run any more  --> lost at once, without waiting for the heartbeat's limit
-    fewer workers than training needs, of either kind  --> are there elements that wait in the queue?
+    fewer workers than training needs, of either kind  --> are there elements that wait in the queue? If not, who has cancelled them?
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ class SlurmWatch:
     def __init__(self, run: RunFolder, core: Coordinator) -> None:
         self._run, self._core = run, core
 
+    def _why_gone(self, role: str) -> str:
+        arrays = self._run.arrays(role)
+        who = job.cancelled_by(",".join(arrays)) if arrays else ""
+        return f"its array was cancelled by {who}" if who else "none of its elements is left in SLURM's queue"
+
     async def watch(self) -> None:
         """For as long as the coordinator lives; does nothing outside SLURM, nor where there are no rollout workers."""
         next_look = 0.0
@@ -41,10 +46,11 @@ class SlurmWatch:
             next_look = now + LACKING_S
             try:
                 queued = {role: await asyncio.to_thread(job.states, self._run.arrays(name)) for role, name in ARRAYS.items()}
-            except SlurmError as error:
+            except (SlurmError, OSError) as error:
                 print(f"SLURM could not be asked about silent workers: {error}", flush=True)
                 continue
             self._core.expected = {role for role, states in queued.items() if states}
+            self._core.gone = {role: await asyncio.to_thread(self._why_gone, ARRAYS[role]) for role in lacking - self._core.expected}
             # Some may have gone back to the queue, held, just when this training job started.
             for array in [array for role in lacking for array in self._run.arrays(ARRAYS[role])]:
                 await asyncio.to_thread(job.release, array)

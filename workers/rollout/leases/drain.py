@@ -58,5 +58,10 @@ class Holdings:
 
     def spill(self) -> None:
         """Write down what nobody has acknowledged."""
-        if num_spilled := self.results.spill(self.run):
+        try:
+            num_spilled = self.results.spill(self.run)
+        except OSError as error:
+            print(f"what no coordinator has taken is lost, it will be generated again: {error}", flush=True)
+            return
+        if num_spilled:
             print(f"{num_spilled} groups that no coordinator has taken are in {self.run.partials}", flush=True)

@@ -53,7 +53,8 @@ class CoordinatorLink:
 
     def __init__(self, run: RunFolder, config: Config, epoch: int, checkpoint: Path | None, signals: Signals,
                  crashed: Callable[[str], None]) -> None:
-        self._config, self._signals, self._replaceable = config, signals, config.cluster.kind is ClusterKind.slurm
+        self._run, self._config, self._signals = run, config, signals
+        self._replaceable = config.cluster.kind is ClusterKind.slurm
         self._last_words = LastWords(run, self._replaceable, crashed)
         self.num_shares = 1
         self.needed: Version | None = None
@@ -174,7 +175,7 @@ class CoordinatorLink:
     def _over(self, cause: str) -> None:
         if self._parting:
             return
-        if cause and self._last_words.outcome() is not None:
+        if cause and self._run.known_end() is not None:
             self._last_words.record(cause)  # before Goodbye leaves: the report is written when all workers have gone
         self._end(cause)
 
@@ -222,7 +223,7 @@ class CoordinatorLink:
     def _coordinator_ended(self, status: int) -> None:
         if self._peer.left.is_set():
             return
-        if (outcome := self._last_words.outcome()) is not None:
+        if (outcome := self._run.known_end()) is not None:
             self._end(outcome["cause"])
             return
         cause = self._coordinator.describe_end(status)

@@ -24,15 +24,9 @@ class LastWords:
         except OSError as error:
             print(f"not on record ({error}): {cause}", flush=True)
 
-    def outcome(self) -> dict | None:
-        """How the run has ended, if it has and that can be read."""
-        with contextlib.suppress(OSError):
-            return self._run.ended()
-        return None
-
     def remove_weights_if_over(self, where: str) -> None:
         """Remove what was published to `where` (`weights.dir`), unless another incarnation follows."""
-        if not self._replaceable or self.outcome() is not None:
+        if not self._replaceable or self._run.known_end() is not None:
             self._run.remove_weights(where)
 
     def exit_status(self) -> int:

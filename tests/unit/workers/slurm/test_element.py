@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -23,9 +25,12 @@ from workers.slurm.command import PATIENCE_S, RETRY_S, SlurmError
 from workers.slurm.element import follow_up as follow_up_element
 from workers.slurm.job import EARLY_S, SlurmElement
 from workers.slurm.signals import Signals
+from workers.slurm.succession import cancellation, end, is_followed
 from workers.slurm.termination import Termination
+from workers.trainer import beginning
 from workers.trainer import element as trainer_element
-from workers.trainer.element import MAX_BACKOFF_S, TrainElement
+from workers.trainer.beginning import MAX_BACKOFF_S
+from workers.trainer.element import TrainElement
 
 ENVIRONMENT = {"SLURM_JOB_ID": "1236", "SLURM_PROCID": "3", "SLURM_ARRAY_JOB_ID": "1234", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "1",
                "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_END_TIME": "1900000000"}
@@ -53,7 +58,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (slurm_command, trainer_element):
+    for module in (slurm_command, beginning, trainer_element):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -74,7 +79,7 @@ echo "$@" >>{calls}
 if (( $(wc -l <{calls}) <= {fails_first} && {fails_first} > 0 )); then echo "{away}" >&2; exit 1; fi
 cat {tmp_path / f"{name}.out"}
 echo -n "{error}" >&2
-exit {status}
+exit {int(status)}
 """)
         script.chmod(0o755)
         return calls
@@ -261,8 +266,88 @@ def told(number: signal.Signals) -> Termination:
 
 def test_an_idle_element_waits_in_the_queue_with_all_others(run: RunFolder, command: Command) -> None:
     calls = command("scontrol")
+    command("squeue", "1299 PENDING\n")
     follow_up(run, Termination("idle", "no coordinator"), make_element())
-    assert calls.read_text().splitlines() == ["hold 1200", "hold 1250", "requeuehold 1236"]
+    assert run.ended() is None and calls.read_text().splitlines() == ["hold 1200", "hold 1250", "requeuehold 1236"]
+
+
+def test_an_idle_element_that_no_training_could_release_ends_the_run(run: RunFolder, command: Command) -> None:
+    control, cancel = command("scontrol"), command("scancel")
+    command("sacct", error="Slurm accounting storage is disabled", status=1)
+    crash(run, 1)
+    follow_up(run, Termination("idle", "no coordinator"), make_element())
+    outcome = run.ended()
+    assert outcome is not None and outcome["state"] == "failed" and "crashed: no memory" in outcome["cause"] and not control.exists()
+    assert cancel.read_text().splitlines() == ["--state=PENDING 1234", "--state=PENDING 1200", "--state=PENDING 1250"]
+
+
+def test_training_that_ended_in_order_leaves_a_run_that_can_be_resumed(run: RunFolder, command: Command) -> None:
+    command("scancel")
+    command("sacct")
+    crash(run, 1, "walltime")
+    save(run, Version(1, 4))
+    follow_up(run, Termination("idle", "no coordinator"), make_element())
+    assert (run.ended() or {})["state"] == "drained"
+
+
+@pytest.mark.parametrize("followed", ["", "a watch", "SLURM is away"])
+def test_who_follows(run: RunFolder, command: Command, followed: str) -> None:
+    command("squeue", "1236 RUNNING\n1235 COMPLETING\n", error="slurm is confused" if "away" in followed else "", status="away" in followed)
+    with run.supervisor_lock.open("w") as file:
+        if "watch" in followed:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        assert is_followed(run, "1236") == bool(followed)
+    assert is_followed(run), "another one that runs"
+
+
+@pytest.mark.parametrize(("accounts", "waiting", "words"), [
+    ("2026-11-25T23:49:47|CANCELLED by 0\n2026-11-25T23:49:40|FAILED\n", "", "cancelled by root (scancel)"),
+    ("2026-11-25T23:49:47|FAILED\n2026-11-25T23:49:40|CANCELLED by 0\n", "", ""),
+    ("2026-11-25T23:49:47|NODE_FAIL\nUnknown|RUNNING\n", "", ""),
+    ("2026-11-25T23:49:47|CANCELLED by 4000000000\n", "", "cancelled by user 4000000000"),
+    (None, "1237\n", "cancelled by somebody"), (None, "", "")])
+def test_who_has_cancelled_training(run: RunFolder, command: Command, accounts: str | None, waiting: str, words: str) -> None:
+    command("sacct", accounts or "", error="" if accounts else "Slurm accounting storage is disabled", status=not accounts)
+    command("squeue", waiting)
+    assert (words in cancellation(run)) if words else not cancellation(run)
+
+
+def test_whoever_cancels_training_ends_the_run_in_order(trainer: TrainElement, command: Command, clock: Clock) -> None:
+    command("squeue", "1236 COMPLETING\n")
+    command("sacct", "2026-11-25T23:49:47|CANCELLED by 0\n")
+    cancel = command("scancel")
+    trainer.epoch = incarnations.claim(trainer.run, "1234_2", "1236", 0, "node", 1, 0)
+    save(trainer.run, Version(1, 4))
+    trainer._end_if_cancelled()
+    outcome = trainer.run.ended()
+    assert outcome is not None and outcome["state"] == "drained" and outcome["cause"] == "stopped: training was cancelled by root (scancel)"
+    assert "--state=PENDING 1200" in cancel.read_text()
+
+
+def test_one_element_that_is_cancelled_is_followed_by_the_next(trainer: TrainElement, command: Command, clock: Clock) -> None:
+    command("squeue", "1236 COMPLETING\n1237 PENDING\n")
+    command("sacct", "2026-11-25T23:49:47|CANCELLED by 0\n")
+    trainer._end_if_cancelled()
+    assert trainer.run.ended() is None
+
+
+def test_where_the_run_folder_is_gone_arrays_are_found_by_their_names(run: RunFolder, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(run.path)
+    monkeypatch.setenv("SLURM_JOB_NAME", "my-run-12345678-train-2")
+    command("squeue", "1200 my-run-12345678-inference-1\n1234 my-run-12345678-train-1\n1300 my-run-99999999-train-1\n1234 my-run-12345678-train-1\n")
+    assert slurm.arrays(run, "train") == ["1234"] and slurm.arrays(run, "inference") == ["1200"] and slurm.arrays(run, "reward") == []
+    cancel, control = command("scancel"), command("scontrol")
+    monkeypatch.setenv("SLURM_JOB_ID", "1236")
+    command("sacct")
+    end(run, "inference")
+    assert "--state=PENDING 1200" in cancel.read_text() and "JobId=1236 Comment=headway: the run has ended" in control.read_text()
+
+
+def test_elements_that_could_write_nothing_down_are_counted_by_slurm(trainer: TrainElement, command: Command, clock: Clock) -> None:
+    crash(trainer.run, 1)
+    command("squeue", "1236 RUNNING\n")
+    command("sacct", "1235|FAILED\n1237|FAILED\n1238|NODE_FAIL\n1239|COMPLETED\n1236|RUNNING\n")
+    assert trainer._may_begin(make_element()) and 40 <= clock.slept < 41, "one crash on record, two that are not"
 
 
 @pytest.mark.parametrize(("ending", "end_time", "asked"), [
