@@ -2,7 +2,7 @@
 
     cluster.train.partition=a ...   --> #SBATCH --partition=a ...
     cluster.train.sbatch            --> further #SBATCH lines (launcher/config/sbatch_options.py says which)
-    cluster.train.env, setup        --> lines before srun
+    cluster.train.env, setup        --> lines before srun, after those that wait for the run folder
     cluster.train.container, python --> the command that runs Python on the node, or srun's --container-*
 """
 
@@ -17,9 +17,11 @@ from launcher.config.cluster import ContainerKind, GpuRequest, RoleConfig
 from launcher.config.sbatch_options import KEYS, as_sbatch
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import JobSpec
+from launcher.share import SLURM
 from workers.run.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
+WAIT = SLURM / "wait_for_run_folder.sh"
 
 
 def python_path() -> str:
@@ -51,6 +53,11 @@ def setup_lines(spec: JobSpec, part: RoleConfig) -> list[str]:
     return [f"export OMP_NUM_THREADS={spec.num_threads}", *given,
             *(f"export {name}={shlex.quote(value)}" for name, value in part.env.items()), *part.setup,
             f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"]
+
+
+def waiting_lines(run: RunFolder, config: FullConfig) -> list[str]:
+    """The lines before all others: wait for the run folder, then log into it."""
+    return [f"RUN={shlex.quote(str(run.path))} LIMIT_S={60 * config.run.outage_minutes:.0f}", WAIT.read_text().rstrip()]
 
 
 def mounted(config: FullConfig, run: RunFolder) -> list[str]:

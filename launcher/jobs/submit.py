@@ -27,7 +27,7 @@ from launcher.interrupts import without_sigterm
 from launcher.jobs import liveness
 from launcher.jobs.job_records import ArrayRecords
 from launcher.jobs.job_specs import JobSpec, waves
-from launcher.jobs.sbatch_script import local_command, mounted, python_command, sbatch_options, setup_lines, srun_arguments
+from launcher.jobs.sbatch_script import local_command, mounted, python_command, sbatch_options, setup_lines, srun_arguments, waiting_lines
 from launcher.slurm import queries
 from workers.config import ClusterKind, ConfigError
 from workers.run.files import write_atomic
@@ -99,8 +99,9 @@ def _executor(kind: type[submitit.SlurmExecutor], spec: JobSpec, config: FullCon
         job_name=name, time=spec.time_limit_s // 60, nodes=spec.nodes_per_element, ntasks_per_node=spec.tasks_per_node, wckey=None,
         array_parallelism=spec.throttle, stderr_to_stdout=True, signal_delay_s=config.cluster.signal_delay_s,
         dependency=f"afterany:{':'.join(after)}" if after else None,
-        setup=setup_lines(spec, part), srun_args=srun_arguments(part, folders),
-        additional_parameters={**sbatch_options(spec, part), "requeue": True, "signal": f"USR2@{config.cluster.signal_delay_s}"})
+        setup=[*waiting_lines(run, config), *setup_lines(spec, part)], srun_args=srun_arguments(part, folders),
+        additional_parameters={**sbatch_options(spec, part), "output": os.devnull, "requeue": True,
+                               "signal": f"USR2@{config.cluster.signal_delay_s}"})
     return executor
 
 

@@ -26,7 +26,8 @@ NUM_LIVES = 5
 @dataclass(frozen=True)
 class Observation:
     """The elements of a run by role: in the queue, and ended. `no_history`: why accounting says nothing; `seen`: when training was last
-    seen to be alive, None if not known; `gpus` that an element of each array asked for, by the array's id; `roles` that the run has."""
+    seen to be alive, None if not known; `gpus` that an element of each array asked for, by the array's id; `roles` that the run has; `cancelled`:
+    the person who has cancelled what ended last of a role, by role."""
 
     time: float
     queue: dict[str, list[QueueEntry]]
@@ -37,6 +38,7 @@ class Observation:
     seen: float | None = None
     gpus: dict[str, int] = field(default_factory=dict)
     roles: tuple[str, ...] = ("inference", "train")
+    cancelled: dict[str, str] = field(default_factory=dict)
 
     @property
     def training_hours(self) -> float:
@@ -65,6 +67,7 @@ class Observer:
         self.run = run
         self._history: dict[str, list[HistoryEntry]] = {role: [] for role in ROLES}
         self._no_history = ""
+        self._cancelled: dict[str, str] = {}
         self._asked = -HISTORY_S
         self._there: set[str] = set()
         self._changed = False
@@ -74,20 +77,29 @@ class Observer:
         ids = job_ids(self.run)
         everything = [job_id for role in ROLES for job_id in ids[role]]
         entries = queries.squeue(everything)
-        there = {entry.job_id for entry in entries if not entry.state.waiting}
+        there = {entry.job_id for entry in entries}
         self._changed |= not self._there <= there
         self._there = there
         if now - self._asked >= (SOON_S if self._changed else HISTORY_S):
             self._asked, self._no_history, self._changed = now, "", False
             try:
                 past = queries.history(everything)
-                self._history = {role: [entry for entry in past if entry.array_job_id in ids[role]] for role in ROLES}
+                self._history = {role: [entry for entry in past if entry.array_job_id in ids[role] and entry.nodes] for role in ROLES}
+                self._cancelled = {role: who for role in ROLES if (who := cancelled_by(
+                    [one for one in past if one.array_job_id in ids[role]], self.run.resumed_at()))}
             except SlurmError as error:
                 self._no_history = str(error)
         queue = {role: [entry for entry in entries if entry.array_job_id in ids[role]] for role in ROLES}
         checkpoint = newest_checkpoint(self.run)
         return Observation(now, queue, self._history, self._no_history, incarnations.history(self.run), checkpoint, last_sign(self.run, checkpoint),
-                     gpus_per_element(self.run), submitted_roles(self.run))
+                     gpus_per_element(self.run), submitted_roles(self.run), self._cancelled)
+
+
+def cancelled_by(history: list[HistoryEntry], since: float) -> str:
+    """The person who has cancelled what has ended last, '' where nobody has, or not `since` (seconds since 1970)."""
+    ended = [entry for entry in history if entry.end is not None and entry.end > since]
+    last = max((entry.end or 0.0 for entry in ended), default=0.0)
+    return next((entry.cancelled_by for entry in ended if entry.end == last and entry.cancelled_by), "")
 
 
 def figures(observed: Observation, rollout_idle_s: float) -> dict:
@@ -114,6 +126,7 @@ def _role(observed: Observation, role: str) -> dict:
     return {
         "running": [{"element": entry.element, "state": entry.state.name, "nodes": list(entry.nodes), "time_left_s": entry.time_left_s}
                     for entry in with_nodes],
+        "says": list(dict.fromkeys(entry.comment for entry in queue if entry.comment)),
         "pending": len(waiting),
         "reasons": dict(Counter(entry.reason or "None" for entry in waiting)),
         "next": min((entry.element for entry in waiting), key=_number, default=""),

@@ -3,6 +3,7 @@
     nothing of a role in the queue, run not over     Submit: a new array (elements were used up, or a later wave is due)
     ... but one of it was never answered by sbatch   nothing, for UNANSWERED_S: SLURM may queue it yet
     ... again and again without any progress         End: something fails before the run's own counting of crashes begins
+    ... and a person has cancelled what was left     End: by whom (of inference or reward: Tell, and nothing is submitted)
     ... and training has had run.max_hours           End: used up
     elements failed twice on a node                  Exclude the node, unless that would leave too few
     inference or reward held by idle ones while
@@ -106,6 +107,7 @@ class SupervisorPolicy:
     _since: dict[str, float] = field(default_factory=dict)
     _submitted: dict[str, tuple[tuple[int, int], int]] = field(default_factory=dict)
     _told: set[tuple[str, float]] | None = None
+    _said: set[str] = field(default_factory=set)
 
     def decide(self, now: Situation) -> list[Decision]:
         """What is to be done now, in this order."""
@@ -133,6 +135,8 @@ class SupervisorPolicy:
             return [End("stopped: on request, when nothing of the run was left", in_order=True)] if gone else []
         # A run that is complete records that before its last element leaves the queue, but shared file systems show it later.
         if self._for(not train and self._answered(leading, now), f"no {leading}", now, SETTLE_S):
+            if who := now.observed.cancelled.get(leading):
+                return [End(f"stopped: {'training' if leading == 'train' else 'the evaluation'} was cancelled by {who} (scancel)", in_order=True)]
             if now.training_hours >= self.max_hours:
                 return [End(f"run.max_hours={self.max_hours:g} is used up. Go on with: headway resume RUN run.max_hours=...", in_order=True)]
             return self._again(leading, now)
@@ -141,8 +145,16 @@ class SupervisorPolicy:
         decisions: list[Decision] = []
         for role in self._serving:
             none = not now.observed.queue[role] and self._answered(role, now) and trains
-            decisions += self._again(role, now) if self._for(none, f"no {role}", now, SETTLE_S) else []
+            if self._for(none, f"no {role}", now, SETTLE_S):
+                who = now.observed.cancelled.get(role)
+                decisions += self._again(role, now) if who is None else self._cancelled(role, who)
         return decisions
+
+    def _cancelled(self, role: str, who: str) -> list[Decision]:
+        """What a person has cancelled is not submitted again: the run waits, and ends after run.stall_minutes."""
+        said = f"all of {role} was cancelled by {who} (scancel): none is submitted again. To have it back: headway stop, then headway resume"
+        told, self._said = said in self._said, self._said | {said}
+        return [] if told else [Tell(said)]
 
     @property
     def _serving(self) -> list[str]:

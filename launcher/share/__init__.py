@@ -6,3 +6,5 @@ from pathlib import Path
 
 CONF = (Path(__file__).parent / "conf").resolve()
 """What Hydra composes from. Configs name files in it as `${conf:prompts/code_tiny.jsonl}`, wherever they are run from."""
+SLURM = (Path(__file__).parent / "slurm").resolve()
+"""Scripts for SLURM."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from launcher.slurm.parsing import clock, expand_hosts, gpus, seconds
 from launcher.slurm.states import Meaning, State, parse
-from workers.slurm.command import ENDED, SlurmError, away, run
+from workers.slurm.command import COMMENT, ENDED, SlurmError, away, run, user_name
 
 IDS_PER_CALL = 100
 AWAY = ("down", "drain", "fail", "inval", "maint", "reboot", "unknown")
@@ -26,7 +26,8 @@ AWAY = ("down", "drain", "fail", "inval", "maint", "reboot", "unknown")
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """One array element that has not ended. `start`: when it began, or SLURM's estimate (seconds since 1970), or None."""
+    """One array element that has not ended. `start`: when it began, or SLURM's estimate (seconds since 1970), or None; `comment`: what the element
+    says itself there, while it cannot write to the run folder."""
 
     array_job_id: str
     task_id: int | None
@@ -36,6 +37,7 @@ class QueueEntry:
     nodes: tuple[str, ...]
     start: float | None
     time_left_s: float | None
+    comment: str = ""
 
     @property
     def element(self) -> str:
@@ -50,7 +52,8 @@ class QueueEntry:
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """One incarnation of an element, from accounting; also those that run now, and earlier ones of a requeued element."""
+    """One incarnation of an element, from accounting; also those that run now, and earlier ones of a requeued element. `cancelled_by`: the person
+    who has. Without `nodes`: what was cancelled of an array before it began ('12_[3-9]')."""
 
     element: str
     state: State
@@ -60,6 +63,7 @@ class HistoryEntry:
     start: float | None
     end: float | None
     exit_code: int
+    cancelled_by: str = ""
 
     @property
     def array_job_id(self) -> str:
@@ -97,16 +101,17 @@ def squeue(job_ids: list[str]) -> list[QueueEntry]:
     """Every element of these arrays that has not ended, pending ones too. Raises `SlurmError`."""
     entries = []
     for ids in _some(job_ids):
-        output = run("squeue", "--noheader", "--array", f"--jobs={ids}", "--format=%F|%K|%A|%T|%N|%S|%L|%r",
+        output = run("squeue", "--noheader", "--array", f"--jobs={ids}", "--format=%F|%K|%A|%T|%N|%S|%L|%r|%k",
                       tolerate=ENDED).stdout
-        for array, task, job, state, nodes, start, left, reason in _lines(output, 8):
+        for array, task, job, state, nodes, start, left, reason, comment in _lines(output, 9):
             entries.append(QueueEntry(array, int(task) if task.isdecimal() else None, job, parse(state), "" if reason == "None" else reason,
-                                      expand_hosts(nodes), clock(start), seconds(left)))
+                                      expand_hosts(nodes), clock(start), seconds(left),
+                                      comment.removeprefix(COMMENT) if comment.startswith(COMMENT) else ""))
     return [entry for entry in entries if not entry.state.over]
 
 
 def history(job_ids: list[str]) -> list[HistoryEntry]:
-    """Every incarnation of these arrays' elements that has begun, from accounting, which lags by seconds.
+    """Every incarnation of these arrays' elements that has begun, or was cancelled before, from accounting, which lags by seconds.
 
     Raises `SlurmError`, also where the cluster keeps no accounting (no slurmdbd).
     """
@@ -115,9 +120,10 @@ def history(job_ids: list[str]) -> list[HistoryEntry]:
         output = run("sacct", "--noheader", "--parsable2", "--allocations", "--duplicates", f"--jobs={ids}",
                       "--format=JobID,State,ElapsedRaw,AllocTRES,NodeList,Start,End,ExitCode", patience_s=0).stdout
         for element, state, elapsed, resources, nodes, start, end, code in _lines(output, 8):
-            if hosts := expand_hosts(nodes):  # else it never began
+            hosts, who = expand_hosts(nodes), user_name(state.split()[2]) if state.startswith("CANCELLED by ") else ""
+            if hosts or who:  # else it never began
                 entries.append(HistoryEntry(element, parse(state), float(elapsed or 0), gpus(resources), hosts, clock(start), clock(end),
-                                            int(code.split(":")[0] or 0)))
+                                            int(code.split(":")[0] or 0), who))
     return entries
 
 

@@ -129,6 +129,11 @@ def _best(saved: dict) -> str:
     return f"; the best is step {saved['best_step']} ({figure})"
 
 
+def _says(roles: dict) -> list[tuple[str, str]]:
+    """What elements say of themselves in SLURM's comments: why they wait, where they cannot write it into the run folder."""
+    return [("waits", text) for text in dict.fromkeys(text for role in roles.values() for text in role.get("says", []))]
+
+
 def rows(status: dict | None, slurm: dict, now: float) -> list[tuple[str, str]]:
     """Names and values for the view's table."""
     saved = (status or {}).get("checkpoint") or slurm["checkpoint"]
@@ -140,6 +145,7 @@ def rows(status: dict | None, slurm: dict, now: float) -> list[tuple[str, str]]:
     if status is not None and "replicas_ready" in status and "inference" in slurm["roles"]:
         ready = f"{status['replicas_ready']} ready, training needs {status['min_replicas']}"
         lines.insert(1, ("replicas", f"{ready}   {status.get('parked', 0)} groups parked"))
+    lines[:0] = _says(slurm["roles"])
     if status is not None and status.get("suspended"):
         lines.insert(0, ("suspended", status["suspended"]))
     return lines

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.cluster import LocalCluster
-from tests.slurm.runs import ENDLESS, FAST_BACKOFF, HARD, kill, occupy, slurm_run
+from tests.slurm.runs import ENDLESS, FAST_BACKOFF, HARD, ROOT, kill, occupy, slurm_run
 from workers.coordinator.groups.ledger import ATTEMPTS_PER_EPOCH
 
 
@@ -95,3 +98,34 @@ def test_inference_that_waits_for_training_too_long_gives_its_nodes_back_and_ret
         cluster.run("scancel", *map(str, others))
         run.with_replicas(3).after_steps(20).drain()
         assert run.endings == ["drained"]
+
+
+@pytest.mark.parametrize("watched", [False, True], ids=["alone", "watched"])
+def test_whoever_cancels_training_ends_the_run_in_order(cluster: LocalCluster, tmp_path: Path, watched: bool) -> None:
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS) as run, contextlib.ExitStack() as stack:
+        run.with_replicas(3).after_steps(5)
+        if watched:
+            command = [sys.executable, "-m", "launcher", "watch", "--plain", str(run.run.path)]
+            watch = stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=cluster.env, stdout=subprocess.PIPE, text=True))
+            run.wait("the watch", run.run.is_supervised)
+        cluster.run("scancel", run.run.arrays("train")[0])
+        run.assert_sound("drained", "stopped: training was cancelled by root (scancel)", timeout_s=180)
+        assert run.endings == ["terminated"] and len(run.run.arrays("train")) == 1
+        if watched:
+            assert "cancelled by root" in watch.communicate(timeout=120)[0] and watch.returncode == 0
+
+
+def test_inference_that_was_cancelled_is_named_where_the_run_ends_for_want_of_it(cluster: LocalCluster, tmp_path: Path) -> None:
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS, "run.stall_minutes=0.8") as run:
+        run.with_replicas(3).after_steps(5)
+        cluster.run("scancel", run.run.arrays("inference")[0])
+        run.assert_sound("failed", "its array was cancelled by root", timeout_s=300)
+
+
+def test_inference_that_no_training_could_release_ends_the_run(cluster: LocalCluster, tmp_path: Path) -> None:
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS, "rollout.max_idle_minutes=0.2") as run:
+        run.with_replicas(3).after_steps(5)
+        cluster.run("scancel", "--state=PENDING", run.run.arrays("train")[0])
+        for task in run.tasks("train"):
+            kill(task)
+        run.assert_sound("failed", "no element of training is left in SLURM's queue", timeout_s=240)

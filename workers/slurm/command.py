@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import subprocess
 import time
 from collections.abc import Iterator
@@ -28,8 +29,20 @@ PRIVATE = ("SQUEUE_", "SACCT_", "SACCTMGR_", "SINFO_", "SCONTROL_", "SCANCEL_", 
            "SLURM_BITSTR_LEN")
 
 
+COMMENT = "headway: "
+"""How comments begin that an element has SLURM show."""
+
+
 class SlurmError(RuntimeError):
     """A command of SLURM that did not do what it should. Its text names the command, what it said, and the remedy."""
+
+
+def user_name(uid: str) -> str:
+    """The name of a user, or its number in words where this machine does not know it."""
+    try:
+        return pwd.getpwuid(int(uid)).pw_name
+    except (KeyError, ValueError):
+        return f"user {uid}"
 
 
 _known: list[SlurmError] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import signal
 import threading
 from dataclasses import dataclass
@@ -12,13 +11,11 @@ from datetime import datetime
 
 from workers.config import ConfigError
 from workers.run.folder import RunFolder
-from workers.slurm.command import ENDED, SlurmError
+from workers.slurm.command import COMMENT, ENDED, SlurmError, user_name
 from workers.slurm.command import run as run_command
 
 ROLES = ("train", "inference", "reward")
 FAILED = ("FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "LAUNCH_FAILED")
-COMMENT = "headway: "
-"""How comments begin that an element has SLURM show."""
 EARLY_S = 90.0
 """SLURM may signal that much earlier than asked for."""
 
@@ -152,10 +149,11 @@ def comment_later(text: str) -> None:
     threading.Thread(target=comment, args=(text,), name="comment", daemon=True).start()
 
 
-def cancelled_by(job: str) -> str:
-    """Who has cancelled a job or all that waited of an array, in words; '' where nobody has, or SLURM's accounting does not say (yet)."""
+def cancelled_by(arrays: list[str], since: float) -> str:
+    """Who has cancelled what has ended last of these arrays `since` (seconds since 1970), in words; '' where nobody has, or SLURM's accounting does
+    not say (yet)."""
     with contextlib.suppress(SlurmError):
-        lines = run_command("sacct", "-n", "-X", "-D", "-P", "-j", job, "--format=End,State", patience_s=0).stdout.splitlines()
+        lines = _accounts(arrays, since, "End,State")
         ended = [line.split("|", 1) for line in lines if line[:1].isdigit()]
         last = max((end for end, _ in ended), default="")
         return next((user_name(state.split()[2]) for end, state in ended if end == last and state.startswith("CANCELLED by ")), "")
@@ -170,19 +168,15 @@ def any_cancelled(arrays: list[str]) -> bool:
 def failures(arrays: list[str], since: float) -> set[str]:
     """The jobs of these arrays that have failed after `since` (seconds since 1970), as accounting has it; none where there is none."""
     with contextlib.suppress(SlurmError):
-        begin = datetime.fromtimestamp(since).strftime("%Y-%m-%dT%H:%M:%S")
-        lines = run_command("sacct", "-n", "-X", "-D", "-P", "-j", ",".join(arrays), f"--starttime={begin}", "--format=JobIDRaw,State",
-                            patience_s=0).stdout.splitlines() if arrays else []
-        return {job for job, _, state in (line.partition("|") for line in lines) if state.startswith(FAILED)}
+        return {job for job, _, state in (line.partition("|") for line in _accounts(arrays, since, "JobIDRaw,State")) if state.startswith(FAILED)}
     return set()
 
 
-def user_name(uid: str) -> str:
-    """The name of a user, or its number in words where this machine does not know it."""
-    try:
-        return pwd.getpwuid(int(uid)).pw_name
-    except (KeyError, ValueError):
-        return f"user {uid}"
+def _accounts(arrays: list[str], since: float, columns: str) -> list[str]:
+    """Every incarnation of these arrays' elements that had not ended before `since`, from accounting. Raises `SlurmError`."""
+    begin = datetime.fromtimestamp(since).strftime("%Y-%m-%dT%H:%M:%S")
+    return run_command("sacct", "-n", "-X", "-D", "-P", "-j", ",".join(arrays), f"--starttime={begin}", f"--format={columns}",
+                       patience_s=0).stdout.splitlines() if arrays else []
 
 
 def states(arrays: list[str]) -> dict[str, str]:

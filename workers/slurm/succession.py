@@ -3,6 +3,8 @@ that no element waits for ever."""
 
 from __future__ import annotations
 
+import contextlib
+
 from workers.run import checkpoints, incarnations
 from workers.run.folder import RunFolder
 from workers.slurm import job
@@ -23,8 +25,10 @@ def is_followed(run: RunFolder, but: str = "") -> bool:
 def cancellation(run: RunFolder) -> str:
     """That a person has cancelled what was left of training, as the cause of an outcome; '' where that is not so, or not known."""
     try:
-        arrays = job.arrays(run, "train")
-        who = job.cancelled_by(",".join(arrays)) if arrays else ""
+        arrays, resumed_at = job.arrays(run, "train"), 0.0
+        with contextlib.suppress(OSError):
+            resumed_at = run.resumed_at()
+        who = job.cancelled_by(arrays, resumed_at)
         if not who and job.any_cancelled(arrays):
             who = "somebody (SLURM keeps no accounting that says by whom)"
     except SlurmError:

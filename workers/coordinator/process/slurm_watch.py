@@ -29,8 +29,7 @@ class SlurmWatch:
         self._run, self._core = run, core
 
     def _why_gone(self, role: str) -> str:
-        arrays = self._run.arrays(role)
-        who = job.cancelled_by(",".join(arrays)) if arrays else ""
+        who = job.cancelled_by(self._run.arrays(role), self._run.resumed_at())
         return f"its array was cancelled by {who}" if who else "none of its elements is left in SLURM's queue"
 
     async def watch(self) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from launcher.config.cluster import ClusterConfig, ContainerConfig, ContainerKin
 from launcher.config.sbatch_options import KNOWN, check_options, names_in_help
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import JobSpec, job_specs
-from launcher.jobs.sbatch_script import ROOT, mounted, python_command, python_path, sbatch_options, setup_lines, srun_arguments
+from launcher.jobs.sbatch_script import ROOT, mounted, python_command, python_path, sbatch_options, setup_lines, srun_arguments, waiting_lines
 from launcher.jobs.submit import scripts
 from workers.config import AllocationConfig, ClusterKind, ConfigError
 from workers.entry import Element
@@ -156,7 +159,7 @@ def test_the_script_holds_what_the_run_needs() -> None:
     lines = first.splitlines()
     for line in ("#SBATCH --array=0-1%1", "#SBATCH --requeue", "#SBATCH --signal=USR2@120", "#SBATCH --open-mode=append", "#SBATCH --nodes=2",
                  "#SBATCH --ntasks-per-node=4", "#SBATCH --time=60", "#SBATCH --dependency=afterany:7:8", "#SBATCH --job-name=x-00000000-train-1",
-                 "#SBATCH --output='/a b/jobs/%A_%a_0_log.out'", "#SBATCH --account='it'\"'\"'s mine'"):
+                 "#SBATCH --output=/dev/null", "RUN='/a b' LIMIT_S=900", "#SBATCH --account='it'\"'\"'s mine'"):
         assert line in lines, line
     assert not any("wckey" in line or "--error" in line for line in lines)
     command = shlex.split(lines[-1])
@@ -165,3 +168,57 @@ def test_the_script_holds_what_the_run_needs() -> None:
     assert "--dependency=afterany:ID_OF_x-00000000-train-1" in second and "--array=0-1%1" in third, "one element is no array: a spare one more"
     config.cluster.signal_delay_s = 30
     assert "--signal=USR2@30" in scripts(dataclasses.replace(SPEC), config, RunFolder(Path("/a")), 100)[0]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Callable[..., subprocess.Popen]:
+    """Starts what stands in every job's script before srun, with SLURM's commands replaced by ones that keep their arguments."""
+    run, folder = RunFolder.create(tmp_path / "run"), tmp_path / "bin"
+    run.config.write_text("{}")
+    folder.mkdir()
+    for name, answer in (("scontrol", ""), ("scancel", ""), ("squeue", "7 x-1-inference-1\n8 x-1-train-1\n8 x-1-train-1\n9 x-12-train-1")):
+        (folder / name).write_text(f"#!/bin/bash\necho {name} \"$@\" >>{tmp_path}/calls\necho \"{answer}\"\n")
+        (folder / name).chmod(0o755)
+
+    def start(minutes: float) -> subprocess.Popen:
+        config = FullConfig()
+        config.run.outage_minutes = minutes
+        env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "1",
+               "SLURM_JOB_NAME": "x-1-train-1"}
+        return subprocess.Popen(["bash", "-c", "\n".join([*waiting_lines(run, config), "echo begun"])], env=env, stderr=subprocess.DEVNULL)
+
+    return start
+
+
+def test_an_element_waits_for_the_run_folder_and_then_logs_into_it(job: Callable[..., subprocess.Popen], tmp_path: Path) -> None:
+    (tmp_path / "run").rename(tmp_path / "away")
+    with job(minutes=10) as child:
+        while not (tmp_path / "calls").exists():
+            assert child.poll() is None
+            time.sleep(0.01)
+        (tmp_path / "away").rename(tmp_path / "run")
+    assert child.returncode == 0 and (tmp_path / "run" / "jobs" / "8_1_0_log.out").read_text() == "begun\n"
+    waits, over = (tmp_path / "calls").read_text().splitlines()
+    assert waits.startswith(f"scontrol update JobId=9 Comment=headway: {tmp_path}/run is full or away") and over == "scontrol update JobId=9 Comment="
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_run_folder_that_stays_away_ends_all_of_its_run_and_of_no_other(job: Callable[..., subprocess.Popen], tmp_path: Path, there: bool) -> None:
+    if there:
+        (tmp_path / "run" / "jobs").rmdir()  # it can be read, but not used
+    else:
+        (tmp_path / "run").rename(tmp_path / "away")
+    with job(minutes=0) as child:
+        pass
+    calls = (tmp_path / "calls").read_text()
+    assert child.returncode == 1 and "was full or away for 0 s: the run has ended" in calls and calls.endswith("scancel 7 8\n")
+    outcome = RunFolder(tmp_path / "run").ended()
+    assert ("run.outage_minutes" in (outcome or {})["cause"]) if there else outcome is None
+
+
+def test_an_element_of_a_run_that_has_ended_waits_for_nothing(job: Callable[..., subprocess.Popen], tmp_path: Path) -> None:
+    RunFolder(tmp_path / "run").end("enough", "test")
+    shutil.rmtree(tmp_path / "run" / "keys")
+    with job(minutes=10) as child:
+        pass
+    assert child.returncode == 0 and not (tmp_path / "calls").exists()

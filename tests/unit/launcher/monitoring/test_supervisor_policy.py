@@ -101,6 +101,19 @@ def test_nothing_is_submitted_once_the_run_is_over_or_to_stop() -> None:
     assert pending == [CancelPending()]
 
 
+def test_what_a_person_has_cancelled_is_not_submitted_again() -> None:
+    def seen(who: dict[str, str], now: int, *train: QueueEntry) -> Situation:
+        one = situation(now, train)
+        return replace(one, observed=replace(one.observed, cancelled=who))
+
+    one = policy()
+    (end,) = [decision for now in range(0, int(SETTLE_S) + 1, 5) for decision in one.decide(seen({"train": "alice"}, now))]
+    assert end == End("stopped: training was cancelled by alice (scancel)", in_order=True)
+    one = policy()
+    (tell,) = [decision for now in range(0, 500, 5) for decision in one.decide(seen({"inference": "alice"}, now, entry(0)))]
+    assert isinstance(tell, Tell) and "inference was cancelled by alice" in tell.text
+
+
 def test_the_time_that_training_may_take() -> None:
     (end,) = over_time(policy(max_hours=2.0), 0, SETTLE_S, training_hours=2.5)
     assert isinstance(end, End) and "run.max_hours=2 is used up" in end.cause

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.config.cluster import ClusterConfig, GpuRequest
 from launcher.config.schema import FullConfig
+from launcher.monitoring.observation import cancelled_by
 from launcher.slurm import queries
 from launcher.slurm.parsing import clock, expand_hosts, gpus, seconds
 from launcher.slurm.site import look, settle_nodes
@@ -23,12 +24,12 @@ from workers.slurm.command import SlurmError
 Command = Callable[..., Path]
 
 SQUEUE = """\
-1|3|4|PENDING||N/A|1:00:00|JobHeldUser
-1|2|1|PENDING||2026-11-21T15:54:05|1:00:00|Resources
-1|0|2|COMPLETING|inf0|2026-11-21T15:53:58|1:00:00|job requeued in held state
-1|1|3|RUNNING|inf[1-2]|2026-11-21T15:53:56|59:55|None
-17|N/A|17|RUNNING|trn0|2026-11-21T15:53:56|UNLIMITED|None
-1|5|9|COMPLETED|inf1|2026-11-21T15:53:56|1:00|None
+1|3|4|PENDING||N/A|1:00:00|JobHeldUser|(null)
+1|2|1|PENDING||2026-11-21T15:54:05|1:00:00|Resources|
+1|0|2|COMPLETING|inf0|2026-11-21T15:53:58|1:00:00|job requeued in held state|(null)
+1|1|3|RUNNING|inf[1-2]|2026-11-21T15:53:56|59:55|None|headway: waits | for its disk
+17|N/A|17|RUNNING|trn0|2026-11-21T15:53:56|UNLIMITED|None|the user's own
+1|5|9|COMPLETED|inf1|2026-11-21T15:53:56|1:00|None|(null)
 """
 SACCT = """\
 1_0|REQUEUED|1|billing=1,cpu=1,gres/gpu=1,mem=100M,node=1|inf0|2026-11-21T15:53:56|2026-11-21T15:53:57|0:0
@@ -72,6 +73,7 @@ def test_the_queue(command: Command) -> None:
     assert pending.element == "1_2" and pending.reason == "Resources" and pending.nodes == () and pending.start == clock("2026-11-21T15:54:05")
     assert ending.state is State.COMPLETING and not ending.held
     assert running.nodes == ("inf1", "inf2") and running.reason == "" and running.time_left_s == 3595 and running.job_id == "3"
+    assert [entry.comment for entry in (held, pending, running, single)] == ["", "", "waits | for its disk", ""]
     assert single.element == "17" and single.task_id is None and single.time_left_s is None
 
 
@@ -82,12 +84,16 @@ def test_jobs_that_the_queue_has_forgotten_are_gone(command: Command) -> None:
 
 def test_history(command: Command) -> None:
     calls = command("sacct", SACCT)
-    requeued, cancelled, failed, running = queries.history(["1"])
+    requeued, cancelled, *unbegun, failed, running = queries.history(["1"])
     assert "--duplicates" in calls.read_text()
     assert (requeued.element, requeued.state, requeued.elapsed_s, requeued.num_gpus) == ("1_0", State.REQUEUED, 1, 1)
     assert cancelled.state is State.CANCELLED and cancelled.num_gpus == 2 and cancelled.nodes == ("inf1",)
     assert failed.exit_code == 3 and failed.nodes == ("inf0", "inf2") and failed.array_job_id == "1" and failed.end - failed.start == 61
     assert running.end is None
+    assert [(entry.element, entry.nodes, entry.cancelled_by) for entry in unbegun] == [("1_3", (), "root"), ("1_[2,4-5%2]", (), "root")]
+    assert (cancelled.cancelled_by, failed.cancelled_by) == ("root", "")
+    assert cancelled_by([requeued, cancelled, *unbegun], 0.0) == "root" and cancelled_by([cancelled, failed, running], 0.0) == ""
+    assert cancelled_by([cancelled], cancelled.end + 1) == "", "that was before the run was resumed"
 
 
 def test_many_jobs_are_asked_for_in_several_calls(command: Command) -> None:
