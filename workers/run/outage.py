@@ -21,6 +21,10 @@ NEXT_S = 1.0
 Result = TypeVar("Result")
 
 
+class OutageTooLong(OSError):
+    """The run folder has been full or away for as long as this process waits. Its text says so."""
+
+
 def is_outage(run: RunFolder, error: BaseException) -> bool:
     """Whether it is that the run folder is full, or away: it cannot be read, or is not there at all."""
     if not isinstance(error, OSError):
@@ -66,7 +70,7 @@ def say(text: str) -> None:
 
 def patiently(run: RunFolder, work: Callable[[], Result], tell: Callable[[str], object] = say, hurry: Callable[[], bool] = lambda: False) -> Result:
     """The result of `work`, which is tried again for `run.patience_s` while the run folder is full or away, or until `hurry`; `tell` gets what is
-    waited for, and '' when it is over. Raises what `work` does."""
+    waited for, and '' when it is over. Raises `OutageTooLong`, and what else `work` does."""
     outage = Outage(run.patience_s)
     while True:
         try:
@@ -79,7 +83,7 @@ def patiently(run: RunFolder, work: Callable[[], Result], tell: Callable[[str], 
                 tell(f"{words(run, error)}. Waiting for it, {run.patience_s:g} s at most (run.outage_minutes)")
             outage.failed(words(run, error), now)
             if outage.is_too_long(now):
-                raise
+                raise OutageTooLong(error.errno, f"{outage.why}, and that for {outage.lasted_s(now):.0f} s (run.outage_minutes)") from error
             time.sleep(NEXT_S)
             continue
         if outage.why:

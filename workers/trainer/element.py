@@ -62,6 +62,14 @@ class TrainElement:
 
     def live(self) -> str:
         """Train until the run or this element is over; returns the run's cause if it has ended. Raises what broke."""
+        try:
+            return self._live()
+        except outage.OutageTooLong as error:
+            if self.element is not None:
+                end_run(self.run, "trainer", str(error.strerror))
+            raise
+
+    def _live(self) -> str:
         element = self.element
         if element is not None and not self._wait(lambda: self._may_begin(element)):
             return self._leave_before_beginning(element)

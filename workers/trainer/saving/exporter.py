@@ -26,6 +26,7 @@ from workers.model.tensors import check_tensors
 from workers.run.checkpoints import check_epoch
 from workers.run.files import sync
 from workers.run.folder import RunFolder
+from workers.run.outage import patiently
 from workers.trainer.background import LEAVE_S, Background
 from workers.trainer.megatron.model.model import DTYPES
 from workers.trainer.orders import StillThere
@@ -67,7 +68,7 @@ class Exporter:
         verified. Raises WeightsError, OSError, `Fenced`."""
         self._look(wait=True)
         if self._final:
-            self._publish(self._run.final_model, version, self._write(self._run.final_model))
+            patiently(self._run, lambda: self._publish(self._run.final_model, version, self._write(self._run.final_model)))
 
     def abandon(self) -> None:
         """This process leaves: what is still being verified is of no use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import shutil
@@ -16,8 +17,9 @@ import pytest
 
 from workers.config import ClusterKind, Config, ConfigError
 from workers.messages.parts import Version
-from workers.run import checkpoints, incarnations
+from workers.run import checkpoints, incarnations, outage
 from workers.run.folder import RunFolder
+from workers.run.outage import OutageTooLong
 from workers.run.retention import Retention
 from workers.slurm import command as slurm_command
 from workers.slurm import job as slurm
@@ -348,6 +350,29 @@ def test_elements_that_could_write_nothing_down_are_counted_by_slurm(trainer: Tr
     command("squeue", "1236 RUNNING\n")
     command("sacct", "1235|FAILED\n1237|FAILED\n1238|NODE_FAIL\n1239|COMPLETED\n1236|RUNNING\n")
     assert trainer._may_begin(make_element()) and 40 <= clock.slept < 41, "one crash on record, two that are not"
+
+
+def test_an_element_whose_run_folder_stays_away_releases_all_others(trainer: TrainElement, command: Command, clock: Clock,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to fail in a second, and every one after it."""
+    command("squeue", "1236 RUNNING\n1237 PENDING\n")
+    command("sacct")
+    cancel, control = command("scancel"), command("scontrol")
+
+    def away(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(checkpoints, "all_checkpoints", away)
+    monkeypatch.setattr(incarnations, "history", lambda _: [])
+    monkeypatch.setattr(RunFolder, "write_last", away)
+    monkeypatch.setattr(outage, "time", clock)
+    monkeypatch.setenv("SLURM_JOB_ID", "1236")
+    trainer.run = trainer.run.patient(2.0)
+    with pytest.raises(OutageTooLong, match="cannot be reached .Stale file handle., and that for 12. s .run.outage_minutes"):
+        trainer.live()
+    assert 120 <= clock.slept < 125 and "--state=PENDING 1234" in cancel.read_text() and "--state=PENDING 1200" in cancel.read_text()
+    waits, over = control.read_text().splitlines()
+    assert "Comment=headway: run.dir=" in waits and "Waiting for it, 120 s at most" in waits and "the run has ended, not on record" in over
 
 
 @pytest.mark.parametrize(("ending", "end_time", "asked"), [
