@@ -123,9 +123,10 @@ def test_inference_that_was_cancelled_is_named_where_the_run_ends_for_want_of_it
 
 
 def test_inference_that_no_training_could_release_ends_the_run(cluster: LocalCluster, tmp_path: Path) -> None:
-    with slurm_run(cluster, tmp_path / "run", *ENDLESS, "rollout.max_idle_minutes=0.2") as run:
-        run.with_replicas(3).after_steps(5)
-        cluster.run("scancel", "--state=PENDING", run.run.arrays("train")[0])
-        for task in run.tasks("train"):
-            kill(task)
+    short = ("run.max_hours=0.9", "cluster.spare_chunks=0", "checkpoint.every_steps=5")
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS, *FAST_BACKOFF, *short, "rollout.max_idle_minutes=0.3") as run:
+        for epoch in (1, 2):  # an array has two elements at least
+            run.in_epoch(epoch)
+            for task in run.tasks("train"):
+                kill(task)
         run.assert_sound("failed", "no element of training is left in SLURM's queue", timeout_s=240)

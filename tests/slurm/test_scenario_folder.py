@@ -54,7 +54,7 @@ def test_a_run_folder_that_is_away_for_a_while_costs_no_incarnation(cluster: Loc
 
 def test_a_full_disk_is_waited_for(small_disk: tuple[LocalCluster, Path]) -> None:
     cluster, disk = small_disk
-    with slurm_run(cluster, disk / "run", *ENDLESS, "checkpoint.every_minutes=0", "model.source=random") as run:
+    with slurm_run(cluster, disk / "run", *ENDLESS, "checkpoint.every_minutes=0") as run:
         run.after_steps(5)
         with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
             while True:

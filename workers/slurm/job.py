@@ -151,18 +151,15 @@ def comment_later(text: str) -> None:
 
 def cancelled_by(arrays: list[str], since: float) -> str:
     """Who has cancelled what has ended last of these arrays `since` (seconds since 1970), in words; '' where nobody has, or SLURM's accounting does
-    not say (yet)."""
-    with contextlib.suppress(SlurmError):
+    not say yet. Without accounting, the queue shows for some minutes what was cancelled before it began. Raises `SlurmError`."""
+    try:
         lines = _accounts(arrays, since, "End,State")
-        ended = [line.split("|", 1) for line in lines if line[:1].isdigit()]
-        last = max((end for end, _ in ended), default="")
-        return next((user_name(state.split()[2]) for end, state in ended if end == last and state.startswith("CANCELLED by ")), "")
-    return ""
-
-
-def any_cancelled(arrays: list[str]) -> bool:
-    """Whether SLURM remembers an element of these arrays as cancelled before it began, which it does for some minutes. Raises `SlurmError`."""
-    return bool(arrays and run_command("squeue", "-h", "--states=CANCELLED", "-j", ",".join(arrays), "-o", "%A", tolerate=ENDED).stdout.strip())
+    except SlurmError:
+        shown = run_command("squeue", "-h", "--states=CANCELLED", "-j", ",".join(arrays), "-o", "%A", tolerate=ENDED).stdout.strip()
+        return "somebody (there is no accounting that says by whom)" if shown else ""
+    ended = [line.split("|", 1) for line in lines if line[:1].isdigit()]
+    last = max((end for end, _ in ended), default="")
+    return next((user_name(state.split()[2]) for end, state in ended if end == last and state.startswith("CANCELLED by ")), "")
 
 
 def failures(arrays: list[str], since: float) -> set[str]:

@@ -29,8 +29,6 @@ def cancellation(run: RunFolder) -> str:
         with contextlib.suppress(OSError):
             resumed_at = run.resumed_at()
         who = job.cancelled_by(arrays, resumed_at)
-        if not who and job.any_cancelled(arrays):
-            who = "somebody (SLURM keeps no accounting that says by whom)"
     except SlurmError:
         return ""
     return f"stopped: training was cancelled by {who} (scancel)" if who else ""
