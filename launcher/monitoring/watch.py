@@ -24,8 +24,10 @@ from launcher.monitoring.supervisor import supervising
 from launcher.report.ending import tell_report
 from launcher.views import evaluation_view, run_view
 from launcher.views.terminal import terminal
+from workers.config import RunConfig
 from workers.run.files import GrowingLines
 from workers.run.folder import RunFolder
+from workers.run.outage import patiently
 from workers.slurm.command import SlurmError
 
 INTERVAL_S = 0.5
@@ -90,20 +92,21 @@ def notice_dead_jobs(run: RunFolder, min_replicas: int, gone_since: dict[str, fl
 
 
 def follow(run: RunFolder, name: str, console: Console, plain: bool, until: Callable[[], bool], follower: Follower | None = None) -> None:
-    """Show the run until `until()` is true."""
+    """Show the run until `until()` is true. While its folder is full or away that is said, and looked at again. Raises `OutageTooLong`."""
     follower = follower or Follower(run)
+    run = run.patient(RunConfig().outage_minutes)
     live = None if plain else Live(console=console, refresh_per_second=4)
     if live is not None:
         live.start()
     try:
         waits = ""
         while True:
-            over = until()
-            steps, evaluations = follower.read()
+            over = patiently(run, until, lambda text: console.print(text or "the run folder can be used again", soft_wrap=True))
+            steps, evaluations = patiently(run, follower.read)
             if live is None:
                 waits = _print_lines(console, follower, steps, evaluations, waits)
             else:
-                live.update(run_view.panel(name, follower.status, follower.steps, follower.evaluations, time.time(), run.ended(), follower.slurm))
+                live.update(run_view.panel(name, follower.status, follower.steps, follower.evaluations, time.time(), run.known_end(), follower.slurm))
             if over:
                 return
             time.sleep(INTERVAL_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -97,6 +98,18 @@ def test_inference_that_waits_for_training_too_long_gives_its_nodes_back_and_ret
         assert {cluster.nodes()[node] for node in ("inf0", "inf1", "inf2")} == {"idle"}
         cluster.run("scancel", *map(str, others))
         run.with_replicas(3).after_steps(20).drain()
+        assert run.endings == ["drained"]
+
+
+def test_training_that_slurm_suspends_goes_on_when_it_is_resumed(cluster: LocalCluster, tmp_path: Path) -> None:
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS, "transport.heartbeat_timeout_s=5") as run:
+        run.with_replicas(3).after_steps(5)
+        (element,) = run.elements("train")
+        cluster.run("scontrol", "suspend", element.job_id)
+        seen = run.status["time"]
+        cluster.wait("a pause longer than any silence may be", lambda: time.time() - seen > 12)
+        cluster.run("scontrol", "resume", element.job_id)
+        run.more_steps(10).drain()
         assert run.endings == ["drained"]
 
 

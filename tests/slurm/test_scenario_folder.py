@@ -52,18 +52,28 @@ def test_a_run_folder_that_is_away_for_a_while_costs_no_incarnation(cluster: Loc
         assert len(run.incarnations) == 2
 
 
-def test_a_full_disk_is_waited_for(small_disk: tuple[LocalCluster, Path]) -> None:
+def fill(disk: Path) -> None:
+    with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_full_disk_is_waited_for_but_not_for_ever(small_disk: tuple[LocalCluster, Path]) -> None:
     cluster, disk = small_disk
     with slurm_run(cluster, disk / "run", *ENDLESS, "checkpoint.every_minutes=0") as run:
         run.after_steps(5)
-        with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
-            while True:
-                file.write(bytes(4096))
+        fill(disk)
         cluster.wait("training to say what it waits for", lambda: said(run, "train") != [])
         assert "the disk or your quota is full" in headway(cluster, "status", run.run.path, check=False)
         (disk / "filler").unlink()
         run.more_steps(10).drain()
         assert run.endings == ["drained"]
+    with slurm_run(cluster, disk / "again", *ENDLESS, "checkpoint.every_minutes=0", "run.outage_minutes=0.1") as run:
+        run.after_steps(5)
+        fill(disk)
+        outcome = run.ended()
+        assert outcome["state"] == "failed" and "the disk or your quota is full" in outcome["cause"] and "run.outage_minutes" in outcome["cause"]
+        run.assert_nothing_left()
 
 
 def test_a_run_whose_folder_is_deleted_ends_by_itself(cluster: LocalCluster, tmp_path: Path) -> None:

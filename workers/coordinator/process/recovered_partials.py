@@ -26,13 +26,15 @@ class RecoveredPartials:
         self._seen: set[Path] = set()
 
     def absorb(self) -> None:
-        """Take over every new file that can be read; another one is named and left. Not once the last state has been saved."""
+        """Take over every new file that can be read; another one is named and left. Not once the last state has been saved. Raises OSError; the
+        file is then taken over by a later call."""
         if self._core.suspending:
             return
         for path in sorted(set(self._run.partials.glob("*.msgpack")) - self._seen):
+            content = path.read_bytes()
             self._seen.add(path)
             try:
-                message = self._decoder.unpack(path.read_bytes())
+                message = self._decoder.unpack(content)
                 if not isinstance(message, GroupFinished | GroupRejected | GroupParked):
                     raise MessageError(f"a {type(message).__name__}: must be a finished, a rejected or a parked group")
                 wanted = self._core.reconciliation.absorb(message)

@@ -95,7 +95,7 @@ class Shutdown:
             await self._end(receiving)
             return 1 if self.core.ended else 0
         if self.core.drain_reason:
-            if self.run.newest_epoch() != self.core.epoch:
+            if self._is_fenced():
                 return 0
             if self.core.left_in_order:
                 self._record(self.core.drain_reason, "drained")
@@ -108,6 +108,12 @@ class Shutdown:
         if self.core.drain_reason:
             await write_report(self.run)
         return 0
+
+    def _is_fenced(self) -> bool:
+        """Whether another incarnation is known to have begun."""
+        with contextlib.suppress(OSError):
+            return self.run.newest_epoch() != self.core.epoch
+        return False
 
     def _record(self, cause: str, state: str = "") -> None:
         """Record the outcome. Where the run folder does not take it that is said, and everybody is told to leave all the same."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,17 @@ def test_what_cannot_be_read_is_named_and_left(run: RunFolder, content: bytes, c
     (run.checkpoints / "1.1").mkdir()
     recovered.in_checkpoint(Version(1, 2))
     assert path.exists() and not good.exists()
+
+
+def test_a_file_that_cannot_be_read_for_a_while_is_taken_up_later(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(run, "g0.7", GroupFinished(make_group("g0", 7)))
+    core, recovered = make_spilled(run)
+
+    def away(_: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(Path, "read_bytes", away)
+        recovered.absorb()
+    recovered.absorb()
+    assert list(core.ledger.finished) == ["g0"]
