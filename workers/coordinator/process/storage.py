@@ -34,6 +34,7 @@ class Storage:
         if not self._outage.why:
             self._tell(f"{why}. What is to be written is held for {self._limit_s:g} s at most (run.outage_minutes)")
         self._outage.failed(why, now)
+        self._core.last_progress = now  # this is why nothing moves
         if self._outage.is_too_long(now):
             self._core.end(f"{why}, and that for {self._outage.lasted_s(now):.0f} s (run.outage_minutes). "
                            f"Free some space, or bring it back, then go on with: headway resume {self._run.path}")

@@ -104,6 +104,7 @@ def test_a_coordinator_that_cannot_write_for_long_ends_the_run(disk: Path, run: 
     fill(disk)
     for clock.now in (1000.0, 1059.0):
         assert not kept.attempt(lambda: write_atomic(run.status, b"{}")) and core.ended is None
+    assert core.last_progress == 1059.0, "that is no stall"
     assert capsys.readouterr().out.count(NOWHERE) == 1, "it is said, once"
     kept.worked()
     for clock.now in (1060.0, 1119.0):
