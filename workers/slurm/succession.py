@@ -4,11 +4,14 @@ that no element waits for ever."""
 from __future__ import annotations
 
 import contextlib
+import time
 
 from workers.run import checkpoints, incarnations
 from workers.run.folder import RunFolder
 from workers.slurm import job
 from workers.slurm.command import SlurmError
+
+CANCELLED_S = 6.0
 
 
 def is_followed(run: RunFolder, but: str = "") -> bool:
@@ -32,6 +35,18 @@ def cancellation(run: RunFolder) -> str:
     except SlurmError:
         return ""
     return f"stopped: training was cancelled by {who} (scancel)" if who else ""
+
+
+def end_if_cancelled(run: RunFolder, reported_by: str, job_id: str) -> None:
+    """For an element of training, the job `job_id`, that was told to end: whoever has cancelled all that was left of training wants no other one, so
+    that the run ends in order, and says by whom. Accounting lags by seconds."""
+    if run.known_end() is not None or is_followed(run, job_id):
+        return
+    deadline = time.monotonic() + CANCELLED_S
+    while not (cause := cancellation(run)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    if cause:
+        end(run, reported_by, cause)
 
 
 def end(run: RunFolder, reported_by: str, cause: str = "") -> None:

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -25,10 +24,9 @@ from workers.run import checkpoints, incarnations, outage
 from workers.run.checkpoints import Checkpoint
 from workers.run.folder import RunFolder
 from workers.slurm import job as slurm
+from workers.slurm import succession
 from workers.slurm.job import SlurmElement
 from workers.slurm.signals import Signals
-from workers.slurm.succession import cancellation, is_followed
-from workers.slurm.succession import end as end_run
 from workers.trainer.beginning import Beginning
 from workers.trainer.coordinator_link.client import CoordinatorLink
 from workers.trainer.local_ranks import LocalGang
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from workers.trainer.worker import TrainerWorker
 
 Result = TypeVar("Result")
-CANCELLED_S = 6.0
 FAILURE_S = 3.0
 """Within this time after a connection to another rank broke, that rank's own end is noticed."""
 
@@ -66,7 +63,7 @@ class TrainElement:
             return self._live()
         except outage.OutageTooLong as error:
             if self.element is not None:
-                end_run(self.run, "trainer", str(error.strerror))
+                succession.end(self.run, "trainer", str(error.strerror))
             raise
 
     def _live(self) -> str:
@@ -87,13 +84,13 @@ class TrainElement:
             link.close()
             self._leave_failed()
             raise
+        if how == "stopped" and cause:
+            return self._leave_at_once(link, cause)
         if how == "drained":
             how = self._why_drained()
-        if self._failure:
-            self._leave_failed()
         self._wait(lambda: self._record(how, cause))
-        if how == "terminated":
-            self._end_if_cancelled()
+        if how == "terminated" and self.element is not None:
+            succession.end_if_cancelled(self.run, "trainer", self.element.job)
         link.close(how if how in incarnations.IN_ORDER and how not in ("finished", "stopped") else "")
         return self._follow_up(how, cause)
 
@@ -155,7 +152,7 @@ class TrainElement:
 
     def _leave_before_beginning(self, element: SlurmElement) -> str:
         if self.signals.received is signal.SIGTERM:
-            self._end_if_cancelled()
+            succession.end_if_cancelled(self.run, "trainer", element.job)
         if (outcome := self.run.ended()) is not None:
             self.run.remove_weights(self.config.weights.dir)  # of an incarnation that was killed
             return outcome["cause"]
@@ -204,26 +201,28 @@ class TrainElement:
         if crashes >= self.config.cluster.max_consecutive_crashes:
             self._give_up(crashes, cause)
 
+    def _leave_at_once(self, link: CoordinatorLink, cause: str) -> str:
+        """The link says that it is over, and ends this process within seconds unless it is closed: what cannot be recorded by then is afterwards."""
+        with contextlib.suppress(OSError):
+            if self._failure:
+                self._crashed(self._failure)
+            self._record("stopped", cause)
+        link.close()
+        if self._failure and self.run.known_end() is None:
+            self._leave_failed()
+        return self._follow_up("stopped", cause)
+
     def _leave_failed(self) -> None:
         """Put this failure on record as soon as the run folder takes it. The run ends where it never does, or where nobody follows."""
         try:
             self._wait(lambda: self._crashed(self._failure))
-            if self.element is not None and self.run.ended() is None and not is_followed(self.run, self.element.job):
-                end_run(self.run, "trainer")
+            ours = self.run.ended() is None and self.run.newest_epoch() == self.epoch
+            if ours and self.element is not None and not succession.is_followed(self.run, self.element.job):
+                succession.end(self.run, "trainer")
         except OSError:
             if self.element is not None:
-                end_run(self.run, "trainer", self._failure)
+                succession.end(self.run, "trainer", self._failure)
         self._cancel_waiting_if_over()
-
-    def _end_if_cancelled(self) -> None:
-        """Whoever has cancelled the arrays of training wants no other one: the run ends in order, and says by whom. Accounting lags by seconds."""
-        if self.element is None or self.run.ended() is not None or is_followed(self.run, self.element.job):
-            return
-        deadline = time.monotonic() + CANCELLED_S
-        while not (cause := cancellation(self.run)) and time.monotonic() < deadline:
-            time.sleep(0.5)
-        if cause:
-            end_run(self.run, "trainer", cause)
 
     def _cancel_waiting_if_over(self) -> None:
         with contextlib.suppress(OSError):  # the run folder is away: it has been done

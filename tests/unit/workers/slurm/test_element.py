@@ -23,14 +23,14 @@ from workers.run.outage import OutageTooLong
 from workers.run.retention import Retention
 from workers.slurm import command as slurm_command
 from workers.slurm import job as slurm
+from workers.slurm import succession
 from workers.slurm.command import PATIENCE_S, RETRY_S, SlurmError
 from workers.slurm.element import follow_up as follow_up_element
 from workers.slurm.job import EARLY_S, SlurmElement
 from workers.slurm.signals import Signals
-from workers.slurm.succession import cancellation, end, is_followed
+from workers.slurm.succession import cancellation, end, end_if_cancelled, is_followed
 from workers.slurm.termination import Termination
 from workers.trainer import beginning
-from workers.trainer import element as trainer_element
 from workers.trainer.beginning import MAX_BACKOFF_S
 from workers.trainer.element import TrainElement
 
@@ -60,7 +60,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (slurm_command, beginning, trainer_element):
+    for module in (slurm_command, beginning, succession):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -320,7 +320,7 @@ def test_whoever_cancels_training_ends_the_run_in_order(trainer: TrainElement, c
     cancel = command("scancel")
     trainer.epoch = incarnations.claim(trainer.run, "1234_2", "1236", 0, "node", 1, 0)
     save(trainer.run, Version(1, 4))
-    trainer._end_if_cancelled()
+    end_if_cancelled(trainer.run, "trainer", "1236")
     outcome = trainer.run.ended()
     assert outcome is not None and outcome["state"] == "drained" and outcome["cause"] == "stopped: training was cancelled by root (scancel)"
     assert "--state=PENDING 1200" in cancel.read_text()
@@ -329,7 +329,7 @@ def test_whoever_cancels_training_ends_the_run_in_order(trainer: TrainElement, c
 def test_one_element_that_is_cancelled_is_followed_by_the_next(trainer: TrainElement, command: Command, clock: Clock) -> None:
     command("squeue", "1236 COMPLETING\n1237 PENDING\n")
     command("sacct", "2026-11-25T23:49:47|CANCELLED by 0\n")
-    trainer._end_if_cancelled()
+    end_if_cancelled(trainer.run, "trainer", "1236")
     assert trainer.run.ended() is None
 
 
