@@ -14,8 +14,7 @@ from pathlib import Path
 from workers.config import ClusterKind, load
 from workers.run.folder import RunFolder
 from workers.run.gpus import set_environment
-from workers.run.log_stream import keep_logging
-from workers.run.processes import GPUS, distinct, end_with_parent, enlist
+from workers.run.processes import GPUS, distinct, end_with_parent, enlist, keep_logging
 
 
 @dataclass(frozen=True)

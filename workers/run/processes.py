@@ -1,8 +1,9 @@
-"""Processes that end with their parent, and that say how they died."""
+"""Processes that end with their parent, say how they died, and do not die of a log that takes nothing."""
 
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import sys
@@ -75,3 +76,38 @@ def first_cause(error: BaseException) -> str:
 def distinct(visible: str) -> str:
     """CUDA_VISIBLE_DEVICES with every GPU once: on one machine a GPU that both roles share is named twice, which CUDA does not take."""
     return ",".join(dict.fromkeys(visible.split(",")))
+
+
+class LogStream(io.RawIOBase):
+    """Standard output that lies in the run folder: what finds no room there is counted, and that is said once something does again."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._lost = descriptor, 0
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._descriptor
+
+    def write(self, content: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        """Take all of `content`, whatever becomes of it."""
+        given = bytes(content)
+        try:
+            if self._lost:
+                os.write(self._descriptor, f"[{self._lost} bytes of this log found no room]\n".encode())
+                self._lost = 0
+            written = os.write(self._descriptor, given)
+        except OSError:
+            written = 0
+        self._lost += len(given) - written
+        return len(given)
+
+
+def keep_logging() -> None:
+    """Have this process's standard output and error be such streams."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        getattr(sys, name).flush()
+        setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(LogStream(descriptor)), errors="backslashreplace", line_buffering=True))

@@ -39,8 +39,7 @@ from workers.run import checkpoints
 from workers.run.checkpoints import COORDINATOR
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder, RunFolderError
-from workers.run.log_stream import keep_logging
-from workers.run.processes import PARENT_DIED, end_with_parent, enlist
+from workers.run.processes import PARENT_DIED, end_with_parent, enlist, keep_logging
 from workers.run.retention import scores
 from workers.transport.addresses import address_of
 from workers.transport.keys import read_keys

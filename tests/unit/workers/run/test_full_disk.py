@@ -142,7 +142,7 @@ def test_a_log_on_a_full_disk_ends_nobody(disk: Path, run: RunFolder) -> None:
     (free := disk / "free").write_bytes(b"")
     reading, writing = os.pipe()
     program = f"""import os, sys
-from workers.run.log_stream import keep_logging
+from workers.run.processes import keep_logging
 keep_logging()
 print('lost' * 5000, flush=True)
 os.write({writing}, b'ready\\n')
