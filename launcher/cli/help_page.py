@@ -12,6 +12,7 @@ COMMANDS = {
     "status": "what every part of a run does and waits for, now",
     "watch": "follow a run; on SLURM also keep it going",
     "logs": "the newest log of a part of a run: headway logs RUN train --follow",
+    "replay": "what the coordinator was told, once more: does it decide the same, where was it at a time, what moved last",
     "report": "write a page about a run, or a table of a sweep",
     "stop": "end a run in order; --drain saves its state first",
     "resume": "go on with a run that was drained, was stopped, or failed",

@@ -92,6 +92,7 @@ def _supervised_facts(status: dict, steps: list[dict], evaluations: list[dict]) 
         ("tokens/s", f"{rate(steps, 'tokens_trained'):.1f} trained"),
         ("examples", f"{status['set_aside']} set aside"),
         *_refused(status),
+        *([("not recorded", f"{status['not_recorded']} (headway replay)")] if status.get("not_recorded") else []),
     ]
 
 
@@ -114,6 +115,7 @@ def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tup
         *_weights(status.get("weights")),
         *_rewards(status.get("rewards")),
         *_refused(status),
+        *([("not recorded", f"{status['not_recorded']} (headway replay)")] if status.get("not_recorded") else []),
     ]
 
 

@@ -13,6 +13,7 @@ import pytest
 from launcher.jobs.liveness import submitted_jobs
 from launcher.monitoring.stop import stop
 from tests.e2e.runs import END_S, START_S, headway, live_run, wait_for
+from workers.coordinator.process.replay_run import audit
 from workers.run.files import read_lines
 
 ENDLESS = ("run.num_steps=1000000", "data.num_heldout=4", "evaluation.every_steps=0", "transport.reconnect_grace_s=1", "engine.max_restarts=0")
@@ -41,6 +42,8 @@ def test_killing_one_process_ends_the_run(tmp_path: Path, victim: str, words: st
         if victim == "coordinator":
             assert f"report {run.run.report}" in run.output.read_text(), "the launcher's"
             assert "failed" in run.run.report.read_text() and not run.run.summary.exists()
+            told = audit(run.run)  # by another process than the one that was killed
+            assert told.sound and told.incarnations == [1] and told.replay.num_points > 1 and told.replay.num_inputs > 20
 
 
 def test_a_killed_verifier_and_a_killed_engine_are_replaced_and_the_run_goes_on(tmp_path: Path) -> None:

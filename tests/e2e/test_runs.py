@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from tests.e2e.runs import START_S, LiveRun, live_run
+from tests.e2e.runs import START_S, LiveRun, headway, live_run
 from workers.model.architecture import read_architecture
 from workers.model.tensors import check_tensors
 from workers.run.files import read_lines
@@ -48,6 +48,15 @@ def test_a_run_leaves_its_report(learned: LiveRun) -> None:
     samples = read_lines(run.heldout_samples)
     assert [record["step"] for record in samples] == [0, 20, 40, 60] and all(len(record["samples"]) == 8 for record in samples)
     assert len({tuple(sample["prompt"] for sample in record["samples"]) for record in samples}) == 1, "the same prompts each time"
+
+
+def test_its_journal_is_replayed_to_the_same_states(learned: LiveRun) -> None:
+    path = str(learned.run.path)
+    done = headway("replay", path, "--check", "--at", "20")
+    assert done.returncode == 0 and "the same decisions at each" in done.stdout and "each prompt once" in done.stdout, done.stdout + done.stderr
+    assert "20 of 60" in done.stdout and "rollout 0" in done.stdout
+    told = json.loads(headway("replay", path, "--until-stall", "--json").stdout)
+    assert told["incarnations"] == [1] and told["points"] >= 3 and told["status"]["complete"] and "GroupFinished e60" in told["moved"]["input"]
 
 
 ONE, TWO_REPLICAS, TWO_SERVERS = (), ("allocation.num_devices=3",), ("allocation.num_devices=3", "allocation.replica_size=2")

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.jobs.liveness import still_there
 from tests.e2e.runs import headway, live_run
+from workers.coordinator.process.replay_run import audit
 from workers.model.architecture import read_architecture
 from workers.model.tensors import check_tensors
 from workers.run.files import read_lines
@@ -52,3 +53,5 @@ def test_a_drained_supervised_run_of_two_ranks_goes_on(tmp_path: Path) -> None:
     assert [step["step"] for step in steps] == list(range(1, first + 11)) and consumed(run) == list(range(32 * (first + 10)))
     assert [line["step"] for line in heldout] == sorted({*range(0, first + 11, 7), first + 10})
     assert steps[-1]["loss"] < steps[0]["loss"] and json.loads(run.summary.read_bytes())["num_incarnations"] == 2
+    told = audit(run)
+    assert told.sound and told.incarnations == [1, 2] and told.replay.num_points > 2, told

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.support.ticking import pass_time
+from tests.support.ticking import moments
 from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.group_states import index_of
 from workers.coordinator.groups.heldout_evaluation import Result
+from workers.coordinator.recording.inputs import Absorbed, AnyInput, Arrived, Outcome, Ticked, Unreachable, advance
 from workers.coordinator.snapshot import decode
 from workers.coordinator.training.steps import StepRecord
 from workers.data.prompt import Prompt
@@ -406,11 +407,22 @@ class Saved:
     broken: bool = False
 
 
+class Notes:
+    """What hears of every input of the coordinator, and of all else that is done to one; here: takes no notice."""
+
+    def begin(self, core: Coordinator, now: float) -> None:
+        """`core` is in a state that no inputs have led to."""
+
+    def note(self, core: Coordinator, given: AnyInput, outcome: Outcome) -> None:
+        """`given` has happened."""
+
+
 class World:
     """The run, and everyone in it."""
 
-    def __init__(self, config: Config, capacity: int = 3, num_workers: int = 2, num_shares: int = 1) -> None:
-        """`capacity`: how many groups a rollout worker takes at once. `num_shares`: leaders of the trainer."""
+    def __init__(self, config: Config, capacity: int = 3, num_workers: int = 2, num_shares: int = 1, notes: Notes | None = None) -> None:
+        """`capacity`: how many groups a rollout worker takes at once. `num_shares`: leaders of the trainer. `notes`: hears of everything."""
+        self.notes = notes or Notes()
         self.config, self.capacity, self.now, self.epoch, self.num_shares = config, capacity, 0.0, 0, num_shares
         self.eta, self.batch, self.bound = config.staleness.eta, config.trainer.batch_groups, config.staleness.bound
         self.core: Coordinator | None = None
@@ -447,6 +459,7 @@ class World:
         self.rejected = set(saved.rejected) if saved else set()
         self.evaluations = list(saved.evaluations) if saved else []
         self.core = Coordinator(self.config, Prompts(), self.epoch, self.now, decode(saved.content) if saved else None)
+        self.notes.begin(self.core, self.now)
         self.seen, self.absorbed, self.in_checkpoint = set(), [], []
         self.absorb()
         self.trainer = Trainer(self, saved.step if saved else 0)
@@ -460,7 +473,7 @@ class World:
             self.seen.add(key)
             message = self._decoder.unpack(self.files[key])
             assert isinstance(message, GroupFinished | GroupRejected | GroupParked)
-            if self.core.reconciliation.absorb(message):
+            if self.happen(Absorbed(self.now, message)).wanted:
                 self.absorbed.append(key)
                 self.takes(message)
             else:
@@ -476,9 +489,8 @@ class World:
         """The trainer saves the state of its step; the coordinator's part is as `worker.py` makes it."""
         assert self.core is not None and self.trainer is not None
         self.trainer.announce()
-        self.hand(TRAINER, CheckpointRequest(self.trainer.step, f"/run/checkpoints/.{self.epoch}.{self.trainer.step}.tmp", final))
-        assert self.core.checkpoint is not None
-        self.core.checkpoint = None
+        folder = f"/run/checkpoints/.{self.epoch}.{self.trainer.step}.tmp"
+        assert self.hand(TRAINER, CheckpointRequest(self.trainer.step, folder, final)).checkpoint is not None
         content = self.core.snapshot(self.now, {}).encode()
         for key in self.in_checkpoint:
             self.files.pop(key, None)
@@ -516,14 +528,22 @@ class World:
 
     # -- messages
 
-    def hand(self, peer: bytes, message: Message) -> None:
+    def happen(self, given: AnyInput) -> Outcome:
+        """What the coordinator's process drives it by; what it answers is still to be sent."""
+        assert self.core is not None
+        outcome = advance(self.core, given)
+        self.notes.note(self.core, given, outcome)
+        return outcome
+
+    def hand(self, peer: bytes, message: Message) -> Outcome:
         """The coordinator takes a message, and what it answers goes on its way."""
         assert self.core is not None
         num_rejected = self.core.ledger.num_rejected
-        self.core.handle(peer, message, self.now)
+        outcome = self.happen(Arrived(self.now, peer, message))  # type: ignore[arg-type]
         if self.core.ledger.num_rejected > num_rejected:
             self.takes(message)
-        self.flush()
+        self.send(outcome)
+        return outcome
 
     def takes(self, message: Message) -> None:
         """The coordinator has taken a result, for the first time."""
@@ -548,24 +568,21 @@ class World:
     def tick(self) -> None:
         if self.core is not None:
             self.absorb()
-            pass_time(self.core, self.now)
-            self.flush()
+            for outcome in [self.happen(Ticked(now)) for now in moments(self.core, self.now)]:
+                self.send(outcome)
 
-    def flush(self) -> None:
+    def send(self, outcome: Outcome) -> None:
         assert self.core is not None
-        while self.core.outbox:
-            outbox, self.core.outbox = self.core.outbox, []
-            for peer, message in outbox:
-                self._send(peer, message)
-        records, self.core.training.records = self.core.training.records, []
-        for record in records:
+        for record in outcome.records:
             if isinstance(record, Result):
                 self.evaluations.append(record.step)
                 if record.step in (0, self.config.run.num_steps):
                     assert record.first_step == record.last_step == record.step, "the first and the last evaluation are of one version each"
             elif isinstance(record, StepRecord):
                 assert {index for index, step in self.consumed.items() if step == record.step - 1} == set(record.consumed)
-        if self.core.ended is not None:
+        for peer, message in outcome.sent:
+            self._send(peer, message)
+        if self.core is not None and self.core.ended is not None:
             self.ended = self.core.ended
 
     def _send(self, peer: bytes | None, message: Message) -> None:
@@ -586,7 +603,7 @@ class World:
             for rollout in receivers:
                 rollout.receiving.append(message)
             if not receivers:
-                self.core.registry.unreachable(peer, self.now)
+                self.happen(Unreachable(self.now, peer))
 
     # -- what must hold
 

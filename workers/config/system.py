@@ -22,6 +22,7 @@ class RunConfig:
     target_accuracy: float | None = None  # [score] of the held-out prompts that ends the run; null: none does
     max_hours: float = 24.0  # that training may take
     stall_minutes: float = 20.0  # without any progress, after which the run ends
+    journal_mb: int = 256  # of what the coordinator is told, for headway replay; the oldest goes first; 0: none
     outage_minutes: float = 15.0  # that the run folder may be full or away, after which the run ends
 
     def check(self) -> None:
@@ -37,6 +38,8 @@ class RunConfig:
                 "It is the time without any progress after which the run ends with an error")
         require(0 <= self.outage_minutes < 10_000, "run.outage_minutes", self.outage_minutes, "must be from 0 to less than 10000",
                 "It is the time that the run folder may be full or away before the run ends; 0 waits for nothing")
+        require(0 <= self.journal_mb <= 1 << 20, "run.journal_mb", self.journal_mb, "must be from 0 to 1048576",
+                "256 hold many hours; 0 records nothing, and headway replay has nothing to show then")
         if self.target_accuracy is not None:
             require(0 < self.target_accuracy <= 1, "run.target_accuracy", self.target_accuracy, "must be in (0, 1]",
                     "Leave it null to always run run.num_steps steps")

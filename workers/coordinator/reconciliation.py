@@ -30,23 +30,23 @@ class Reconciliation:
                  lineage: Lineage, totals: Totals, now: float) -> None:
         self.ledger, self.evaluation, self.policy, self.training = ledger, evaluation, policy, training
         self.results, self.lineage, self.totals = results, lineage, totals
-        self._expected: set[bytes] = set()
+        self.expected: set[bytes] = set()
         self._expected_until = now + RETURN_S
 
     def expect(self) -> None:
         """The ledger has been restored: wait for the workers of its leases."""
-        self._expected = {lease.worker for lease in self.ledger.running.values()}
+        self.expected = {lease.worker for lease in self.ledger.running.values()}
 
     def give_up_absent(self, now: float) -> None:
         """Give back what is held by workers who have not come back."""
-        if self._expected and now > self._expected_until:
-            for peer in self._expected:
+        if self.expected and now > self._expected_until:
+            for peer in sorted(self.expected):  # a set's own order is another one in every process
                 self.totals.num_retries += self.ledger.release(peer)
-            self._expected.clear()
+            self.expected.clear()
 
     def adopt(self, peer: bytes, leases: list[HeldLease], now: float) -> list[Acknowledged]:
         """A worker registers: take over what it holds; returns what it is to give up. The rest of what was thought to be its is lost."""
-        self._expected.discard(peer)
+        self.expected.discard(peer)
         self._give_back_lost(peer, leases, now, 0)  # first: it makes room for what the worker does hold
         unwanted = []
         for held in leases:

@@ -13,6 +13,7 @@
       rendezvous/            where the coordinator of an epoch listens          coordinator
       checkpoints/7.120/     the state after step 120, complete or not there    trainer, coordinator
       partials/              groups that workers could not hand over            rollout workers
+      journal/               inputs of the coordinator, for headway replay      coordinator
       status.json            what every part is doing now                       coordinator
       metrics.jsonl          one line a training step; tensorboard/ the same    coordinator
       evaluations.jsonl      one line an evaluation                             coordinator
@@ -72,6 +73,7 @@ class RunPaths:
     partials = Entry("partials")
     consumed = Entry("consumed.jsonl")
     rendezvous = Entry("rendezvous")
+    journal = Entry("journal")
     status = Entry("status.json")
     metrics = Entry("metrics.jsonl")
     evaluations = Entry("evaluations.jsonl")

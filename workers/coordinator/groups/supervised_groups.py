@@ -44,14 +44,14 @@ class Supervision:
     """Fills the ledger. Samples have at most `context_length` tokens, with their prompt."""
 
     def __init__(self, examples: TrainingExamples, ledger: Ledger, batch_groups: int, context_length: int) -> None:
-        self._examples, self._ledger, self._batch_groups, self._context_length = examples, ledger, batch_groups, context_length
+        self.examples, self._ledger, self._batch_groups, self._context_length = examples, ledger, batch_groups, context_length
         self._num_unusable = 0
 
     def fill(self, epoch: int, step: int) -> str:
         """Have a batch of finished groups ready, for training step `step`; returns why the run must end, '' if it need not."""
         while len(self._ledger.finished) < self._batch_groups:
             leased = self._ledger.lease(b"", step)
-            example = self._examples.train(leased.prompt_index)
+            example = self.examples.train(leased.prompt_index)
             problem = example.problem(self._context_length)
             if not problem:
                 self._num_unusable = 0

@@ -1,9 +1,9 @@
 """The coordinator's process: drives the state machine in core.py. Started by the trainer on its first node.
 
-    sockets --receive--> core.handle -----> outbox --send--> workers
-    clock, stop file, launcher's lock, SIGTERM, newest epoch --> core.tick / core.end / core.drain / core.left
-                              core.training.records --> run_records.py: metrics.jsonl, ..., alarms;   every second --> status.json
-                              core.checkpoint --> coordinator.msgpack, beside the trainer's part
+    sockets, clock, stop file, launcher's lock, SIGTERM, newest epoch --Input--> machine.py: the state machine ----> messages --send--> workers
+                              each of them is noted by flight_recorder.py, for headway replay
+                              records --> run_records.py: metrics.jsonl, ..., alarms;   every second --> status.json
+                              checkpoint --> coordinator.msgpack, beside the trainer's part
 
 Waits: only for messages, with a tick every quarter of a second. How it ends is in shutdown.py.
 """
@@ -23,16 +23,20 @@ from pathlib import Path
 from workers.config import ClusterKind, ConfigError, load
 from workers.coordinator.core import TICK_S, Coordinator
 from workers.coordinator.monitoring import reporting
+from workers.coordinator.process.flight_recorder import FlightRecorder
+from workers.coordinator.process.machine import Machine
 from workers.coordinator.process.recovered_partials import RecoveredPartials
 from workers.coordinator.process.run_records import RunRecords
 from workers.coordinator.process.shutdown import Shutdown, cancel_waiting
 from workers.coordinator.process.slurm_watch import SlurmWatch
 from workers.coordinator.process.storage import Storage
+from workers.coordinator.recording.inputs import Arrived, Ended, Greeted, Left, Malformed, Paused, Ticked, Unreachable
+from workers.coordinator.recording.journal import Witness
 from workers.coordinator.snapshot import SnapshotError, decode
 from workers.data.examples import open_examples
 from workers.data.prompts import open_prompts
 from workers.messages.codec import MessageError
-from workers.messages.from_coordinator import CheckpointPart, Refused
+from workers.messages.from_coordinator import CheckpointPart
 from workers.messages.from_worker import CheckpointRequest
 from workers.messages.parts import Version
 from workers.run import checkpoints
@@ -58,13 +62,15 @@ class CoordinatorWorker:
         transport = dataclasses.replace(self.config.transport, interface=address_of(self.config.transport.interface))
         self.sockets = ServerSockets(transport, read_keys(run, "server"), read_keys(run, "client").public)
         snapshot = decode(checkpoint.read_bytes()) if checkpoint else None
-        examples = open_examples(self.config) if self.config.supervised else None
+        examples = Witness(open_examples(self.config), self.config.engine.context_length) if self.config.supervised else None
         self.core = Coordinator(self.config, prompts, epoch, time.monotonic(), snapshot, examples)
-        self.storage = Storage(run, self.core, self.config.run.outage_minutes * 60)
-        self.partials = RecoveredPartials(run, self.core, self.config.transport.max_message_mb)
-        self.records = RunRecords(run, self.core, snapshot)
         self._started = time.monotonic() - (snapshot.seconds if snapshot else 0.0)
-        self._fleet_watch = SlurmWatch(run, self.core)
+        self.recorder = FlightRecorder(run, self.core, lambda: (time.monotonic(), time.time(), self.seconds), examples)
+        self.machine = Machine(self.core, self.recorder.note)
+        self.storage = Storage(run, self.machine, self.config.run.outage_minutes * 60)
+        self.partials = RecoveredPartials(run, self.machine, self.config.transport.max_message_mb)
+        self.records = RunRecords(run, self.machine, snapshot)
+        self._fleet_watch = SlurmWatch(run, self.machine)
         self._next_status = self._next_tick = 0.0
         self._cancelling: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -78,6 +84,7 @@ class CoordinatorWorker:
         """Coordinate until the run ends or this incarnation goes away; returns the exit status."""
         core = self.core
         asyncio.get_running_loop().add_signal_handler(PARENT_DIED, self._told_to_end)
+        self.recorder.begin(time.monotonic())
         self.partials.absorb()
         publish(self.run, Address(self.epoch, self.sockets.router_endpoint, self.sockets.publisher_endpoint))
         receiving = asyncio.create_task(self.sockets.receive())
@@ -95,43 +102,42 @@ class CoordinatorWorker:
             watching.cancel()
             self.sockets.close(linger_ms=1000)
             self.on_disk(self.records.close)
+            await self.recorder.flush()
 
     def _told_to_end(self) -> None:
-        if self.core.replaceable:
-            self.core.left = self.core.left or ORPHANED
-        else:
-            self.core.end(ORPHANED)
+        now = time.monotonic()
+        self.machine.do(Left(now, ORPHANED) if self.core.replaceable else Ended(now, ORPHANED))
 
     async def receive(self, receiving: asyncio.Task) -> asyncio.Task:
         """Take what arrives within one tick; returns the task that waits for the next message."""
+        self.recorder.look(time.monotonic())
         await asyncio.wait([receiving], timeout=TICK_S)
         if not receiving.done():
             return receiving
         peer, message = receiving.result()
-        if isinstance(message, MessageError):
-            self.core.outbox.append((peer, Refused(str(message))))
-        else:
-            self.core.handle(peer, message, time.monotonic())
-            self._save()
+        now = time.monotonic()
+        self.machine.do(Malformed(now, peer, str(message)) if isinstance(message, MessageError) else Arrived(now, peer, message))
+        self._save()
         return asyncio.create_task(self.sockets.receive())
 
     def _save(self) -> None:
         """Begin to write this process's part of a checkpoint, if the trainer has asked for it. Storage may be slow: leases go on meanwhile."""
-        if self.core.checkpoint is None or self.records.num_held:
+        if self.machine.checkpoint is None or self.records.num_held:
             return
-        (peer, request), self.core.checkpoint = self.core.checkpoint, None
+        (peer, request), self.machine.checkpoint = self.machine.checkpoint, None
         self.record()
         try:
             positions = self.records.positions()
         except OSError as error:
             print(f"the checkpoint of step {request.step} waits: {error}", flush=True)
-            self.core.checkpoint = (peer, request)
+            self.machine.checkpoint = (peer, request)
             return
         content = self.core.snapshot(self.seconds, positions).encode()
         self.partials.in_checkpoint(Version(self.epoch, request.step))
         self._saving = asyncio.create_task(self._write_part(peer, request, content))
 
     async def _write_part(self, peer: bytes, request: CheckpointRequest, content: bytes) -> None:
+        await self.recorder.flush()  # an audit of the next incarnation is to know what this part holds
         try:
             await asyncio.to_thread(write_atomic, Path(request.folder) / COORDINATOR, content)
         except OSError as error:  # the trainer waits in vain, and says so
@@ -140,37 +146,37 @@ class CoordinatorWorker:
         await self.sockets.send(peer, CheckpointPart(request.step, request.final))
 
     def _look_around(self) -> None:
-        now, core = time.monotonic(), self.core
+        now = time.monotonic()
         self.record()
         self._save()
         if now < self._next_tick:
             return
         self._next_tick = now + TICK_S / 2
-        core.tick(now)
+        self.machine.do(Ticked(now))
         if now < self._next_status:
             return
         self._next_status = now + 1.0
         self.on_disk(self.partials.absorb)
-        core.greet()
+        self.machine.do(Greeted(now))
         self.write_status()
         self.on_disk(self._look_into_folder)
 
     def _look_into_folder(self) -> None:
-        core = self.core
+        core, machine, now = self.core, self.machine, time.monotonic()
         if self.run.newest_epoch() != self.epoch:
-            core.left = "another incarnation of the training job has begun"
+            machine.do(Left(now, "another incarnation of the training job has begun"))
         elif (outcome := self.run.ended()) is not None:
-            core.end(outcome["cause"] or "the run was ended from outside")
+            machine.end(outcome["cause"] or "the run was ended from outside")
         elif (stop := self.run.stop_requested()) is not None:
             if stop["drain"] and not core.drain_reason:
                 self._cancelling = asyncio.create_task(asyncio.to_thread(cancel_waiting, core, self.run))
-                core.drain(stop["reason"], time.monotonic())
+                machine.do(Paused(now, stop["reason"]))
             elif stop["drain"]:
                 pass  # under way
             else:
-                core.end(f"stopped: {stop['reason']}")
+                machine.end(f"stopped: {stop['reason']}")
         elif self.run.launcher_is_gone():
-            core.end("the launcher has died while attached; start with --detach for a run that outlives it")
+            machine.end("the launcher has died while attached; start with --detach for a run that outlives it")
 
     def on_disk(self, write: Callable[[], object]) -> None:
         """Read or write something of the run; left for a later call while its folder is full or away (storage.py)."""
@@ -184,6 +190,7 @@ class CoordinatorWorker:
     def _write_status(self) -> None:
         now = time.monotonic()
         status = reporting.status(self.core, now, self.seconds, time.time(), self.sockets.door.num_refused, self.sockets.num_malformed)
+        status["not_recorded"] = self.recorder.trouble
         status["alarms"] = self.records.health.active
         status["checkpoint"] = checkpoints.describe(self.run, scores(self.records.evaluations), time.time())
         write_atomic(self.run.status, json.dumps(status).encode())
@@ -194,15 +201,13 @@ class CoordinatorWorker:
 
     async def flush(self) -> None:
         """Send what the state machine has to say."""
-        outbox, self.core.outbox = self.core.outbox, []
-        notices, self.core.delivery.notices = self.core.delivery.notices, []
-        for notice in notices + self.core.broadcasts.take_notices():
+        for notice in self.machine.take_notices():
             print(notice, flush=True)
-        for peer, message in outbox:
+        for peer, message in self.machine.take_sending():
             if peer is None:
                 await self.sockets.publish(message)
             elif not await self.sockets.send(peer, message):
-                self.core.registry.unreachable(peer, time.monotonic())
+                self.machine.do(Unreachable(time.monotonic(), peer))
 
 
 def main(run_path: Path, parent: int, epoch: int, checkpoint: Path | None) -> int:

@@ -5,9 +5,11 @@ They are read at the start of an incarnation and as they come, and their files r
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from workers.coordinator.core import Coordinator
+from workers.coordinator.process.machine import Machine
+from workers.coordinator.recording.inputs import Absorbed
 from workers.messages.codec import MessageError, from_workers
 from workers.messages.from_worker import GroupFinished, GroupParked, GroupRejected
 from workers.messages.parts import Version
@@ -17,8 +19,8 @@ from workers.run.folder import RunFolder
 class RecoveredPartials:
     """The files of partials/."""
 
-    def __init__(self, run: RunFolder, core: Coordinator, max_message_mb: int) -> None:
-        self._run, self._core = run, core
+    def __init__(self, run: RunFolder, machine: Machine, max_message_mb: int) -> None:
+        self._run, self._machine = run, machine
         self._decoder = from_workers(max_message_mb << 20)
         self._absorbed: list[Path] = []
         self._in_checkpoint: list[Path] = []
@@ -28,7 +30,7 @@ class RecoveredPartials:
     def absorb(self) -> None:
         """Take over every new file that can be read; another one is named and left. Not once the last state has been saved. Raises OSError; the
         file is then taken over by a later call."""
-        if self._core.suspending:
+        if self._machine.core.suspending:
             return
         for path in sorted(set(self._run.partials.glob("*.msgpack")) - self._seen):
             content = path.read_bytes()
@@ -37,13 +39,15 @@ class RecoveredPartials:
                 message = self._decoder.unpack(content)
                 if not isinstance(message, GroupFinished | GroupRejected | GroupParked):
                     raise MessageError(f"a {type(message).__name__}: must be a finished, a rejected or a parked group")
-                wanted = self._core.reconciliation.absorb(message)
+                outcome = self._machine.do(Absorbed(time.monotonic(), message))
+                trouble = outcome.trouble
             except MessageError as error:
-                print(f"{path}: left as it is ({error})", flush=True)
-                continue
-            if wanted:
+                trouble = str(error)
+            if trouble:
+                print(f"{path}: left as it is ({trouble})", flush=True)
+            elif outcome.wanted:
                 self._absorbed.append(path)
-            elif self._run.newest_epoch() == self._core.epoch:  # the state that this incarnation goes on from is past it
+            elif self._run.newest_epoch() == self._machine.core.epoch:  # the state that this incarnation goes on from is past it
                 path.unlink(missing_ok=True)
 
     def in_checkpoint(self, version: Version) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.heldout_evaluation import Result
 from workers.coordinator.monitoring import reporting
 from workers.coordinator.monitoring.alarm_state import Health
+from workers.coordinator.process.machine import Machine
 from workers.coordinator.snapshot import Snapshot
 from workers.coordinator.training.steps import HeldoutLoss, StepRecord
 from workers.metrics.recorder import Recorder
@@ -16,11 +16,11 @@ from workers.run.folder import RunFolder
 class RunRecords:
     """The records of `run` from `snapshot` on, or from its beginning; `evaluations`: all lines of evaluations.jsonl."""
 
-    def __init__(self, run: RunFolder, core: Coordinator, snapshot: Snapshot | None) -> None:
-        self._run, self._core = run, core
+    def __init__(self, run: RunFolder, machine: Machine, snapshot: Snapshot | None) -> None:
+        self._run, self._machine, self._core = run, machine, machine.core
         self._recorder = Recorder(run, snapshot.positions, snapshot.step) if snapshot else Recorder(run)
         self.evaluations = read_lines(run.evaluations)
-        self.health = Health(core.config)
+        self.health = Health(machine.core.config)
         self.health.resume(read_lines(run.metrics))
         self.positions, self.close = self._recorder.positions, self._recorder.close
 
@@ -32,10 +32,10 @@ class RunRecords:
     def write(self, seconds: float, refused: int) -> None:
         """Write finished steps and evaluations, unless another incarnation has taken over. `seconds`: since the run began; `refused`: connections and
         messages, by this coordinator. Raises OSError; what is not written is held until the next call."""
-        if not (self._core.training.records or self._recorder.num_held):
+        if not (self._machine.records or self._recorder.num_held):
             return
         ours = self._run.newest_epoch() == self._core.epoch
-        records, self._core.training.records = self._core.training.records, []
+        records = self._machine.take_records()
         if ours:
             self._take(records, seconds, refused)
             self._recorder.write()
@@ -59,4 +59,4 @@ class RunRecords:
             print(change, flush=True)
         self._recorder.step(record | self.health.metrics | ({"alarm_changes": changes} if changes else {}))
         if cause := self.health.cause:
-            self._core.end(cause)
+            self._machine.end(cause)

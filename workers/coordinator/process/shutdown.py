@@ -22,7 +22,9 @@ from typing import Protocol
 from workers.config import Config
 from workers.coordinator.core import Coordinator
 from workers.coordinator.monitoring import reporting
+from workers.coordinator.process.machine import Machine
 from workers.coordinator.process.run_records import RunRecords
+from workers.coordinator.recording.inputs import Departed, Ticked
 from workers.messages.from_coordinator import Finish, HeartbeatReply, Suspended
 from workers.messages.parts import Role
 from workers.run.files import write_atomic
@@ -68,6 +70,7 @@ class Process(Protocol):
     """What it takes to go away: the state machine and what drives it (main.py)."""
 
     core: Coordinator
+    machine: Machine
     run: RunFolder
     config: Config
     sockets: ServerSockets
@@ -139,10 +142,10 @@ class Shutdown:
                 message = HeartbeatReply(self.core.training.announcement, known=True) if peer in told else Finish(self.core.ended or "")
                 told.add(peer)
                 if not await self.process.sockets.send(peer, message):
-                    self.core.departed(peer)
+                    self.process.machine.do(Departed(time.monotonic(), peer))
             receiving = await self.process.receive(receiving)
-            self.core.tick(time.monotonic())
-            self.core.outbox.clear()
+            self.process.machine.do(Ticked(time.monotonic()))
+            self.process.machine.take_sending()
         receiving.cancel()
         await asyncio.wait([cancelling], timeout=GOODBYE_S)
         self._record(self.core.ended or "")

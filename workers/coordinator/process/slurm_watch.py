@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from workers.coordinator.core import Coordinator
+from workers.coordinator.process.machine import Machine
+from workers.coordinator.recording.inputs import Expected, Lost
 from workers.messages.parts import Role
 from workers.run.folder import RunFolder
 from workers.slurm import job
@@ -25,8 +26,8 @@ ALIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "RESIZING", "SIGNA
 class SlurmWatch:
     """Looks every `INTERVAL_S` seconds, and asks SLURM only where the answer matters."""
 
-    def __init__(self, run: RunFolder, core: Coordinator) -> None:
-        self._run, self._core = run, core
+    def __init__(self, run: RunFolder, machine: Machine) -> None:
+        self._run, self._machine, self._core = run, machine, machine.core
 
     def _why_gone(self, role: str) -> str:
         who = job.cancelled_by(self._run.arrays(role), self._run.resumed_at())
@@ -50,11 +51,12 @@ class SlurmWatch:
             except (SlurmError, OSError) as error:
                 print(f"SLURM could not be asked about silent workers: {error}", flush=True)
                 continue
-            self._core.expected, self._core.gone = {role for role, states in queued.items() if states}, gone
+            self._machine.do(Expected(time.monotonic(), [role for role, states in queued.items() if states], gone))
             # Some may have gone back to the queue, held, just when this training job started.
             for array in waiting:
                 await asyncio.to_thread(job.release, array)
             for worker in silent:
                 states = queued[worker.role]
                 if states.get(worker.job, "gone") not in ALIVE:
-                    self._core.lost(worker, f"SLURM says that its element {worker.job} is {states.get(worker.job, 'gone')}")
+                    why = f"SLURM says that its element {worker.job} is {states.get(worker.job, 'gone')}"
+                    self._machine.do(Lost(time.monotonic(), worker.peer, why))

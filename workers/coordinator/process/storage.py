@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from workers.coordinator.core import Coordinator
+from workers.coordinator.process.machine import Machine
 from workers.run.folder import RunFolder
 from workers.run.outage import Outage, is_outage, words
 from workers.slurm import job
@@ -15,8 +15,8 @@ from workers.slurm import job
 class Storage:
     """`limit_s`: how long it may be full or away. That it is so is said in the log, and in SLURM's comment on this job."""
 
-    def __init__(self, run: RunFolder, core: Coordinator, limit_s: float) -> None:
-        self._run, self._core, self._limit_s = run, core, limit_s
+    def __init__(self, run: RunFolder, machine: Machine, limit_s: float) -> None:
+        self._run, self._machine, self._limit_s = run, machine, limit_s
         self._outage = Outage(limit_s)
 
     def attempt(self, work: Callable[[], object]) -> bool:
@@ -36,7 +36,7 @@ class Storage:
         self._outage.failed(why, now)
         self._core.last_progress = now  # this is why nothing moves
         if self._outage.is_too_long(now):
-            self._core.end(f"{why}, and that for {self._outage.lasted_s(now):.0f} s (run.outage_minutes). "
+            self._machine.end(f"{why}, and that for {self._outage.lasted_s(now):.0f} s (run.outage_minutes). "
                            f"Free some space, or bring it back, then go on with: headway resume {self._run.path}")
 
     def worked(self) -> None:
@@ -47,5 +47,5 @@ class Storage:
 
     def _tell(self, comment: str, said: str = "") -> None:
         print(said or comment, flush=True)
-        if self._core.replaceable:
+        if self._machine.core.replaceable:
             job.comment_later(comment)

@@ -82,7 +82,7 @@ class Absences:
 
     def blame(self, peers: Iterable[bytes], surely: bool) -> None:
         """They have made a group fail, or seem to have."""
-        for peer in peers:
+        for peer in sorted(peers):  # of a set: the same order in every process
             self._failures[peer] = min(self._failures.get(peer, 0) + 1, LONGEST)
             self._left[peer] = 2 ** (self._failures[peer] - (not surely)) - 1
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.small_run import World, make_config
 from workers.config import Bound
 from workers.coordinator.groups.group_states import index_of
+from workers.coordinator.recording.inputs import Paused, Unreachable
 from workers.messages.from_coordinator import Acknowledged, HeartbeatReply, Leases
 from workers.messages.from_worker import Heartbeat
 
@@ -112,6 +113,7 @@ class Play:
         for worker in world.core.registry.workers.values():
             if all(rollout.peer != worker.peer or rollout.connected for rollout in world.rollouts):
                 worker.last_heard = world.now
+        world.notes.begin(world.core, world.now)
         world.tick()
 
     # -- trouble
@@ -132,7 +134,7 @@ class Play:
         if (rollout := self._rollout(number)) is not None:
             rollout.break_connection()
             if self.world.core is not None:
-                self.world.core.registry.unreachable(rollout.peer, self.world.now)
+                self.world.happen(Unreachable(self.world.now, rollout.peer))
 
     def lose(self, number: int) -> None:
         if (rollout := self._rollout(number)) is not None:
@@ -196,8 +198,7 @@ class Play:
         if world.ended is not None:
             return
         wanted, joined = world.tokens(), world.num_rollouts
-        world.core.drain("stop --drain", world.now)
-        world.flush()
+        world.send(world.happen(Paused(world.now, "stop --drain")))
         for _ in range(100):
             if world.trainer.told_to_drain:
                 break

@@ -23,6 +23,7 @@ from tests.support.small_run import Prompts
 from workers.config import Config
 from workers.coordinator.core import Coordinator
 from workers.coordinator.process import storage
+from workers.coordinator.process.machine import Machine
 from workers.coordinator.process.storage import Storage
 from workers.metrics.recorder import Recorder
 from workers.run import incarnations, outage
@@ -99,7 +100,7 @@ def test_a_coordinator_that_cannot_write_for_long_ends_the_run(disk: Path, run: 
                                                                capsys: pytest.CaptureFixture[str]) -> None:
     core, clock = Coordinator(Config(), Prompts(), 1, 0.0), SimpleNamespace(now=1000.0)
     monkeypatch.setattr(storage, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    kept = Storage(run, core, limit_s=60.0)
+    kept = Storage(run, Machine(core), limit_s=60.0)
     assert kept.attempt(lambda: write_atomic(run.status, b"{}"))
     fill(disk)
     for clock.now in (1000.0, 1059.0):

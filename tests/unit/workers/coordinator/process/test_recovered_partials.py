@@ -11,6 +11,7 @@ from tests.support.groups import make_group, make_partial
 from tests.support.small_run import Prompts, make_config
 from workers.config import Bound
 from workers.coordinator.core import Coordinator
+from workers.coordinator.process.machine import Machine
 from workers.coordinator.process.recovered_partials import RecoveredPartials
 from workers.messages.codec import pack
 from workers.messages.from_worker import Draining, GroupFinished, GroupParked, GroupRejected
@@ -28,7 +29,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def make_spilled(run: RunFolder) -> tuple[Coordinator, RecoveredPartials]:
     core = Coordinator(make_config(4, 2, Bound.admission, 9), Prompts(), run.newest_epoch(), 0.0)
-    return core, RecoveredPartials(run, core, 1)
+    return core, RecoveredPartials(run, Machine(core), 1)
 
 
 def leave(run: RunFolder, name: str, message: Message) -> Path:
