@@ -112,6 +112,7 @@ benchmarks: $(READY)  ## each prints its ratio as one JSON object on its last li
 	$(BIN)/python -m benchmarks.interruption
 	$(BIN)/python -m benchmarks.rewards
 	$(BIN)/python -m benchmarks.async_vs_sync
+	$(BIN)/python -m benchmarks.recorder
 	$(BIN)/python -m benchmarks.slurm
 
 dry-run: $(READY)  ## print the plan and what would be submitted

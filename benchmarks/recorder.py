@@ -50,26 +50,11 @@ def make_config() -> Config:
     config.cluster.kind = ClusterKind.slurm  # no launcher, and nobody asks SLURM while all are heard
     config.run.num_steps, config.evaluation.enabled = 1_000_000, False
     config.workflow.group_size, config.trainer.batch_groups, config.trainer.num_minibatches = SAMPLES, 32, 4
-    config.staleness.eta, config.rollout.concurrency = 4, 1_000_000
+    config.staleness.eta, config.rollout.concurrency, config.engine.context_length = 4, 1_000_000, 2048
     return config
 
 
 # -- the fleet, in a process of its own
-
-
-class Player:
-    """A worker's connection."""
-
-    def __init__(self, run: RunFolder, sockets: ClientSockets) -> None:
-        self.run, self.sockets = run, sockets
-        self.version: Version | None = None
-
-    async def published(self) -> None:
-        """Hold every version at once."""
-        while True:
-            message = await self.sockets.receive_published()
-            if isinstance(message, VersionAnnounced):
-                self.version = message.announcement.version
 
 
 def make_answer(draw: np.random.Generator) -> Group:
@@ -83,17 +68,25 @@ def make_answer(draw: np.random.Generator) -> Group:
         epochs=Int32.of([EPOCH]), steps=Int32.of([0]), run_lengths=Int32.of([total]))
 
 
-class Rollout(Player):
+class Rollout:
     """Gives back every lease."""
 
-    leases: dict[str, Lease]
-    answers: list[Group]
+    def __init__(self, sockets: ClientSockets, number: int) -> None:
+        self.sockets, self.number = sockets, number
+        self.version: Version | None = None
+        self.leases: dict[str, Lease] = {}
+        self.answers = [make_answer(np.random.default_rng((number, answer))) for answer in range(16)]
 
-    async def play(self, number: int) -> None:
+    async def published(self) -> None:
+        """Hold every version at once."""
+        while True:
+            message = await self.sockets.receive_published()
+            if isinstance(message, VersionAnnounced):
+                self.version = message.announcement.version
+
+    async def play(self) -> None:
         """For ever."""
-        self.leases = {}
-        draw = np.random.default_rng(number)
-        self.answers = [make_answer(draw) for _ in range(16)]
+        draw, number = np.random.default_rng(self.number), self.number
         await self.sockets.send(Register(Role.rollout, f"node{number}", 1))
         tasks = [asyncio.create_task(self.beat()), asyncio.create_task(self.published())]
         while True:
@@ -121,8 +114,11 @@ class Rollout(Player):
             await asyncio.sleep(BEAT_S)
 
 
-class Trainer(Player):
+class Trainer:
     """Takes batches, and publishes a version for each."""
+
+    def __init__(self, sockets: ClientSockets) -> None:
+        self.sockets = sockets
 
     async def play(self) -> None:
         """For ever."""
@@ -154,17 +150,19 @@ async def play_fleet(run: RunFolder, num_workers: int) -> None:
     def sockets() -> ClientSockets:
         return ClientSockets(config, address, read_keys(run, "server").public, read_keys(run, "client"))
 
-    await asyncio.gather(Trainer(run, sockets()).play(), *(Rollout(run, sockets()).play(number) for number in range(num_workers)))
+    await asyncio.gather(Trainer(sockets()).play(), *(Rollout(sockets(), number).play() for number in range(num_workers)))
 
 
 # -- the coordinator, in this process
 
 
 class Clock:
-    """CPU seconds of this process's threads that are spent inside what it is put around."""
+    """CPU seconds of this process's threads that are spent inside what it is put around, less what looking at the clock takes."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        looks = [time.thread_time() for _ in range(2000)]
+        self._own = (looks[-1] - looks[0]) / len(looks)
 
     def around(self, work: Callable) -> Callable:
         """`work`, measured."""
@@ -173,7 +171,7 @@ class Clock:
             try:
                 return work(*arguments)
             finally:
-                self.seconds += time.thread_time() - began
+                self.seconds += time.thread_time() - began - self._own
 
         return measured
 
@@ -188,6 +186,7 @@ async def measure(worker: CoordinatorWorker, pairs: int, slice_s: float) -> dict
     costs: dict[bool, list[float]] = {True: [], False: []}
     own, messages = 0.0, 0
     while worker.core.training.step < 8:
+        assert worker.core.ended is None, worker.core.ended
         await asyncio.sleep(0.1)
     for number in range(2 * pairs):
         on = number % 4 in (0, 3)  # on off off on: a drift is nobody's

@@ -42,6 +42,13 @@ def test_interruption_is_measured_against_waiting() -> None:
     assert figures["reprefilled_tokens"] > 0 and min(figures[part] for part in ("pause_s", "load_s", "first_token_s", "reprefill_s")) > 0
 
 
+def test_what_the_recorder_costs_is_measured_in_one_run() -> None:
+    figures = last_line("benchmarks.recorder", "--quick")
+    assert figures["value"] > 0 < figures["against"] and 0 < figures["own"] < 1
+    assert figures["interval"][0] <= figures["ratio"] <= figures["interval"][1]
+    assert figures["steps"] > 8 and figures["bytes_per_message"] > 10
+
+
 def test_waiting_costs_the_more_the_oftener_and_nothing_where_all_answers_end_together() -> None:
     often, seldom = (most_gained(Workload(16, 384, turns, vocab_size=10)) for turns in (1.0, 8.0))
     assert often > seldom > 1

@@ -26,7 +26,7 @@ from workers.run.folder import RunFolder
 FLUSH_S = 0.7
 """With the tick of the loop less than a second, which is all that a SIGKILL may lose."""
 POINT_S = 1.0
-SHARE, GRANTED_S = 0.001, 0.02
+SHARE, GRANTED_S = 0.001, 0.005
 """Of the process's time that digests may take, and seconds that they may from the beginning."""
 RETRY_S = 10.0
 STUCK_S = 10.0
