@@ -119,6 +119,17 @@ def test_the_coordinator_is_pure_but_for_its_process() -> None:
     assert_none([entry for entry in pure if below(entry.name, *impure)])
 
 
+def test_the_coordinators_process_changes_its_state_by_inputs_alone() -> None:
+    """Else headway replay could not tell what happened: whatever has `core` in its path is never assigned to."""
+    changed = []
+    for path in sorted((ROOT / "workers" / "coordinator" / "process").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
+            changed += [f"{path.name}:{node.lineno}" for target in targets for part in ast.walk(target)
+                        if isinstance(part, ast.Attribute) and ast.unparse(part.value).split(".")[-1] in ("core", "_core")]
+    assert not changed, f"recording/inputs.py has what may change it: {changed}"
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports inside functions and for type checkers count: they only hide a circle."""
     packages = {module.removesuffix(".__init__"): module for module in {entry.module for entry in IMPORTS}}

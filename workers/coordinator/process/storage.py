@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from workers.coordinator.process.machine import Machine
+from workers.coordinator.recording.inputs import Obstructed
 from workers.run.folder import RunFolder
 from workers.run.outage import Outage, is_outage, words
 from workers.slurm import job
@@ -34,10 +35,10 @@ class Storage:
         if not self._outage.why:
             self._tell(f"{why}. What is to be written is held for {self._limit_s:g} s at most (run.outage_minutes)")
         self._outage.failed(why, now)
-        self._core.last_progress = now  # this is why nothing moves
+        self._machine.do(Obstructed(now))
         if self._outage.is_too_long(now):
             self._machine.end(f"{why}, and that for {self._outage.lasted_s(now):.0f} s (run.outage_minutes). "
-                           f"Free some space, or bring it back, then go on with: headway resume {self._run.path}")
+                              f"Free some space, or bring it back, then go on with: headway resume {self._run.path}")
 
     def worked(self) -> None:
         """What stands for all the rest could be written."""

@@ -76,6 +76,10 @@ class Expected(Input, frozen=True):
     gone: dict[Role, str]
 
 
+class Obstructed(Input, frozen=True):
+    """The run folder cannot be used: this is why nothing moves."""
+
+
 class Paused(Input, frozen=True):
     """The whole run is to be saved and to pause."""
 
@@ -94,7 +98,7 @@ class Left(Input, frozen=True):
     cause: str
 
 
-AnyInput = (Arrived | Malformed | Ticked | Greeted | Unreachable | Departed | Lost | Absorbed | Expected | Paused | Ended | Left)
+AnyInput = (Arrived | Malformed | Ticked | Greeted | Unreachable | Departed | Lost | Absorbed | Expected | Obstructed | Paused | Ended | Left)
 Sent = list[tuple[bytes | None, Message]]
 
 
@@ -146,6 +150,8 @@ def _happen(core: Coordinator, given: AnyInput) -> bool:
             return core.reconciliation.absorb(given.message)
         case Expected():
             core.expected, core.gone = set(given.roles), given.gone
+        case Obstructed():
+            core.last_progress = given.now
         case Paused():
             core.drain(given.reason, given.now)
         case Ended():
