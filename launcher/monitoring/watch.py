@@ -79,14 +79,16 @@ def notice_dead_jobs(run: RunFolder, min_replicas: int, gone_since: dict[str, fl
     """End the run if the training job, too many inference jobs, or all that judge, have ended without anybody having said why, `LOST_S`
     seconds ago.
 
-    When the last step is done inference leaves in order, while training may still have a model to export."""
+    When the last step is done, and when the run drains, inference leaves in order, while training may still have a model to export or a
+    checkpoint to write."""
     jobs, now = submitted_jobs(run), time.monotonic()
     dead = [job for job in jobs if alive(job) is None and now - gone_since.setdefault(job["job_id"], now) > LOST_S]
     inference = sum(job["name"].endswith("-inference") and job not in dead for job in jobs)
     rewards = [job not in dead for job in jobs if job["name"].endswith("-reward")]
     lacking = inference < min_replicas or (rewards and not any(rewards))
-    complete = bool((read_status(run) or {}).get("complete"))
-    fatal = [job for job in dead if job["name"].endswith("-train") or (lacking and not complete)]
+    status = read_status(run) or {}
+    in_order = status.get("complete") or status.get("suspended")
+    fatal = [job for job in dead if job["name"].endswith("-train") or (lacking and not in_order)]
     if fatal and run.ended() is None:
         run.end(f"job {fatal[0]['name']} ({fatal[0]['job_id']}) has ended before the run was over; see {fatal[0]['log']}", "launcher")
 

@@ -136,7 +136,15 @@ class Attack:
                 with contextlib.suppress(zmq.Again):
                     dealer.recv_multipart(zmq.DONTWAIT)
                 if self.stop.is_set():
-                    return
+                    break
+            self.until_heard(dealer)
+
+    def until_heard(self, dealer: zmq.Socket) -> None:
+        """Wait until the coordinator has taken all that was sent: what leaves without that stands in its memory, and this is no flood."""
+        mark = self.random.randrange(10**6, 10**9)
+        dealer.send_multipart([pack(Register(Role.rollout, "fuzz", 1, protocol=mark))])
+        while str(mark).encode() not in b"".join(dealer.recv_multipart()):
+            pass
 
     def endpoints(self) -> list[str]:
         """Where the run's encrypted sockets listen."""
@@ -194,6 +202,7 @@ class Attack:
                     leases = [HeldLease(lease.group_id, lease.attempt, lease.purpose, lease.version) for lease in held]
                     self.send(dealer, pack(Heartbeat(version, capacity=8, leases=leases)))
                 self.send(dealer, self._result(held, version))
+            self.until_heard(dealer)
             self.send(dealer, pack(Goodbye("enough")))
 
     def _result(self, held: list[Lease], version: Version) -> bytes:

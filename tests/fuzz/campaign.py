@@ -1,7 +1,8 @@
 """Attacks on a run that trains, for some minutes; then the run is drained, and its books are read.
 
     live run (tests/e2e/runs.py) <--- Attack x 5, each in a thread
-        memory and processes before and after; status.json: refused, malformed; the last checkpoint: no prompt lost, none twice
+        memory and processes before and after; status.json: refused, malformed; the last checkpoint: no prompt lost, none twice;
+        the coordinator's journal: replayed to the same states, every invariant held
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import psutil
 
 from tests.e2e.runs import END_S, LiveRun, command_line, headway, live_run, lives, wait_for
 from tests.fuzz.attacks import Attack
+from workers.coordinator.process.replay_run import audit
 from workers.coordinator.snapshot import Snapshot, decode
 from workers.run import checkpoints
 from workers.run.files import read_lines
@@ -42,6 +44,8 @@ class Findings:
     memory_mb: dict[str, tuple[float, float]] = field(default_factory=dict)
     prompts_lost: int = 0
     prompts_twice: int = 0
+    num_replayed: int = 0
+    audit: list[str] = field(default_factory=list)
     outcome: str = ""
 
     @property
@@ -55,7 +59,7 @@ class Findings:
         grown = [name for name, (before, after) in self.memory_mb.items() if after > 2 * before + MAX_GROWTH_MB]
         return [*(f"{name} has crashed" for name in self.crashed), *(f"{name} has grown" for name in grown),
                 *(["prompts were lost"] if self.prompts_lost else []), *(["prompts were consumed twice"] if self.prompts_twice else []),
-                *([] if self.outcome.startswith("drained") else [self.outcome])]
+                *self.audit, *([] if self.outcome.startswith("drained") else [self.outcome])]
 
     def __str__(self) -> str:
         lines = [f"{name:<12}{counts['frames']:>10} frames   {counts['turned away']:>7} turned away" for name, counts in self.sent.items()]
@@ -63,7 +67,8 @@ class Findings:
         return "\n".join([
             *lines, f"{self.num_frames} frames in {self.minutes:g} minutes (seed {self.seed}), beside {self.num_steps} training steps",
             f"{self.refused} connections refused, {self.malformed} messages malformed, {len(self.crashed)} processes crashed {self.crashed or ''}",
-            memory, f"{self.prompts_lost} prompts lost, {self.prompts_twice} consumed twice; the run: {self.outcome}"])
+            memory, f"{self.prompts_lost} prompts lost, {self.prompts_twice} consumed twice; the run: {self.outcome}",
+            f"{self.num_replayed} inputs of the coordinator replayed: {'; '.join(self.audit) or 'the same states, every invariant held'}"])
 
 
 class Ports:
@@ -135,10 +140,12 @@ def _close(run: LiveRun, findings: Findings) -> None:
     findings.outcome = f"{outcome['state']} ({outcome['cause']})"
     findings.num_steps = len(read_lines(run.run.metrics))
     newest = checkpoints.all_checkpoints(run.run)[-1]
-    audit(run.run, decode(newest.coordinator.read_bytes()), findings)
+    _count_prompts(run.run, decode(newest.coordinator.read_bytes()), findings)
+    replayed = audit(run.run)
+    findings.num_replayed, findings.audit = replayed.replay.num_inputs, [*filter(None, [replayed.difference]), *(replayed.findings or [])]
 
 
-def audit(run: RunFolder, snapshot: Snapshot, findings: Findings) -> None:
+def _count_prompts(run: RunFolder, snapshot: Snapshot, findings: Findings) -> None:
     """Every prompt that was begun is consumed once, or waits, or is on record as left out."""
     consumed = Counter(group for record in read_lines(run.consumed) for group in record["groups"])
     findings.prompts_twice = sum(count > 1 for count in consumed.values())

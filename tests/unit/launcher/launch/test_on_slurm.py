@@ -50,12 +50,12 @@ def submitted(run: RunFolder, **jobs: subprocess.Popen) -> None:
     run.submitted.write_text(json.dumps({"jobs": record}))
 
 
-@pytest.mark.parametrize(("dead", "min_replicas", "complete", "ends"), [
-    ("train", 1, False, True), ("inference0", 1, False, False), ("inference0", 2, False, True), (None, 2, False, False),
-    ("inference0", 2, True, False), ("train", 1, True, True)])
+@pytest.mark.parametrize(("dead", "min_replicas", "status", "ends"), [
+    ("train", 1, {}, True), ("inference0", 1, {}, False), ("inference0", 2, {"complete": False, "suspended": ""}, True), (None, 2, {}, False),
+    ("inference0", 2, {"complete": True}, False), ("train", 1, {"complete": True}, True), ("inference0", 2, {"suspended": "headway stop"}, False)])
 def test_a_dead_job_ends_the_run_only_if_the_run_cannot_do_without(
-        run: RunFolder, monkeypatch: pytest.MonkeyPatch, dead: str | None, min_replicas: int, complete: bool, ends: bool) -> None:
-    run.status.write_text(json.dumps({"complete": complete}))
+        run: RunFolder, monkeypatch: pytest.MonkeyPatch, dead: str | None, min_replicas: int, status: dict, ends: bool) -> None:
+    run.status.write_text(json.dumps(status))
     monkeypatch.setattr(watch, "LOST_S", -1.0)
     jobs = {name: sleeper() for name in ("inference0", "inference1", "train")}
     submitted(run, **jobs)

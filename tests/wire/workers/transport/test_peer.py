@@ -83,11 +83,11 @@ async def taken_over(play: Play, who: Standing) -> None:
 
 
 async def test_the_same_version_is_handed_on_again_when_it_can_be_had_in_more_ways(run: RunFolder) -> None:
-    less = Announcement(Version(1, 4), "", "digest", ["tcp://trainer"])
-    more = Announcement(Version(1, 4), "/weights", "digest", ["tcp://trainer"])
+    less = Announcement(Version(1, 4), "", "digest", ["tcp://127.0.0.2:1"])
+    more = Announcement(Version(1, 4), "/weights", "digest", ["tcp://127.0.0.2:1"])
     heard: list[Announcement] = []
     peer = Peer(run, TRANSPORT, Role.rollout, WAIT_S, heartbeat=Heartbeat, on_message=lambda _: None, on_announcement=heard.append,
-                serves="tcp://here:1")
+                serves="tcp://127.0.0.3:1")
     async with playing(run, 1, less) as play, peer:
         serving = asyncio.create_task(peer.serve())
         await play.until(lambda: len(play.all(Heartbeat)) > 1)
@@ -99,7 +99,7 @@ async def test_the_same_version_is_handed_on_again_when_it_can_be_had_in_more_wa
                 await asyncio.sleep(0.01)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
-        assert [register.serves for register in play.all(Register)] == ["tcp://here:1"]
+        assert [register.serves for register in play.all(Register)] == ["tcp://127.0.0.3:1"]
     assert heard == [less, more, Announcement(Version(1, 5), "", "next")]
 
 
