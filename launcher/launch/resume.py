@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import enum
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -104,7 +105,7 @@ def reopen(run: RunFolder) -> None:
     run.stop.unlink(missing_ok=True)
     run.launcher_lock.unlink(missing_ok=True)  # of a launcher that died; held by nobody, it would end the run
     for address in run.rendezvous.iterdir():  # of coordinators that are gone: workers that start first would look for them there
-        address.unlink()
+        shutil.rmtree(address) if address.is_dir() else address.unlink()
     for crash in run.evaluation.glob("crash.*"):  # what failed before does not count any more
         crash.unlink()
     for done in run.evaluation.glob("*.done"):  # prompts that failed are tried again

@@ -93,9 +93,10 @@ async def sampled(client: EngineClient, step: int, temperature: float = TEMPERAT
         found = [await client.generate(f"{step}-{number}-{sample}", prompt, SamplingParams(LENGTH, temperature), 10 * number + sample)
                  for sample in range(NUM_SAMPLES)]
         tokens, logprobs = ([value for one in found for value in getattr(one, name)] for name in ("tokens", "logprobs"))
+        lengths = Int32.of([LENGTH] * NUM_SAMPLES)
         groups.append(msgspec.structs.replace(
-            make_group(f"g{number}", 0, [step] * NUM_SAMPLES, rewards=[1.0, 0.0, 1.0]), prompt=Int32.of(prompt), lengths=Int32.of([LENGTH] * NUM_SAMPLES),
-            tokens=Int32.of(tokens), logprobs=Float32.of(logprobs), loss_mask=Bool.of([True] * len(tokens)), run_lengths=Int32.of([LENGTH] * NUM_SAMPLES)))
+            make_group(f"g{number}", 0, [step] * NUM_SAMPLES, rewards=[1.0, 0.0, 1.0]), prompt=Int32.of(prompt), lengths=lengths,
+            tokens=Int32.of(tokens), logprobs=Float32.of(logprobs), loss_mask=Bool.of([True] * len(tokens)), run_lengths=lengths))
     return Batch(step, 0, 1, groups, [[0, 1], [2, 3]], 0.0)
 
 
