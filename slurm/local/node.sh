@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # node.sh off|on|cut|join|kill NAME: a power cut of a node, and power again; its network cable out (it runs on), and in again;
 #   KILL for all processes of jobs on it.
-# node.sh stop|start controller: slurmctld away (jobs run on), and back.
+# node.sh stop|start controller|database: slurmctld or slurmdbd away (jobs run on), and back.
 set -euo pipefail
 . "$(dirname "$0")/settings.sh"
 . "$HERE/nodes.sh"
@@ -13,6 +13,8 @@ set -euo pipefail
 case ${1:-}:${2:-} in
 stop:controller) stop slurmctld; exit ;;
 start:controller) running slurmctld || start_controller; exit ;;
+stop:database) stop slurmdbd; exit ;;
+start:database) running slurmdbd || start_accounting; exit ;;
 esac
 names=$(node_names | tr '\n' ' ')
 [[ -n ${2:-} && " $names" == *" $2 "* ]] || fail "no node '${2:-}': use one of $names"

@@ -74,4 +74,9 @@ start_controller() {
     wait_for 30 controller_answers || fail "slurmctld does not answer; see $STATE/log/slurmctld.log"
 }
 
+start_accounting() {
+    start slurmdbd slurmdbd -D
+    SLURM_CONF=$STATE/etc/slurm.conf wait_for 30 sacctmgr --noheader list cluster || fail "slurmdbd does not answer; see $STATE/log/slurmdbd.out"
+}
+
 controller_answers() { [[ $(SLURM_CONF=$STATE/etc/slurm.conf timeout 5 scontrol ping) == *UP* ]]; }

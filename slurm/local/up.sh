@@ -91,8 +91,7 @@ start_database() {
         fail "MariaDB's tables could not be made: $(tail -n 3 "$STATE/log/database-tables.log" "$STATE/log/mariadbd.log")"
     start mariadbd mariadbd --defaults-file="$STATE/database/mariadb.cnf"
     wait_for 30 test -S "$STATE/database/socket" || fail "MariaDB does not start"
-    start slurmdbd slurmdbd -D
-    wait_for 30 sacctmgr --noheader list cluster || fail "slurmdbd does not answer"
+    start_accounting
     sacctmgr --immediate --quiet add cluster headway
     sacctmgr --immediate --quiet add account "$ACCOUNT" Description=local Organization=local
     sacctmgr --immediate --quiet add user "$ME" Account="$ACCOUNT"

@@ -135,14 +135,27 @@ class LocalCluster:
         self._script("node.sh", "join", node)
         self.resume(node)
 
+    def service(self, action: str, name: str) -> None:
+        """stop or start the controller, or the database of accounts: jobs run on."""
+        self._script("node.sh", action, name)
+
+    def shared_memory(self, node: str) -> list[str]:
+        """What lies in the node's own /dev/shm; [] where it has no power."""
+        try:
+            daemon = psutil.Process(int((self.folder / "run" / f"{node}.pid").read_text()))
+            inside = next(process for process in daemon.children(recursive=True) if process.name() == "slurmd")
+            return os.listdir(f"/proc/{inside.pid}/root/dev/shm")
+        except (FileNotFoundError, psutil.NoSuchProcess, StopIteration):
+            return []
+
     @contextmanager
     def without_controller(self) -> Iterator[None]:
         """No squeue, sbatch or scontrol works inside this block; jobs run on."""
-        self._script("node.sh", "stop", "controller")
+        self.service("stop", "controller")
         try:
             yield
         finally:
-            self._script("node.sh", "start", "controller")
+            self.service("start", "controller")
 
     def restart_controller(self) -> None:
         with self.without_controller():
