@@ -22,7 +22,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick test-unit test-long test-slurm test-sglang fuzz chaos gpu gpu8 gpu-setup lint benchmarks dry-run launch sweep status watch report stop model slurm-up slurm-down clean
+.PHONY: help setup demo test test-quick test-unit test-long test-slurm test-sglang fuzz chaos soak gpu gpu8 gpu-setup lint benchmarks dry-run launch sweep status watch report stop model slurm-up slurm-down clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ fuzz: $(READY)  ## attacks on a run by strangers, holders of its key and broken 
 chaos: $(READY)  ## a run on a local SLURM cluster where something breaks every 20 seconds (MINUTES=60, SEED=1: the same again)
 	slurm/local/install.sh
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: $(READY)  ## thousands of steps of one run: does anything grow? (STEPS=10000, a quarter of an hour)
+	$(BIN)/python -m tests.soak --steps $(or $(STEPS),10000) $(ARGS)
 
 # On GPU nodes: an environment of its own with both roles, of the one Python that constraints/gpu.txt is for. Where there is none, and no driver
 # either, all is left out, and the table says so.
