@@ -1,7 +1,7 @@
 """The journal of one incarnation: records in frames, in parts that can each be replayed alone.
 
     part    frame frame ...                     the first record of the first frame is a Start
-    frame   length, CRC-32 (4 bytes each, big-endian), then as many bytes: zlib of a msgpack list of records
+    frame   length, CRC-32 (4 bytes each, big-endian), then as many bytes: a msgpack list of records, compressed by zstd
     record  Start   where it begins: config, code, and the state at that moment
             Entry   an input, and what was decided
             Point   the digest of the state after the input before it
@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 
 import msgspec
+import zstandard
 
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.supervised_groups import Example, TrainingExamples
@@ -81,6 +82,7 @@ class Point(Struct, frozen=True, tag=True, array_like=True):
 
 
 Record = Start | Entry | Point
+_compressor, _decompressor = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
 
@@ -105,7 +107,7 @@ def decided(outcome: Outcome) -> bytes:
 
 def frame(records: Sequence[Record]) -> bytes:
     """Records as one frame. Raises TypeError for what cannot be written."""
-    content = zlib.compress(_encoder.encode(records), 1)
+    content = _compressor.compress(_encoder.encode(records))
     return HEAD.pack(len(content), zlib.crc32(content)) + content
 
 
@@ -127,9 +129,11 @@ def records(content: bytes) -> Iterator[bytes]:
 
 def _inside(body: bytes, place: int) -> Iterator[bytes]:
     try:
-        unpacker = zlib.decompressobj()
-        found = msgspec.msgpack.decode(unpacker.decompress(body, MAX_FRAME), type=list[msgspec.Raw])
-    except (zlib.error, msgspec.MsgspecError) as error:
+        size = zstandard.frame_content_size(body)
+        if not 0 <= size <= MAX_FRAME:
+            raise JournalError(f"the frame at byte {place} holds {size} bytes: must be from 0 to {MAX_FRAME}")
+        found = msgspec.msgpack.decode(_decompressor.decompress(body), type=list[msgspec.Raw])
+    except (zstandard.ZstdError, msgspec.MsgspecError) as error:
         raise JournalError(f"the frame at byte {place} cannot be read ({error})") from error
     yield from map(bytes, found)
 
