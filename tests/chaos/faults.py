@@ -27,7 +27,6 @@ T = TypeVar("T")
 KINDS = {"engine": "workers.rollout.engines.servers", "coordinator": "workers.coordinator.process.main",
          "reward": "workers.reward.pool.worker_process", "watch": "watch"}
 CHECKPOINT_S = 15.0
-HOUR = 3600
 
 
 class LeftOut(Exception):
@@ -173,10 +172,11 @@ class Faults:
 
     def _clock_off(self, event: Event) -> Harm:
         if self.clocks is None:
-            raise LeftOut("libfaketime is not installed")
+            raise LeftOut("there is no C compiler to make clock.c with")
         node, clock = self._node(event), self.clocks
-        write_atomic(clock / node, b"+1h" if event.choice < 0.5 else b"-1h")
-        return Harm(f"{node} {'+' if event.choice < 0.5 else '-'}1 h", lambda: write_atomic(clock / node, b"+0"))
+        hours = 1 if event.choice < 0.5 else -1
+        write_atomic(clock / node, str(3600 * hours).encode())
+        return Harm(f"{node} by {hours:+} h", lambda: write_atomic(clock / node, b"0"))
 
     # -- services and storage --------------------------------------------------------------------------------------------
 

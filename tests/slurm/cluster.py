@@ -226,7 +226,7 @@ class LocalCluster:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
-                queue, nodes = self.run("squeue", "--array", check=False), self.run("sinfo", "--Node", check=False)
+                queue, nodes = self.run("squeue", check=False), self.run("sinfo", "--Node", check=False)
                 raise TimeoutError(f"not within {timeout_s:.0f} s: {what}\n{queue}\n{nodes}")
             time.sleep(POLL_S)
 
