@@ -48,12 +48,12 @@ class Follower:
 
     @property
     def steps(self) -> list[dict]:
-        """The lines of metrics.jsonl so far."""
+        """The newest lines of metrics.jsonl."""
         return self._steps.lines
 
     @property
     def evaluations(self) -> list[dict]:
-        """The lines of evaluations.jsonl so far."""
+        """The newest lines of evaluations.jsonl."""
         return self._evaluations.lines
 
     def read(self) -> tuple[list[dict], list[dict]]:

@@ -165,7 +165,8 @@ class Faults:
         self._down.add(node)
 
         def mend() -> None:
-            self.cluster.restore_network(node)
+            self.cluster.reconnect(node)
+            self.cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)  # not down yet, perhaps
             self._down.discard(node)
 
         return Harm(node, mend)

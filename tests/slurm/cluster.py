@@ -132,8 +132,12 @@ class LocalCluster:
 
     def restore_network(self, node: str) -> None:
         """Back, and in use again at once: by itself SLURM takes a node back when that registers anew, a minute or two later."""
-        self._script("node.sh", "join", node)
+        self.reconnect(node)
         self.resume(node)
+
+    def reconnect(self, node: str) -> None:
+        """Back; SLURM uses it again when it has seen that."""
+        self._script("node.sh", "join", node)
 
     def service(self, action: str, name: str) -> None:
         """stop or start the controller, or the database of accounts: jobs run on."""

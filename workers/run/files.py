@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import time
+from array import array
 from pathlib import Path
 
 
@@ -72,14 +73,16 @@ def read_lines(path: Path) -> list[dict]:
 
 
 class GrowingLines:
-    """The lines of a JSONL file that grows, and is cut back where a run goes on from a checkpoint; `lines` are those that stand there.
+    """The lines of a JSONL file that grows, and is cut back where a run goes on from a checkpoint; `lines` are the newest `recent` of them.
 
-    A cut is noticed by the last line that was read: no two lines of such a file are alike, as they say when they were written.
+    A cut is noticed by the last line that was read: no two lines of such a file are alike, as they say when they were written. Of older lines only
+    eight bytes each are kept, by which those that stand there again are known.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, recent: int = 100) -> None:
         self.lines: list[dict] = []
-        self._path, self._end, self._last = path, 0, b""
+        self._path, self._recent, self._end, self._last = path, recent, 0, b""
+        self._marks = array("q")
 
     def read(self) -> list[dict]:
         """Read on; returns the lines that are new."""
@@ -89,16 +92,25 @@ class GrowingLines:
                 content = file.read()
         except FileNotFoundError:
             return []
-        if not content.startswith(self._last):  # cut back, and perhaps longer again by now
-            known, self.lines, self._end, self._last = self.lines, [], 0, b""
-            self.read()
-            same = next((number for number, (old, new) in enumerate(zip(known, self.lines, strict=False)) if old != new), len(known))
-            return self.lines[same:]
-        added = content[len(self._last):]
-        complete = added[: added.rfind(b"\n") + 1].splitlines(keepends=True)
+        if content.startswith(self._last):
+            return self._take(content[len(self._last):])
+        known, self._marks, self.lines, self._end, self._last = self._marks, array("q"), [], 0, b""  # cut back, and perhaps longer again by now
+        content = self._path.read_bytes()
+        marks = array("q", map(hash, complete_lines(content)))
+        same = next((number for number, (old, new) in enumerate(zip(known, marks, strict=False)) if old != new), min(len(known), len(marks)))
+        return self._take(content)[same:]
+
+    def _take(self, content: bytes) -> list[dict]:
+        complete = complete_lines(content)
         if not complete:
             return []
         self._end, self._last = self._end + sum(map(len, complete)), complete[-1]
+        self._marks.extend(map(hash, complete))
         new = [json.loads(line) for line in complete]
-        self.lines += new
+        self.lines = [*self.lines, *new][-self._recent:]
         return new
+
+
+def complete_lines(content: bytes) -> list[bytes]:
+    """The lines, with their ends; what has none is left out."""
+    return content[: content.rfind(b"\n") + 1].splitlines(keepends=True)

@@ -17,6 +17,7 @@ from workers.run.folder import RunFolder
 
 AWAY = {errno.EIO, errno.ESTALE, errno.EROFS, errno.ENOTCONN, errno.ETIMEDOUT, errno.ENODEV, errno.ENXIO, errno.EHOSTDOWN, errno.EHOSTUNREACH,
         errno.ECONNREFUSED, errno.ECONNRESET, errno.ESHUTDOWN, errno.EREMOTEIO}
+NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 NEXT_S = 1.0
 Result = TypeVar("Result")
 
@@ -26,14 +27,16 @@ class OutageTooLong(OSError):
 
 
 def is_outage(run: RunFolder, error: BaseException) -> bool:
-    """Whether it is that the run folder is full, or away: it cannot be read, or is not there at all."""
+    """Whether it is that the run folder is full, or away: it cannot be read, is not there at all, or nothing can be opened now."""
     if not isinstance(error, OSError):
         return False
-    return is_full(error) or error.errno in AWAY or (error.errno in (errno.ENOENT, errno.ENOTDIR) and not run.epochs.exists())
+    return is_full(error) or error.errno in AWAY | NO_DESCRIPTORS or (error.errno in (errno.ENOENT, errno.ENOTDIR) and not run.epochs.exists())
 
 
 def words(run: RunFolder, error: OSError) -> str:
     """What to say of it."""
+    if error.errno in NO_DESCRIPTORS:
+        return f"run.dir={run.path}: nothing there can be opened, as all descriptors are in use ({error.strerror}). Raise the hard limit of ulimit -n"
     return run.full_disk() if is_full(error) else f"run.dir={run.path}: cannot be reached ({error.strerror or error})"
 
 

@@ -18,8 +18,9 @@ WRITTEN = st.lists(st.tuples(st.sampled_from(["append", "append", "cut", "read"]
 def test_the_lines_are_those_of_the_file_whatever_happens_between_looks(written: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
-        reader, there, told = GrowingLines(path), [], []
+        reader, there, told = GrowingLines(path, 5), [], []
         assert reader.read() == []
+        before: list[dict] = []
         for number, (what, value) in enumerate([*written, ("read", 0)]):
             if what == "append":
                 there.append({"seconds": number, "value": 10**value})  # no line is like an earlier one: time goes on
@@ -29,10 +30,12 @@ def test_the_lines_are_those_of_the_file_whatever_happens_between_looks(written:
                 there = there[:value]
                 path.write_text("".join(json.dumps(line) + "\n" for line in there))
             else:
-                before = list(reader.lines)
                 told = reader.read()
-                assert reader.lines == there
+                assert reader.lines == there[-5:]
                 assert told == there[len(there) - len(told):] and (told or there == before[:len(there)])
+                assert len(told) <= len(there) - next((number for number, (old, new) in enumerate(zip(before, there, strict=False)) if old != new),
+                                                      min(len(before), len(there))), "what stands there again is not told again"
+                before = list(there)
 
 
 def test_half_a_line_is_waited_for(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -220,3 +221,26 @@ def test_an_attached_launcher_leaves_nothing_alive(disk: Path, run: RunFolder, p
     assert local.start_here(run, FullConfig(), (), console) == 1
     assert NOWHERE in (said := console.export_text()) and "1 processes of the run were ended by force" in said
     assert process.wait(10) is not None and not still_there(run)
+
+
+def test_a_process_without_descriptors_waits_for_some(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run").patient(1.0)
+    told: list[str] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used: list[int] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        while used:  # somebody else has closed something meanwhile
+            os.close(used.pop())
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        with pytest.raises(OSError):
+            while True:
+                used.append(os.open(os.devnull, os.O_RDONLY))
+        outage.patiently(run, lambda: write_atomic(run.status, b"{}"), tell)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        tell("")
+    assert "all descriptors are in use" in told[0] and told[1] == "" and run.status.read_bytes() == b"{}"
