@@ -212,9 +212,12 @@ class Attack:
         if held and random.random() < 0.7:
             lease = random.choice(held)
             group_id, attempt = lease.group_id, lease.attempt
-        group = msgspec.structs.replace(make_group(), group_id=group_id, attempt=attempt)
-        message = random.choice((GroupFinished(group), GroupParked(make_partial(group_id, attempt)), GroupRejected(group_id, attempt, 3, 0, 0.5),
-                                 SourcesRequest(version), LoadRequest(version)))
+        if group_id.startswith("e"):
+            results = [GroupFinished(make_group(group_id, attempt, purpose=Purpose.evaluation))]
+        else:
+            results = [GroupFinished(make_group(group_id, attempt)), GroupParked(make_partial(group_id, attempt)),
+                       GroupRejected(group_id, attempt, 3, 0, 0.5)]
+        message = random.choice((*results, SourcesRequest(version), LoadRequest(version)))
         return mutate_message(random, pack(message))
 
     # -- HTTP ------------------------------------------------------------------------------------------------------------
