@@ -7,7 +7,15 @@ headway_usable() {
     } 2>/dev/null
 }
 headway_comment() { scontrol update JobId="$SLURM_JOB_ID" Comment="${1:+headway: $1}" || true; }
+# Somebody trains, and does not say that it waits for the folder, too: this node alone lacks it.
+headway_elsewhere() {
+    squeue --me --noheader --states=RUNNING --format="%A %j %k" | grep -F " ${SLURM_JOB_NAME%-*-*}-train-" | grep -v "^$SLURM_JOB_ID " | grep -qv " headway: "
+}
 headway_give_up() {
+    if headway_elsewhere; then
+        headway_comment "$RUN was full or away for $LIMIT_S s on $(hostname) alone: the run goes on without this element"
+        exit 1
+    fi
     headway_comment "$RUN was full or away for $LIMIT_S s: the run has ended"
     rm -f "$RUN/reserve" "$RUN/jobs/.probe.$SLURM_JOB_ID"
     printf '{"state": "failed", "cause": "run.dir=%s: was full or away for %s s (run.outage_minutes)", "reported_by": "an element", "time": %s}' \

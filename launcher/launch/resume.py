@@ -71,7 +71,7 @@ def refusal(run: RunFolder, config: FullConfig, now: float) -> str:
         return f"{run.path}: has {left} {what}; only what has ended can be resumed. Run: headway stop --drain {run.path}"
     if outcome is not None and outcome["state"] == "finished":
         return f"{run.path}: is complete; there is nothing to resume. Start a new run, for example from {run.final_model}"
-    if checkpoint is not None and checkpoint.step >= config.run.num_steps and (step := _whole_step(run)) >= config.run.num_steps:
+    if checkpoint is not None and checkpoint.step >= config.run.num_steps and (step := _whole_step(run, config)) >= config.run.num_steps:
         return (f"run.num_steps={config.run.num_steps}: must be more than the {step} steps that are done. "
                 f"Run: headway resume {run.path} run.num_steps=...")
     if not on_slurm(run):
@@ -87,10 +87,10 @@ def refusal(run: RunFolder, config: FullConfig, now: float) -> str:
     return ""
 
 
-def _whole_step(run: RunFolder) -> int:
-    """The step that training goes on from: that of the newest checkpoint whose files are what was written, as the trainer looks for it; 0 without
-    any. Raises `ConfigError` where there are some, but none is whole."""
-    whole = checkpoints.newest(run)
+def _whole_step(run: RunFolder, config: FullConfig) -> int:
+    """The step that training goes on from: that of the newest checkpoint whose files are what was written, as the trainer looks for it (one rank by
+    their digests, several by their sizes); 0 without any. Raises `ConfigError` where there are some, but none is whole."""
+    whole = checkpoints.newest(run, by_digests=config.plan().num_train_devices == 1)
     if whole is None and (published := checkpoints.all_checkpoints(run)):
         raise ConfigError(checkpoints.none_whole(run, published))
     return whole.version.step if whole else 0
@@ -151,7 +151,7 @@ def resume(run: RunFolder, config: FullConfig, console: Console) -> int:
             if why := refusal(run, config, time.time()):  # another one may have resumed it since
                 return refuse(why)
             planned, specs = _plan(run, config, console)
-            step = _whole_step(run)
+            step = _whole_step(run, config)
             write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config.for_workers())))
             write_atomic(run.config_yaml, as_yaml(config))
             reopen(run)

@@ -25,4 +25,4 @@ with tempfile.TemporaryDirectory() as folder:
     findings = campaign(Path(folder), arguments.minutes, seed, lambda text: print(text, flush=True), arguments.keep)
 findings.rows.clear()  # they have been printed
 print(findings, flush=True)
-sys.exit(bool(findings.faults))
+sys.exit(bool(findings.faults) or not findings.begun)

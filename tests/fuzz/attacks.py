@@ -3,7 +3,7 @@
     stranger       TCP to every port of the run: nothing, noise, greetings, handshakes, HTTP, endless frames
     key_holder     knows the run's keys: changed messages to coordinator, weight servers (also by ticket) and reward elements
     bad_worker     registered: takes leases, and brings back changed groups, old ones, those of others, of other epochs
-    http_client    changed requests to engines and agents' endpoints
+    http_client    changed requests to engines, with their key and without
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import zmq
 from tests.fuzz.mutations import mutate_bytes, mutate_message, mutate_value
 from tests.support.groups import make_group, make_partial
 from workers.messages.codec import MAX_FRAME, MAX_PIECE, MessageError, from_coordinator, pack
-from workers.messages.from_coordinator import HeartbeatReply, Leases, Sources, Welcome
+from workers.messages.from_coordinator import HeartbeatReply, Leases, Refused, Welcome
 from workers.messages.from_worker import (
     BatchRequest,
     CheckpointRequest,
@@ -62,13 +62,13 @@ CORPUS: tuple[Message, ...] = (
 
 
 class Attack:
-    """One attacker, in a thread. `counts`: what it has sent."""
+    """One attacker, in a thread. `ports`: all that listen; `http_ports`: of HTTP servers, with their keys; `counts`: what it has sent."""
 
-    def __init__(self, run: RunFolder, seed: str, stop: threading.Event, ports: Callable[[], list[int]]) -> None:
-        self.run, self.random, self.stop, self.ports = run, Random(seed), stop, ports
+    def __init__(self, run: RunFolder, seed: str, stop: threading.Event, ports: Callable[[], list[int]],
+                 http_ports: Callable[[], dict[int, str]]) -> None:
+        self.run, self.random, self.stop, self.ports, self.http_ports = run, Random(seed), stop, ports, http_ports
         self.counts: Counter[str] = Counter()
         self.context = zmq.Context()
-        self.http_ports: set[int] = set()
 
     def live(self, attack: Callable[[], None]) -> None:
         """Attack until told to stop."""
@@ -148,7 +148,7 @@ class Attack:
 
     def endpoints(self) -> list[str]:
         """Where the run's encrypted sockets listen."""
-        return [f"tcp://127.0.0.1:{port}" for port in self.ports() if port not in self.http_ports]
+        return [f"tcp://127.0.0.1:{port}" for port in self.ports() if port not in self.http_ports()]
 
     def weight_thief(self) -> None:
         """One connection to anything that may be a weight server or a reward element."""
@@ -196,8 +196,8 @@ class Attack:
                             held += message.leases
                         case Welcome() | HeartbeatReply() as message:
                             version = message.announcement.version if message.announcement else version
-                        case Sources():
-                            pass
+                        case Refused():
+                            self.counts["refused"] += 1
                 if number % 10 == 0:
                     leases = [HeldLease(lease.group_id, lease.attempt, lease.purpose, lease.version) for lease in held]
                     self.send(dealer, pack(Heartbeat(version, capacity=8, leases=leases)))
@@ -227,17 +227,19 @@ class Attack:
         random = self.random
         body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 2, "temperature": 1.0}, "return_logprob": True}
         chat = {"model": "x", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
-        paths = ("/generate", "/v1/chat/completions", "/health", "/pause_generation", "/abort_request", "/get_model_info", "/nothing")
-        if not self.http_ports:
+        paths = ("/generate", "/generate", "/generate", "/v1/chat/completions", "/health", "/nothing")
+        if not (keys := self.http_ports()):
             self.stop.wait(0.2)
             return
-        connection = http.client.HTTPConnection("127.0.0.1", random.choice(sorted(self.http_ports)), timeout=PATIENCE_S)
+        port = random.choice(sorted(keys))
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         with contextlib.closing(connection):
             for _ in range(20):
                 content = json.dumps(mutate_value(random, random.choice((body, chat))), default=str).encode()
                 if random.random() < 0.3:
                     content = mutate_bytes(random, content)
-                connection.request("POST", random.choice(paths[:2]), content, {"Content-Type": "application/json"})
+                key = keys[port] if random.random() < 0.8 else "0" * 64
+                connection.request("POST", random.choice(paths), content, {"Content-Type": "application/json", "Authorization": f"Bearer {key}"})
                 answer = connection.getresponse()
                 answer.read()
                 self.counts["frames"] += 1

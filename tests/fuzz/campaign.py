@@ -20,6 +20,7 @@ from tests.e2e.runs import END_S, LiveRun, command_line, headway, live_run, live
 from tests.fuzz.attacks import Attack
 from workers.coordinator.process.replay_run import audit
 from workers.coordinator.snapshot import Snapshot, decode
+from workers.rollout.engines.servers.embedded.__main__ import API_KEY_VARIABLE
 from workers.run import checkpoints
 from workers.run.files import read_lines
 from workers.run.folder import RunFolder
@@ -62,7 +63,9 @@ class Findings:
                 *self.audit, *([] if self.outcome.startswith("drained") else [self.outcome])]
 
     def __str__(self) -> str:
-        lines = [f"{name:<12}{counts['frames']:>10} frames   {counts['turned away']:>7} turned away" for name, counts in self.sent.items()]
+        answers = {name: ", ".join(f"{number} {what}" for what, number in sorted(counts.items()) if what != "frames")
+                   for name, counts in self.sent.items()}
+        lines = [f"{name:<12}{counts['frames']:>10} frames   {answers[name]}" for name, counts in self.sent.items()]
         memory = ", ".join(f"{name} {before:.0f} -> {after:.0f} MB" for name, (before, after) in self.memory_mb.items())
         return "\n".join([
             *lines, f"{self.num_frames} frames in {self.minutes:g} minutes (seed {self.seed}), beside {self.num_steps} training steps",
@@ -75,19 +78,20 @@ class Ports:
     """The ports on which processes of a run listen; looked up now and then."""
 
     def __init__(self, run: LiveRun) -> None:
-        self._run, self.all, self.http = run, list[int](), set[int]()
+        self._run, self.all, self.http = run, list[int](), dict[int, str]()  # of HTTP servers with their keys
 
     def look(self) -> None:
         """Look again."""
-        found, http = set[int](), set[int]()
+        found, http = set[int](), dict[int, str]()
         for process in self._run.look():
             try:
                 ports = {connection.laddr.port for connection in process.net_connections("tcp") if connection.status == psutil.CONN_LISTEN}
+                key = process.environ().get(API_KEY_VARIABLE, "")
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
             found |= ports
             if any("engines.servers" in word for word in command_line(process)):
-                http |= ports
+                http |= dict.fromkeys(ports, key)
         self.all, self.http = sorted(found), http
 
 
@@ -100,10 +104,8 @@ def campaign(folder: Path, minutes: float, seed: int, *overrides: str) -> Findin
         ports.look()
         before = _processes(run)
         memory = {name: _rss(process) for name, process in before.items()}
-        attacks = {name: Attack(run.run, f"{seed} {name}", stop, lambda: ports.all) for name in ATTACKS}
+        attacks = {name: Attack(run.run, f"{seed} {name}", stop, lambda: ports.all, lambda: ports.http) for name in ATTACKS}
         threads = [threading.Thread(target=attack.live, args=(getattr(attack, name),), name=name) for name, attack in attacks.items()]
-        for attack in attacks.values():
-            attack.http_ports = ports.http
         for thread in threads:
             thread.start()
         deadline = time.monotonic() + 60 * minutes

@@ -12,4 +12,5 @@ def test_a_run_that_is_attacked_for_a_minute_goes_on_and_loses_nothing(tmp_path:
     print(findings)
     assert not findings.faults
     assert all(counts["frames"] for counts in findings.sent.values()), findings
-    assert findings.refused and findings.malformed
+    assert findings.refused and findings.malformed and findings.num_replayed
+    assert findings.sent["bad_worker"]["refused"] and findings.sent["http_client"]["HTTP 400"] and findings.sent["http_client"]["HTTP 401"]

@@ -24,7 +24,7 @@ from pathlib import PurePosixPath
 from workers.coordinator.monitoring.waiting_reasons import waiting
 from workers.coordinator.state import State
 from workers.coordinator.training.steps import Refusal
-from workers.coordinator.worker_loss import follow_up
+from workers.coordinator.worker_loss import follow_up, refused
 from workers.coordinator.worker_registry import Worker
 from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
 from workers.messages.from_coordinator import Drain, HeartbeatReply, Refused, RewardElements, VersionAnnounced, VersionsNeeded, Welcome
@@ -51,6 +51,8 @@ from workers.messages.parts import Announcement, Message, Role
 from workers.run.own_pause import own_pause
 
 TICK_S = 0.25
+LOOK_S = 1.0
+"""So long the process may be busy with the run folder, which is no pause of its own."""
 DRAIN_S = 60.0
 """How long workers may take to give back what they hold when the whole run is to pause."""
 
@@ -128,8 +130,8 @@ class Coordinator(State):
     def _result(self, worker: Worker, message: GroupFinished | GroupRejected | GroupFailed | GroupParked, now: float) -> None:
         answer = self.results.take(message, worker.peer)
         self.outbox += [(worker.peer, one) for one in answer.messages]
-        if answer.refused and (notice := worker.refused(answer.refused)):
-            self.delivery.notices.append(notice)
+        if answer.refused:
+            refused(self, worker, answer.refused)
         if answer.progress:
             self.failed_workers, self.last_progress, worker.refused_in_a_row = 0, now, 0
             if isinstance(message, GroupFinished):
@@ -151,7 +153,7 @@ class Coordinator(State):
 
     def tick(self, now: float) -> None:
         """Notice what happens by time alone: lost workers, and a run in which nothing moves. To be called every `TICK_S` or so."""
-        if pause_s := own_pause(now - self.ticked, TICK_S):
+        if pause_s := own_pause(now - self.ticked, LOOK_S):
             self.registry.excuse(pause_s, now)
             self.last_progress, self._drain_deadline = min(now, self.last_progress + pause_s), self._drain_deadline + pause_s
         self.ticked = now

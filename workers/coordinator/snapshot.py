@@ -15,7 +15,7 @@ from workers.coordinator.groups.group_states import Finished, Parked, Running, i
 from workers.coordinator.groups.heldout_evaluation import Evaluation
 from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.rejections import RejectionsState
-from workers.messages.codec import Decoder, MessageError, pack
+from workers.messages.codec import MANY_ARRAYS, Decoder, MessageError, pack
 from workers.messages.parts import Group, Message, Partial, Struct
 
 MAX_BYTES = 1 << 40
@@ -116,7 +116,7 @@ class Snapshot(Message, frozen=True):
 def decode(content: bytes) -> Snapshot:
     """The snapshot in `content`. Raises `SnapshotError`."""
     try:
-        snapshot = Decoder(Snapshot, MAX_BYTES).unpack(content)
+        snapshot = Decoder(Snapshot, MAX_BYTES, MANY_ARRAYS).unpack(content)
     except MessageError as error:
         raise SnapshotError(f"a coordinator's state of {len(content)} bytes: cannot be read ({error}). Resume from an older checkpoint") from error
     assert isinstance(snapshot, Snapshot)

@@ -1,4 +1,4 @@
-"""What follows when a worker is gone. Pure.
+"""What follows when a worker is gone, or brings back what nobody can take. Pure.
 
     rollout worker   its leases go to others. On one machine the run ends where too few are left; on SLURM others come, and it
                      ends where they all fail
@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from workers.coordinator.state import State
-from workers.coordinator.worker_registry import Worker
+from workers.coordinator.worker_registry import SUSPECT_AFTER, Worker
 from workers.messages.parts import Role
 
 
@@ -37,6 +37,15 @@ def follow_up(state: State, worker: Worker, cause: str = "", in_order: bool = Fa
             state.end(f"{cause}. No reward element is left (reward.placement=array)")
     elif len(state.registry.of(Role.rollout)) < state.config.allocation.min_replicas:
         state.end(f"{cause}. Fewer rollout workers are left than allocation.min_replicas={state.config.allocation.min_replicas}")
+
+
+def refused(state: State, worker: Worker, why: str) -> None:
+    """A result of `worker` was refused. Who brings back such results again and again has all leases taken away, as long as there are others: too many
+    failures in a row would end the run."""
+    if notice := worker.refused(why):
+        state.delivery.notices.append(notice)
+    if worker.refused_in_a_row == SUSPECT_AFTER and not all(other.suspect for other in state.registry.ready()):
+        state.totals.num_retries += state.ledger.release(worker.peer) + state.evaluation.release(worker.peer)
 
 
 def _trainer_departed(state: State, cause: str, in_order: bool) -> None:

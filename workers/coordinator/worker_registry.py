@@ -13,6 +13,8 @@ from workers.messages.parts import Role, Version, WorkerStatus
 
 SUSPECT_AFTER = 4
 """Results refused in a row, a power of two."""
+LONGEST_FETCH = 8
+"""Steps for which a version that is being fetched is kept."""
 
 
 @dataclass
@@ -135,5 +137,6 @@ class Registry:
         return [worker.serves for worker in self.of(Role.reward) if not worker.draining]
 
     def needed(self, newest: Version) -> Version:
-        """Published versions older than this are being fetched by nobody."""
-        return min([newest, *(worker.fetching for worker in self.workers.values() if worker.fetching is not None)])
+        """Published versions older than this are being fetched by nobody, or for longer than `LONGEST_FETCH` steps take."""
+        oldest = Version(newest.epoch, max(0, newest.step - LONGEST_FETCH))
+        return max(oldest, min([newest, *(worker.fetching for worker in self.workers.values() if worker.fetching is not None)]))

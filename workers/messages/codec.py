@@ -13,6 +13,7 @@ left over or used twice, more bytes than allowed) raises `MessageError`; nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -25,6 +26,8 @@ from workers.messages.parts import Message
 MAX_PIECE = 1 << 16
 MAX_FRAME = MAX_PIECE + 256
 """Of a piece on its way: with what encryption adds."""
+FEW_ARRAYS, MANY_ARRAYS = 64, 1 << 22
+"""In one message: of a worker; of the coordinator, which sends whole batches."""
 MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
 """What decoding raises: ValueError for text that is no UTF-8, RecursionError for what is nested too deep."""
 
@@ -60,10 +63,11 @@ def pack(message: Message) -> bytes:
 
 
 class Decoder:
-    """Decodes one direction of traffic, with a limit on the bytes of one message."""
+    """Decodes one direction of traffic, with a limit on the bytes of one message, and on the arrays in it."""
 
-    def __init__(self, union: object, max_bytes: int) -> None:
+    def __init__(self, union: object, max_bytes: int, max_arrays: int = FEW_ARRAYS) -> None:
         self._max_bytes = max_bytes
+        self._split = msgspec.msgpack.Decoder(Annotated[list[memoryview], msgspec.Meta(max_length=1 + max_arrays)])
         self._frames: list[memoryview] = []
         self._used: set[int] = set()
         self._decoder = msgspec.msgpack.Decoder(union, strict=True, dec_hook=self._array)
@@ -78,7 +82,7 @@ class Decoder:
     def unpack(self, content: bytes | memoryview) -> Message:
         """The message in what `pack` gave. Raises `MessageError`."""
         try:
-            self._frames, self._used = msgspec.msgpack.decode(content, type=list[memoryview]), set()
+            self._frames, self._used = self._split.decode(content), set()
             if not self._frames:
                 raise ValueError("it has no header")
             message = self._decoder.decode(self._frames[0])
@@ -113,4 +117,4 @@ def from_workers(max_bytes: int) -> Decoder:
 
 def from_coordinator(max_bytes: int) -> Decoder:
     """Decoder of what workers receive."""
-    return Decoder(FromCoordinator, max_bytes)
+    return Decoder(FromCoordinator, max_bytes, MANY_ARRAYS)

@@ -36,7 +36,7 @@ def is_outage(run: RunFolder, error: BaseException) -> bool:
 def words(run: RunFolder, error: OSError) -> str:
     """What to say of it."""
     if error.errno in NO_DESCRIPTORS:
-        return f"run.dir={run.path}: nothing there can be opened, as all descriptors are in use ({error.strerror}). Raise the hard limit of ulimit -n"
+        return f"run.dir={run.path}: nothing there can be opened, as all descriptors of this process are in use ({error.strerror})"
     return run.full_disk() if is_full(error) else f"run.dir={run.path}: cannot be reached ({error.strerror or error})"
 
 

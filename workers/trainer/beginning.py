@@ -53,7 +53,7 @@ class Beginning:
     def _failed_without_a_word(self, past: list[Incarnation]) -> int:
         """How many elements have failed since the last one that is on record, as SLURM's accounting has it: they could write nothing down."""
         since = max(self.run.resumed_at(), past[-1].claim.time if past else 0.0)
-        return len(slurm.failures(slurm.arrays(self.run, "train"), since) - {incarnation.claim.job for incarnation in past})
+        return len(slurm.failures(slurm.arrays(self.run, "train"), since) - {incarnation.claim.job for incarnation in incarnations.history(self.run)})
 
     def _wait_for_predecessor(self) -> None:
         """SLURM starts the next element while one that was told to end is still saving: claiming now would fence it off."""

@@ -68,7 +68,8 @@ class TrainElement:
 
     def _live(self) -> str:
         element = self.element
-        if element is not None and not self._wait(lambda: self._may_begin(element)):
+        beginning = Beginning(self.run, self.config, self.signals, self._saved_step, self._give_up)
+        if element is not None and not self._wait(beginning.may_begin):
             return self._leave_before_beginning(element)
         self._begin()
         # The coordinator starts first: it and the rollout workers get ready while Megatron is being imported.
@@ -138,9 +139,6 @@ class TrainElement:
 
     # -- before ----------------------------------------------------------------------------------------------------------
 
-    def _may_begin(self, element: SlurmElement) -> bool:
-        return Beginning(self.run, self.config, self.signals, self._saved_step, self._give_up).may_begin()
-
     def _wait(self, work: Callable[[], Result]) -> Result:
         """The result of `work`, which waits while the run folder is full or away, and says so. Raises what `work` does."""
         def tell(text: str) -> None:
@@ -208,8 +206,8 @@ class TrainElement:
                 self._crashed(self._failure)
             self._record("stopped", cause)
         link.close()
-        if self._failure and self.run.known_end() is None:
-            self._leave_failed()
+        if self.run.known_end() is None:  # the coordinator may have gone without having been able to put it there
+            self._leave_failed() if self._failure else self._wait(lambda: self.run.end(cause, "trainer"))
         return self._follow_up("stopped", cause)
 
     def _leave_failed(self) -> None:

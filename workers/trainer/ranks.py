@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from workers.config import Config
-from workers.messages.codec import Decoder, pack
+from workers.messages.codec import MANY_ARRAYS, Decoder, pack
 from workers.messages.from_coordinator import Batch
 from workers.run.files import write_once
 from workers.run.folder import RunFolder
@@ -66,7 +66,7 @@ def spread_in_copy(share: Batch | None) -> Batch:
     content = collectives.broadcast_in_copy(pack(share) if share is not None else None)
     if share is not None:
         return share
-    received = Decoder(Batch, MAX_BYTES).unpack(content)
+    received = Decoder(Batch, MAX_BYTES, MANY_ARRAYS).unpack(content)
     assert isinstance(received, Batch)
     return received
 

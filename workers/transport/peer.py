@@ -17,6 +17,7 @@ Every wait has a limit: a coordinator that is silent while the run folder says t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -208,8 +209,20 @@ class Peer:
                     continue
                 if newer is not None:
                     return newer
-            if silent > self._silence_s:
+            if silent > self._silence_s and not await self._was_stalled():
                 raise NoCoordinator(f"the coordinator has been silent for {silent:.0f} s")
+
+    async def _was_stalled(self) -> bool:
+        """Whether it is the run folder's file system that does not answer, for as long as a process waits for that at most: the coordinator writes
+        there, too, and will be heard when it does."""
+        began = time.monotonic()
+        with contextlib.suppress(TimeoutError, OSError):
+            await asyncio.wait_for(asyncio.to_thread(os.utime, self.run.processes), max(self._silence_s, self.run.patience_s))
+            now = time.monotonic()
+            if now - began > self.config.heartbeat_s:
+                self._heard = now
+                return True
+        return False
 
     def _look(self, alone: bool) -> tuple[str | None, Address | None]:
         """What the run folder says: why the run is over, if it is, and a newer coordinator, if there is one to follow.

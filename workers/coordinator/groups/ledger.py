@@ -170,6 +170,8 @@ class Ledger:
         index, lease = index_of(held.group_id), self.running.get(held.group_id)
         if held.attempt >= self.first_attempt + ATTEMPTS_PER_EPOCH or index - self.next_index + len(self.retry) > MAX_SKIPPED:
             return False  # of no lease that there has been
+        if index >= self.next_index and not ATTEMPTS_PER_EPOCH <= held.attempt < self.first_attempt:
+            return False  # what this incarnation has leased is known, and before the first there was none
         if lease is not None:
             if lease.attempt == held.attempt and lease.worker == worker:
                 lease.missed_since = None

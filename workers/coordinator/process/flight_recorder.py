@@ -21,6 +21,7 @@ from workers.coordinator.recording.frozen_state import StateError, digests, free
 from workers.coordinator.recording.inputs import AnyInput, Arrived, Outcome
 from workers.coordinator.recording.journal import ExampleSizes, Point, Record, Witness
 from workers.messages.from_worker import StepFinished
+from workers.run.files import append_whole
 from workers.run.folder import RunFolder
 
 FLUSH_S = 0.7
@@ -119,7 +120,12 @@ class FlightRecorder:
             self._run.journal.mkdir(mode=0o700, exist_ok=True)
         for path, noted in files:
             content = journal.frame([journal.entry(*one) if type(one) is tuple else one for one in noted])  # type: ignore[misc]
-            journal_files.append(path, content)
+            try:
+                append_whole(path, content)
+            except OSError:
+                if begins and path == files[-1][0]:
+                    path.unlink(missing_ok=True)  # nothing stands there: no room is taken
+                raise
             self._size += len(content)
         if begins:
             journal_files.prune(self._run, self._limit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -40,9 +39,13 @@ def parts(run: RunFolder) -> list[Part]:
 
 
 def records_of(part: Part) -> Iterator[bytes]:
-    """The encoded records of a part. Raises `JournalError`, `OSError`."""
+    """The encoded records of a part; none of one that a run that goes on has removed meanwhile. Raises `JournalError`, `OSError`."""
     try:
-        yield from journal.records(part.path.read_bytes())
+        content = part.path.read_bytes()
+    except FileNotFoundError:
+        return
+    try:
+        yield from journal.records(content)
     except journal.JournalError as error:
         raise journal.JournalError(f"{part.path}: {error}") from error
 
@@ -55,17 +58,6 @@ def code() -> str:
             if "process" not in path.parts:
                 found.update(path.read_bytes())
     return f"headway {version('headway')} {found.hexdigest()[:16]}"
-
-
-def append(path: Path, content: bytes) -> None:
-    """Write behind what stands there. Raises `OSError`; a part of it may stand there then."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest):]
-    finally:
-        os.close(descriptor)
 
 
 def prune(run: RunFolder, limit: int) -> None:

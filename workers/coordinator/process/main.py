@@ -184,7 +184,7 @@ class CoordinatorWorker:
 
     def write_status(self) -> None:
         """Write status.json."""
-        if self.storage.attempt(self._write_status):
+        if self.storage.attempt(self._write_status) and not self.records.num_held:  # what is held may be larger
             self.storage.worked()
 
     def _write_status(self) -> None:

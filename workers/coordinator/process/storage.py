@@ -38,7 +38,7 @@ class Storage:
         self._machine.do(Obstructed(now))
         if self._outage.is_too_long(now):
             self._machine.end(f"{why}, and that for {self._outage.lasted_s(now):.0f} s (run.outage_minutes). "
-                              f"Free some space, or bring it back, then go on with: headway resume {self._run.path}")
+                              f"Free some space, bring it back, or raise ulimit -n, then go on with: headway resume {self._run.path}")
 
     def worked(self) -> None:
         """What stands for all the rest could be written."""

@@ -176,8 +176,10 @@ def job(tmp_path: Path) -> Callable[..., subprocess.Popen]:
     run, folder = RunFolder.create(tmp_path / "run"), tmp_path / "bin"
     run.config.write_text("{}")
     folder.mkdir()
+    (tmp_path / "comments").write_text("9 x-1-train-1 headway: waits\n7 x-1-inference-1 (null)\n12 x-12-train-1 (null)\n")
     for name, answer in (("scontrol", ""), ("scancel", ""), ("squeue", "7 x-1-inference-1\n8 x-1-train-1\n8 x-1-train-1\n9 x-12-train-1")):
-        (folder / name).write_text(f"#!/bin/bash\necho {name} \"$@\" >>{tmp_path}/calls\necho \"{answer}\"\n")
+        comments = f"case \"$*\" in *%k*) cat {tmp_path}/comments; exit;; esac" if name == "squeue" else ""
+        (folder / name).write_text(f"#!/bin/bash\n{comments}\necho {name} \"$@\" >>{tmp_path}/calls\necho \"{answer}\"\n")
         (folder / name).chmod(0o755)
 
     def start(minutes: float) -> subprocess.Popen:
@@ -222,3 +224,13 @@ def test_an_element_of_a_run_that_has_ended_waits_for_nothing(job: Callable[...,
     with job(minutes=10) as child:
         pass
     assert child.returncode == 0 and not (tmp_path / "calls").exists()
+
+
+def test_a_node_that_alone_lacks_the_run_folder_leaves_the_run_to_the_others(job: Callable[..., subprocess.Popen], tmp_path: Path) -> None:
+    (tmp_path / "run").rename(tmp_path / "away")
+    with (tmp_path / "comments").open("a") as comments:
+        comments.write("8 x-1-train-1 (null)\n")  # it trains, and has nothing to say
+    with job(minutes=0) as child:
+        pass
+    calls = (tmp_path / "calls").read_text()
+    assert child.returncode == 1 and "alone: the run goes on without this element" in calls and "scancel" not in calls

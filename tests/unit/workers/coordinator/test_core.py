@@ -19,6 +19,7 @@ from workers.coordinator.monitoring.waiting_reasons import waiting
 from workers.coordinator.reconciliation import RETURN_S
 from workers.coordinator.snapshot import Snapshot, decode
 from workers.coordinator.training.steps import StepRecord
+from workers.coordinator.worker_registry import LONGEST_FETCH, SUSPECT_AFTER
 from workers.data.prompt import Prompt
 from workers.messages.codec import MessageError
 from workers.messages.from_coordinator import (
@@ -1085,3 +1086,28 @@ def test_something_malformed_is_not_taken() -> None:
     with pytest.raises(MessageError):
         play.core.reconciliation.absorb(GroupParked(msgspec.structs.replace(partial, finished=partial.finished[:1])))
     assert play.core.ledger.next_index == 0
+
+
+def test_whose_results_cannot_be_taken_has_its_leases_taken_away_and_does_not_end_the_run() -> None:
+    play = Play()
+    granted = [lease for lease in play.begin() if lease.purpose is Purpose.training]
+    assert len(granted) >= SUSPECT_AFTER
+    play.tell(b"good", Register(Role.rollout, "node", 3))
+    play.beat(peer=b"good")
+    for number in range(40):
+        running = [(group_id, lease.attempt) for group_id, lease in play.core.ledger.running.items() if lease.worker == ROLLOUT]
+        name, attempt = running[0] if running else (granted[number % len(granted)].group_id, granted[number % len(granted)].attempt)
+        group = make_group(name, attempt)
+        play.tell(ROLLOUT, GroupFinished(msgspec.structs.replace(group, run_lengths=group.run_lengths * 2)))
+    assert play.core.ended is None and all(lease.worker != ROLLOUT for lease in play.core.ledger.running.values())
+    play.beat(peer=b"good")
+    assert any(lease.worker == b"good" for lease in play.core.ledger.running.values()), "others get them"
+
+
+def test_a_version_that_is_fetched_for_ever_is_not_kept_for_ever() -> None:
+    play = Play()
+    play.begin()
+    play.tell(b"late", Register(Role.rollout, "node", 3))
+    play.tell(b"late", Heartbeat(held=None, fetching=Version(7, 0)))
+    needed = [only(play.publish(step), VersionsNeeded)[0].oldest for step in range(1, LONGEST_FETCH + 4)]
+    assert needed == [Version(7, 0)] * LONGEST_FETCH + [Version(7, 1), Version(7, 2), Version(7, 3)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import msgspec
 import numpy as np
 import pytest
@@ -287,3 +289,15 @@ def test_versions_read_back(epoch: int, step: int) -> None:
 def test_anything_else_is_no_version(text: str) -> None:
     with pytest.raises(ValueError, match="EPOCH.STEP"):
         Version.parse(text)
+
+
+def test_more_arrays_than_any_message_has_are_refused_before_they_are_made() -> None:
+    number = 1_000_000
+    content = b"\xdd" + number.to_bytes(4, "big") + b"\xc4\0" * number
+    tracemalloc.start()
+    try:
+        with pytest.raises(MessageError, match="malformed message"):
+            from_workers(1 << 28).unpack(content)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()

@@ -243,4 +243,4 @@ def test_a_process_without_descriptors_waits_for_some(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         tell("")
-    assert "all descriptors are in use" in told[0] and told[1] == "" and run.status.read_bytes() == b"{}"
+    assert "all descriptors of this process are in use" in told[0] and told[1] == "" and run.status.read_bytes() == b"{}"

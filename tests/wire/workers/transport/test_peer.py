@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -298,3 +299,23 @@ async def test_a_run_that_is_stopped_without_a_coordinator_keeps_what_was_genera
         run.request_stop("for now", drain=True)
         assert await ended(task) == Termination("finished", "stopped: for now")
     assert [path.name for path in run.partials.iterdir()] == ["g1.0.msgpack"]
+
+
+async def test_a_run_folder_that_does_not_answer_is_no_silence_of_the_coordinator(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator writes there, too, and stands still as well."""
+    thawed, asked = threading.Event(), threading.Event()
+
+    def frozen(path: Path) -> None:
+        asked.set()
+        thawed.wait(WAIT_S)
+
+    monkeypatch.setattr(peer_module, "os", SimpleNamespace(utime=frozen, getpid=os.getpid))
+    async with playing(run, 1) as first, standing(run, follows=False, silence_s=1.0) as who:
+        await taken_over(first, who)
+        await first.close()
+        await asyncio.to_thread(asked.wait, WAIT_S)
+        await asyncio.sleep(2 * TRANSPORT.heartbeat_s)  # so long it stands still
+        assert not who.serving.done()
+        thawed.set()
+        with pytest.raises(NoCoordinator, match="silent for"):  # when the folder answers at once, and the coordinator still says nothing
+            await asyncio.wait_for(who.serving, WAIT_S)

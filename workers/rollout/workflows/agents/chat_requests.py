@@ -117,6 +117,12 @@ class ChatRequest:
     logprobs: bool
     ignored: tuple[str, ...]
 
+    @property
+    def num_characters(self) -> int:
+        """Of all that the template will show: what was said, calls and tools."""
+        said = sum(len(message.content) + sum(len(call.arguments) for call in message.calls) for message in self.messages)
+        return said + sum(len(to_json(tool)) for tool in self.tools)
+
 
 def read_chat(body: bytes) -> ChatRequest:
     """Read a request of POST /v1/chat/completions. Raises `ApiError`."""

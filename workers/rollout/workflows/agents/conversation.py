@@ -108,7 +108,7 @@ class Chat:
             raise ApiError(429, f"an episode may have {MAX_AT_ONCE} turns at once: wait for some", "too_many_turns_at_once")
         if self._num_turns >= MAX_TURNS:
             raise ApiError(400, f"an episode may have {MAX_TURNS} turns", "too_many_turns")
-        num_characters = sum(len(message.content) for message in request.messages)
+        num_characters = request.num_characters
         if num_characters > max(LONG, CHARACTERS_A_TOKEN * self.llm.context_length):  # to count its tokens would take long
             self.full = True
             raise ApiError(400, f"the messages have {num_characters} characters: far more than engine.context_length has room for",

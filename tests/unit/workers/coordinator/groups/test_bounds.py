@@ -225,7 +225,8 @@ def test_a_worker_whose_results_are_refused_again_and_again_is_named_and_others_
 @pytest.mark.parametrize("lease", [
     HeldLease("g999999999999999", 6000, Purpose.training, Version(6, 0)), HeldLease(f"g{MAX_SKIPPED + 1}", 6000, Purpose.training, Version(6, 0)),
     HeldLease("g0", 2**53, Purpose.training, Version(6, 0)), HeldLease("g0", 6000, Purpose.training, Version(7, 1)),
-    HeldLease("g0", 6000, Purpose.training, Version(2**31 - 1, 0)), HeldLease("e5.3", 6000, Purpose.evaluation, Version(6, 0))])
+    HeldLease("g0", 6000, Purpose.training, Version(2**31 - 1, 0)), HeldLease("e5.3", 6000, Purpose.evaluation, Version(6, 0)),
+    HeldLease("g5", 7000, Purpose.training, Version(6, 0)), HeldLease("g5", 999, Purpose.training, Version(0, 0))])
 def test_leases_that_there_cannot_have_been_are_not_adopted(lease: HeldLease) -> None:
     play = make_play()
     sent = play.tell(ROLLOUT, Register(Role.rollout, "node", 1, leases=[lease]))

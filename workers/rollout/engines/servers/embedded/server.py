@@ -170,10 +170,12 @@ class Server:
         """401 without the API key, save for /health; 400 for requests that cannot be served, 408 and 413 for bodies that do not come, or do not
         end; errors are JSON as well."""
         given = http.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if http.path != OPEN_TO_ALL and not hmac.compare_digest(given, b"Bearer " + self._api_key):
+        known = hmac.compare_digest(given, b"Bearer " + self._api_key)
+        if not known and http.path != OPEN_TO_ALL:
             return reply({"error": {"message": "wrong or no API key. Send the header Authorization: Bearer KEY"}}, status=401)
         try:
-            await body_of(http)  # handlers read it again, from memory
+            if known:
+                await body_of(http)  # handlers read it again, from memory
             return await handler(http)
         except RequestError as error:
             return reply({"error": {"message": str(error)}}, status=400)

@@ -9,11 +9,13 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -308,3 +310,10 @@ def test_every_malformed_body_is_a_400_that_names_the_rule(one: Endpoint) -> Non
         assert len((await client.generate(prompt_of(5), 3))["output_ids"]) == 3, "it serves on"
 
     one.run(scenario)
+
+
+def test_without_the_key_no_body_is_read_at_health_either(one: Endpoint) -> None:
+    url = urlsplit(one.base_url)
+    with socket.create_connection((url.hostname, url.port), DEADLINE_S) as stranger:
+        stranger.sendall(b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 16000000\r\n\r\n" + bytes(1000))
+        assert stranger.recv(100).startswith(b"HTTP/1.1 "), "it is answered at once, and not when all has come"
