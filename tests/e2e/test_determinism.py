@@ -1,4 +1,7 @@
-"""At eta = 0 with one engine a run is a function of its seed: two are equal to the bit, also where one was killed, or drained, and went on."""
+"""At eta = 0 with one engine a run is a function of its seed: two are equal to the bit, also where one was killed and went on.
+
+One that was drained is not: it goes on with its unfinished answers, and what it knows of their tokens is computed at once then, not one by one: the
+last bits of log-probs are others."""
 
 from __future__ import annotations
 
@@ -48,17 +51,11 @@ def test_two_runs_of_one_seed_are_equal_to_the_bit(undisturbed: LiveRun, tmp_pat
         assert told(run, set())["weights"] != told(undisturbed, set())["weights"], "the seed decides"
 
 
-@pytest.mark.parametrize("how", ["killed", "drained"])
-def test_a_run_that_went_on_is_equal_to_one_that_was_not_disturbed(undisturbed: LiveRun, tmp_path: Path, how: str) -> None:
+def test_a_run_that_was_killed_and_went_on_is_equal_to_one_that_was_not(undisturbed: LiveRun, tmp_path: Path) -> None:
     with live_run(tmp_path / "run", *SAME) as run:
-        run.after_steps(3)
-        if how == "killed":
-            run.process("train task").kill()
-        else:
-            headway("stop", "--drain", str(run.run.path))
+        run.after_steps(3).process("train task").kill()
         run.launcher.wait(START_S)
-        ended = run.run.ended()
-        assert ended is not None and ended["state"] == {"killed": "failed"}.get(how, how), ended
+        assert (run.run.ended() or {})["state"] == "failed"
         resumed = headway("resume", "--plain", str(run.run.path))
         assert resumed.returncode == 0, resumed.stdout + resumed.stderr
         assert_equal(told(undisturbed, OF_PROCESSES), told(run, OF_PROCESSES))
