@@ -1,7 +1,7 @@
 """torch.distributed and Megatron-core's parallel groups, once per process. What the ranks tell each other through them: collectives.py.
 
 A single rank keeps its rendezvous store in memory. Gloo still opens a listening socket for every group; those of a single
-rank are bound to the loopback interface, as nobody has to reach them. A gang meets at rank 0's store, which listens on
+rank are bound to the loopback interface and take no connection, as nobody has to reach them. A gang meets at rank 0's store, which listens on
 rank 0's address only, for the gang's nodes only (store_guard.py), and talks over the gang's interface. The ranks make up
 copies of the model, tp * pp * cp ranks each, in Megatron's order tp-cp-dp-pp; the first rank of a copy is its leader.
 
@@ -53,7 +53,7 @@ def initialize(gang: Gang | None = None, parallel: ParallelConfig | None = None)
     already that are not those of `gang` and `parallel`, where its CUDA device does not exist, or where the ranks do not make up whole copies.
     """
     parallel = parallel or ParallelConfig()
-    expected = (0, 1) if gang is None else (gang.rank, gang.world_size)
+    expected, before = (0, 1) if gang is None else (gang.rank, gang.world_size), store_guard.listening()
     if not dist.is_initialized():
         if gang is None or gang.world_size == 1:
             with _environment("GLOO_SOCKET_IFNAME", "lo"):
@@ -70,11 +70,20 @@ def initialize(gang: Gang | None = None, parallel: ParallelConfig | None = None)
     if not parallel_state.model_parallel_is_initialized():
         with cpu_backend.redirected(), _environment("GLOO_SOCKET_IFNAME", "lo") if world_size() == 1 else contextlib.nullcontext():
             _make_groups(parallel)
+        _seal(gang, before)
     sizes = (parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_pipeline_model_parallel_world_size(),
              parallel_state.get_context_parallel_world_size())
     if sizes != (parallel.tp, parallel.pp, parallel.cp):
         raise ValueError(f"the groups of this process have tp, pp, cp = {sizes}, they cannot become {(parallel.tp, parallel.pp, parallel.cp)}. "
                          "Call close() first, or start a new process")
+
+
+def _seal(gang: Gang | None, before: dict[int, int]) -> None:
+    """Nobody but the gang may speak to what gloo has opened since `before`."""
+    if gang is None or gang.world_size == 1:
+        store_guard.seal(before, ())
+    elif gang.roster is not None:
+        store_guard.seal(before, store_guard.gang_addresses(gang.roster, gang.world_size, gang.master_addr))
 
 
 def _make_groups(parallel: ParallelConfig) -> None:
