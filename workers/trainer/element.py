@@ -68,8 +68,7 @@ class TrainElement:
 
     def _live(self) -> str:
         element = self.element
-        beginning = Beginning(self.run, self.config, self.signals, self._saved_step, self._give_up)
-        if element is not None and not self._wait(beginning.may_begin):
+        if element is not None and not self._wait(lambda: self._may_begin(element)):
             return self._leave_before_beginning(element)
         self._begin()
         # The coordinator starts first: it and the rollout workers get ready while Megatron is being imported.
@@ -138,6 +137,9 @@ class TrainElement:
         return ("stopped" if ending.how == "ended" else ending.how), ending.cause
 
     # -- before ----------------------------------------------------------------------------------------------------------
+
+    def _may_begin(self, element: SlurmElement) -> bool:
+        return Beginning(self.run, self.config, self.signals, self._saved_step, self._give_up).may_begin()
 
     def _wait(self, work: Callable[[], Result]) -> Result:
         """The result of `work`, which waits while the run folder is full or away, and says so. Raises what `work` does."""
