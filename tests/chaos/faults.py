@@ -55,6 +55,14 @@ class Faults:
         except (RuntimeError, subprocess.TimeoutExpired, psutil.NoSuchProcess) as error:  # what it was to be done with is away itself
             raise LeftOut(str(error).strip().splitlines()[-1][:150] if str(error) else type(error).__name__) from error
 
+    def _undo(self, *command: str) -> None:
+        """Let scontrol undo something that may be undone already. Raises RuntimeError where it has not been asked at all: to be tried again."""
+        try:
+            self.cluster.run("scontrol", *command)
+        except RuntimeError as error:
+            if any(words in str(error) for words in ("Unable to contact", "timed out", "Connection refused", "Zero Bytes")):
+                raise
+
     # -- processes -------------------------------------------------------------------------------------------------------
 
     def _process(self, event: Event) -> tuple[str, psutil.Process]:
@@ -122,12 +130,12 @@ class Faults:
     def _hold(self, event: Event) -> Harm:
         element = self._element(event)
         self.cluster.run("scontrol", "requeuehold", element.job_id)
-        return Harm(f"{element.name} {element.job}", lambda: self.cluster.run("scontrol", "release", element.job, check=False))
+        return Harm(f"{element.name} {element.job}", lambda: self._undo("release", element.job))
 
     def _suspend(self, event: Event) -> Harm:
         element = self._element(event)
         self.cluster.run("scontrol", "suspend", element.job_id)
-        return Harm(f"{element.name} {element.job}", lambda: self.cluster.run("scontrol", "resume", element.job_id, check=False))
+        return Harm(f"{element.name} {element.job}", lambda: self._undo("resume", element.job_id))
 
     # -- nodes -----------------------------------------------------------------------------------------------------------
 
@@ -154,7 +162,7 @@ class Faults:
 
         def mend() -> None:
             self.cluster.power_on(node)
-            self.cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+            self._undo("update", f"NodeName={node}", "State=RESUME")
             self._down.discard(node)
 
         return Harm(node, mend)
@@ -166,7 +174,7 @@ class Faults:
 
         def mend() -> None:
             self.cluster.reconnect(node)
-            self.cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)  # not down yet, perhaps
+            self._undo("update", f"NodeName={node}", "State=RESUME")
             self._down.discard(node)
 
         return Harm(node, mend)
