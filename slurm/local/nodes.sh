@@ -60,6 +60,7 @@ node_off() { # NAME: a power cut: nothing on it runs on, says good-bye or closes
     if ((ISOLATE)); then
         ip link set "hws$SLOT-$1" down 2>/dev/null || true
         stop "$1" KILL
+        thaw "hws$SLOT/$1"
         ip netns delete "hws$SLOT-$1" 2>/dev/null || true
         ip link delete "hws$SLOT-$1" 2>/dev/null || true
         wait_for 15 remove_cgroups "hws$SLOT/$1" || fail "node $1: some of its processes are still there"
@@ -87,6 +88,11 @@ step_daemons() { # NAME: the processes of SLURM that look after jobs on it, wher
     for pid in $(pgrep -u "$ME" slurmstepd); do
         if [[ $(readlink "/proc/$pid/cwd") == "$STATE/nodes/$1" ]]; then echo "$pid"; fi
     done
+}
+
+thaw() { # GROUP: what SLURM has suspended there can end
+    uses_cgroups || return 0
+    find "$CGROUPS/freezer/$1" -name freezer.state -exec sh -c 'echo THAWED >"$1"' _ {} \; 2>/dev/null || true
 }
 
 remove_cgroups() { # GROUP: succeeds when no process is left in it

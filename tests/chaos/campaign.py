@@ -165,9 +165,9 @@ def campaign(folder: Path, minutes: float, seed: int, say: Callable[[str], objec
         finally:
             with contextlib.suppress(subprocess.CalledProcessError):
                 thaw(disk)
-            cluster.down()
             if keep is not None and findings.faults and (disk / "run").exists():
                 shutil.copytree(disk / "run", keep, ignore=shutil.ignore_patterns("checkpoints", "export", "keys"), dirs_exist_ok=True)
+            cluster.down()
     return findings
 
 

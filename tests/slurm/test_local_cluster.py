@@ -73,3 +73,13 @@ def test_controller_restarts_under_running_jobs_and_wrong_accounts_are_refused(c
     assert cluster.squeue(job)[0].state == "RUNNING"
     refused = cluster.run("bash", "-c", "sbatch --account=nobody --wrap true 2>&1; echo status $?")
     assert "Invalid account" in refused and "status 1" in refused
+
+
+def test_a_node_with_a_suspended_job_loses_its_power_like_any_other(cluster: LocalCluster) -> None:
+    """Its processes are frozen, and end all the same."""
+    job = cluster.sbatch("sleep 3600", "--partition=preemptible", "--nodelist=trn0")
+    cluster.wait_state(job, "RUNNING")
+    cluster.run("scontrol", "suspend", str(job))
+    cluster.wait_state(job, "SUSPENDED")
+    cluster.power_off("trn0")
+    cluster.power_on("trn0")
