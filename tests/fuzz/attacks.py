@@ -50,6 +50,8 @@ from workers.transport.weights.messages import ChunkWanted, ManifestWanted, Tick
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 GREETING = SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 PATIENCE_S = 5.0
+GLANCE_S = 0.3
+"""For a port that may answer nobody, as gloo's do."""
 A_CONNECTION = 200
 """Messages, before another connection is made."""
 CORPUS: tuple[Message, ...] = (
@@ -86,7 +88,8 @@ class Attack:
         if not (ports := self.ports()):
             return
         random = self.random
-        with socket.create_connection(("127.0.0.1", random.choice(ports)), PATIENCE_S) as connection:
+        with socket.create_connection(("127.0.0.1", random.choice(ports)), GLANCE_S) as connection:
+            connection.settimeout(PATIENCE_S)
             for content in self._noise():
                 connection.sendall(content)
                 self.counts["frames"] += 1
