@@ -91,8 +91,7 @@ def _supervised_facts(status: dict, steps: list[dict], evaluations: list[dict]) 
         ("held-out loss", held),
         ("tokens/s", f"{rate(steps, 'tokens_trained'):.1f} trained"),
         ("examples", f"{status['set_aside']} set aside"),
-        *_refused(status),
-        *([("not recorded", f"{status['not_recorded']} (headway replay)")] if status.get("not_recorded") else []),
+        *_troubles(status),
     ]
 
 
@@ -114,8 +113,7 @@ def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tup
          + _rejected(status)),
         *_weights(status.get("weights")),
         *_rewards(status.get("rewards")),
-        *_refused(status),
-        *([("not recorded", f"{status['not_recorded']} (headway replay)")] if status.get("not_recorded") else []),
+        *_troubles(status),
     ]
 
 
@@ -142,11 +140,11 @@ def _weights(weights: dict | None) -> list[tuple[str, str]]:
     return [("weights", text), *failed]
 
 
-def _refused(status: dict) -> list[tuple[str, str]]:
-    """What strangers, or broken workers, have tried."""
-    if not (status["refused_peers"] or status["malformed_messages"]):
-        return []
-    return [("refused", f"{status['refused_peers']} connections without the run's keys   {status['malformed_messages']} unreadable messages")]
+def _troubles(status: dict) -> list[tuple[str, str]]:
+    """What strangers, or broken workers, have tried, and why the coordinator keeps no journal now."""
+    refused = f"{status['refused_peers']} connections without the run's keys   {status['malformed_messages']} unreadable messages"
+    rows = [("refused", refused)] if status["refused_peers"] or status["malformed_messages"] else []
+    return rows + ([("not recorded", f"{status['not_recorded']} (headway replay)")] if status.get("not_recorded") else [])
 
 
 def _seconds(seconds: float) -> str:

@@ -8,16 +8,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos import faults
 from tests.chaos.campaign import campaign
-from tests.slurm import cluster
+from tests.slurm.cluster import available
 
 parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
 parser.add_argument("--minutes", type=float, default=60.0)
 parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
 parser.add_argument("--keep", type=Path, default=None, help="a folder to keep the run's logs and journal in")
 arguments = parser.parse_args()
-if reason := faults.available() or cluster.available():
+if reason := available():
     sys.exit(f"no chaos here: {reason}")
 seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
 print(f"seed {seed}", flush=True)

@@ -78,8 +78,6 @@ def small_disk(folder: Path) -> Iterator[Path]:
     try:
         yield disk
     finally:
-        with contextlib.suppress(subprocess.CalledProcessError):
-            thaw(disk)
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 

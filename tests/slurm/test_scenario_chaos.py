@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import faults
 from tests.chaos.campaign import campaign
+from tests.slurm.cluster import available
 
 
 @pytest.mark.timeout(2400)
 def test_ten_minutes_of_faults_lose_nothing(tmp_path: Path) -> None:
-    if reason := faults.available():
+    if reason := available():
         pytest.skip(reason)
     findings = campaign(tmp_path, 10.0, 2)
     print(findings)

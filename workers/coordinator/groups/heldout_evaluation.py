@@ -98,8 +98,7 @@ class Evaluation:
 
     def owns(self, worker: bytes, group_id: str, attempt: int) -> bool:
         """Whether this lease is running, with this worker."""
-        lease = self.running.get(group_id)
-        return lease is not None and lease[1:] == (attempt, worker)
+        return self.owner(group_id, attempt) == worker
 
     def owner(self, group_id: str, attempt: int) -> bytes:
         """The worker with which this lease is running; b'' without one."""

@@ -20,6 +20,7 @@ from launcher.config.schema import FullConfig
 from launcher.jobs.liveness import no_room, still_there
 from launcher.launch import local
 from launcher.monitoring.stop import stop
+from tests.support.small_disk import small_disk
 from tests.support.small_run import Prompts
 from workers.config import Config
 from workers.coordinator.core import Coordinator
@@ -36,13 +37,8 @@ NOWHERE = "nothing more can be written there, the disk or your quota is full"
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    (folder := tmp_path / "disk").mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, check=False) \
-        if os.getuid() == 0 else None
-    if mounted is None or mounted.returncode:
-        pytest.skip("a small file system can only be mounted by root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", "2m") as folder:
+        yield folder
 
 
 @pytest.fixture

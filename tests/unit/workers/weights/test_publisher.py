@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 
+from tests.support.small_disk import small_disk  # noqa: E402
 from workers.config import Dtype  # noqa: E402
 from workers.messages.parts import Version  # noqa: E402
 from workers.model.architecture import read_architecture  # noqa: E402
@@ -164,14 +164,8 @@ class Disk(NamedTuple):
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    folder, size = tmp_path / "disk", 8 * MIB
-    folder.mkdir()
-    mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(folder)], capture_output=True, text=True, check=False)
-    if not mounted or mounted.returncode:
-        pytest.skip(f"no small disk can be mounted here ({mounted.stderr.strip() if mounted else 'no mount command'})")
-    yield Disk(folder, size)
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", str(8 * MIB)) as folder:
+        yield Disk(folder, 8 * MIB)
 
 
 @pytest.mark.parametrize("leave", [0, 300_000, 1_201_000])  # the model takes 1.2 MiB

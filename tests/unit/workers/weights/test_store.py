@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.small_disk import small_disk
 from workers.messages.parts import Version
 from workers.run.digests import digest_of
 from workers.run.folder import RunFolder
@@ -313,15 +314,9 @@ def test_what_was_left_is_believed_only_as_far_as_it_is_right(store: NodeStore, 
 # -- full memory -----------------------------------------------------------------------------------------------------------
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = shutil.which("mount") and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(folder)],
-                                                       capture_output=True, text=True, check=False)
-    if not mounted or mounted.returncode:
-        pytest.skip(f"no small disk can be mounted here ({mounted.stderr.strip() if mounted else 'no mount command'})")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 def big_manifest() -> bytes:
@@ -329,11 +324,11 @@ def big_manifest() -> bytes:
     return Manifest(VERSION, 1 << 20, [FileEntry(f"shard-{number}", 1 << 19, 0, ["0" * 64]) for number in range(3)]).encode()
 
 
-def test_full_memory_is_an_error_with_a_remedy_before_anything_is_fetched(small_disk: Path) -> None:
-    store = NodeStore(small_disk / "store")
+def test_full_memory_is_an_error_with_a_remedy_before_anything_is_fetched(disk: Path) -> None:
+    store = NodeStore(disk / "store")
     with pytest.raises(WeightsError, match=r"0 MiB are free, 0 MiB are needed \(No space left on device\)\. Free some memory.*weights\.dir"):
         store.begin(big_manifest(), VERSION)
-    assert store._present() == set() and shutil.disk_usage(small_disk).used < 1 << 17, "nothing is left of it"
+    assert store._present() == set() and shutil.disk_usage(disk).used < 1 << 17, "nothing is left of it"
     with pytest.raises(WeightsError, match=r"Free some memory.*weights\.dir"):
         store.allocate(store.root, "file", 1 << 21)
     assert not (store.root / "file").exists()

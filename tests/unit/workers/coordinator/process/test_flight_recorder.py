@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.support.groups import make_group
+from tests.support.small_disk import small_disk
 from tests.support.small_run import Prompts, make_config
 from workers.config import Bound
 from workers.coordinator.core import Coordinator
@@ -71,13 +70,8 @@ class Driven:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    (folder := tmp_path / "disk").mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, check=False) \
-        if os.getuid() == 0 else None
-    if mounted is None or mounted.returncode:
-        pytest.skip("a small file system can only be mounted by root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", "2m") as folder:
+        yield folder
 
 
 def play(scenario: Callable[[], object]) -> None:

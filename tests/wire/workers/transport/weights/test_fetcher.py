@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from tests.support.small_disk import small_disk
 from tests.wire.weight_nodes import CHUNK, CONFIG, LOOPBACK, NAMES, WAIT_S, Origin, Process, Worker, make_weights, read, step, write
 from workers.config import TransportConfig
 from workers.config.choices import Security
@@ -501,18 +501,12 @@ def test_another_key_gets_nothing(run: RunFolder, security: Security, tmp_path: 
 # -- full memory -----------------------------------------------------------------------------------------------------------
 
 def test_a_node_without_room_says_so(origin: Origin, tmp_path: Path, make_worker: Callable[..., Worker]) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k,mode=700", "tmpfs", str(disk)], capture_output=True, check=False).returncode:
-        pytest.skip("no small disk can be mounted here")
-    try:
+    with small_disk(tmp_path / "disk", "100k"):
         announcement, worker = origin.publish(VERSION, WEIGHTS), make_worker("disk/node")
         with pytest.raises(WeightsError, match=r"No space left on device.*Free some memory.*weights\.dir"):
             worker.fetch(announcement)
         assert origin.server.counters.chunks_sent == 0
         worker.close()
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 # -- differences -----------------------------------------------------------------------------------------------------------
