@@ -120,6 +120,8 @@ benchmarks: $(READY)  ## each prints its ratio as one JSON object on its last li
 	$(BIN)/python -m benchmarks.rewards
 	$(BIN)/python -m benchmarks.async_vs_sync
 	$(BIN)/python -m benchmarks.recorder
+	$(BIN)/python -m benchmarks.coordinator_cost
+	$(BIN)/python -m benchmarks.control_plane
 	$(BIN)/python -m benchmarks.slurm
 
 dry-run: $(READY)  ## print the plan and what would be submitted

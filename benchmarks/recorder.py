@@ -2,10 +2,10 @@
 
     python -m benchmarks.recorder [--pairs 40] [--slice 1.5] [--workers 16] [--quick]
 
-The real coordinator, with sockets, CURVE and files, in this process; a played fleet in another: rollout workers that give back each lease after a
-second, with 8 samples of about 500 tokens, and a trainer that takes batches of 32 groups. The recorder is switched on and off in turn, slice
-by slice, so that both have the same load; the ratio is the median over pairs of neighbours, with a bootstrap interval of 95%. `own`: its share
-of CPU time, by clocks around what it does.
+The real coordinator, with sockets, CURVE and files, in this process; a played fleet in another (control_plane/fleet.py): rollout workers that give
+back each lease after a second, with 8 samples of 500 tokens, and a trainer that takes batches of 32 groups. The recorder is switched on and off in
+turn, slice by slice, so that both have the same load; the ratio is the median over pairs of neighbours, with a bootstrap interval of 95%. `own`:
+its share of CPU time, by clocks around what it does.
 
 The last line is one JSON object: name, value (microseconds of CPU a message with it), unit, against (without), ratio, interval, own, ...
 """
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,132 +29,14 @@ import msgspec
 import numpy as np
 
 from benchmarks.children import ROOT
-from workers.config import ClusterKind, Config
+from benchmarks.control_plane.__main__ import make_run
+from benchmarks.control_plane.figures import EPOCH, Load
 from workers.coordinator.process.main import CoordinatorWorker
 from workers.coordinator.recording.inputs import Arrived
-from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.from_coordinator import Acknowledged, Batch, Leases, VersionAnnounced
-from workers.messages.from_worker import BatchRequest, GroupFinished, Heartbeat, Register, StepFinished
-from workers.messages.parts import Announcement, Group, HeldLease, Lease, Purpose, Role, Version
-from workers.run import incarnations
 from workers.run.folder import RunFolder
-from workers.transport.client import ClientSockets, find_coordinator
-from workers.transport.keys import make_keys, read_keys
 
-EPOCH, SAMPLES, CAPACITY, TOKENS = 1, 8, 64, 500
-ANSWER_S, STEP_S, BEAT_S = 1.0, 0.05, 1.0
-
-
-def make_config() -> Config:
-    """What a coordinator of such a run reads."""
-    config = Config()
-    config.cluster.kind = ClusterKind.slurm  # no launcher, and nobody asks SLURM while all are heard
-    config.run.num_steps, config.evaluation.enabled = 1_000_000, False
-    config.workflow.group_size, config.trainer.batch_groups, config.trainer.num_minibatches = SAMPLES, 32, 4
-    config.staleness.eta, config.rollout.concurrency, config.engine.context_length = 4, 1_000_000, 2048
-    return config
-
-
-# -- the fleet, in a process of its own
-
-
-def make_answer(draw: np.random.Generator) -> Group:
-    """A group, but for its lease."""
-    lengths = draw.integers(TOKENS // 2, TOKENS * 3 // 2, SAMPLES)
-    total, rewards = int(lengths.sum()), draw.integers(0, 2, SAMPLES)
-    return Group(
-        group_id="g0", attempt=0, purpose=Purpose.training, prompt_id="p", prompt=Int32.of(np.arange(100)),
-        lengths=Int32.of(lengths), tokens=Int32.of(draw.integers(0, 150_000, total)), logprobs=Float32.of(-draw.random(total, np.float32)),
-        loss_mask=Bool.of(np.ones(total, bool)), rewards=Float32.of(rewards), scores=Float32.of(rewards),
-        epochs=Int32.of([EPOCH]), steps=Int32.of([0]), run_lengths=Int32.of([total]))
-
-
-class Rollout:
-    """Gives back every lease."""
-
-    def __init__(self, sockets: ClientSockets, number: int) -> None:
-        self.sockets, self.number = sockets, number
-        self.version: Version | None = None
-        self.leases: dict[str, Lease] = {}
-        self.answers = [make_answer(np.random.default_rng((number, answer))) for answer in range(16)]
-
-    async def published(self) -> None:
-        """Hold every version at once."""
-        while True:
-            message = await self.sockets.receive_published()
-            if isinstance(message, VersionAnnounced):
-                self.version = message.announcement.version
-
-    async def play(self) -> None:
-        """For ever."""
-        draw, number = np.random.default_rng(self.number), self.number
-        await self.sockets.send(Register(Role.rollout, f"node{number}", 1))
-        tasks = [asyncio.create_task(self.beat()), asyncio.create_task(self.published())]
-        while True:
-            message = await self.sockets.receive()
-            if isinstance(message, Leases):
-                for lease in message.leases:
-                    self.leases[lease.group_id] = lease
-                    tasks.append(asyncio.create_task(self.answer(lease, draw)))
-            elif isinstance(message, Acknowledged):
-                self.leases.pop(message.group_id, None)
-            tasks = [task for task in tasks if not task.done()]
-
-    async def answer(self, lease: Lease, draw: np.random.Generator) -> None:
-        """After some time."""
-        await asyncio.sleep(ANSWER_S * draw.uniform(0.5, 1.5))
-        group = self.answers[int(draw.integers(len(self.answers)))]
-        await self.sockets.send(GroupFinished(msgspec.structs.replace(
-            group, group_id=lease.group_id, attempt=lease.attempt, prompt_id=lease.prompt_id, steps=Int32.of([lease.version.step]))))
-
-    async def beat(self) -> None:
-        """A sign of life every second."""
-        while True:
-            held = [HeldLease(lease.group_id, lease.attempt, lease.purpose, lease.version) for lease in self.leases.values()]
-            await self.sockets.send(Heartbeat(self.version, capacity=CAPACITY, leases=held, tokens_in_flight=TOKENS * len(held)))
-            await asyncio.sleep(BEAT_S)
-
-
-class Trainer:
-    """Takes batches, and publishes a version for each."""
-
-    def __init__(self, sockets: ClientSockets) -> None:
-        self.sockets = sockets
-
-    async def play(self) -> None:
-        """For ever."""
-        await self.sockets.send(Register(Role.trainer, "node", 1))
-        await self.publish(0)
-        beating = asyncio.create_task(self.beat())
-        while not beating.done():
-            message = await self.sockets.receive()
-            if isinstance(message, Batch):
-                await asyncio.sleep(STEP_S)
-                await self.publish(message.step + 1)
-
-    async def publish(self, step: int) -> None:
-        """A version, and ask for its batch."""
-        await self.sockets.send(StepFinished(Announcement(Version(EPOCH, step), "/weights", "digest"), {"loss": 0.5}))
-        await self.sockets.send(BatchRequest(step))
-
-    async def beat(self) -> None:
-        """A sign of life every second."""
-        while True:
-            await self.sockets.send(Heartbeat())
-            await asyncio.sleep(BEAT_S)
-
-
-async def play_fleet(run: RunFolder, num_workers: int) -> None:
-    """Until it is killed."""
-    address, config = await find_coordinator(run, 60.0), make_config().transport
-
-    def sockets() -> ClientSockets:
-        return ClientSockets(config, address, read_keys(run, "server").public, read_keys(run, "client"))
-
-    await asyncio.gather(Trainer(sockets()).play(), *(Rollout(sockets(), number).play() for number in range(num_workers)))
-
-
-# -- the coordinator, in this process
+FOREVER_S = 1e6
+LOAD = Load(workers=16, leases_each=8, rate=128.0, samples=8, tokens=500, batch_groups=32)
 
 
 class Clock:
@@ -207,11 +90,12 @@ async def measure(worker: CoordinatorWorker, pairs: int, slice_s: float) -> dict
             "messages_per_s": round(messages / (pairs * slice_s), 1), "steps": worker.core.training.step}
 
 
-async def compare(run: RunFolder, pairs: int, slice_s: float, num_workers: int) -> dict[str, Any]:
+async def compare(run: RunFolder, pairs: int, slice_s: float, load: Load) -> dict[str, Any]:
     """The coordinator and its fleet."""
     worker = CoordinatorWorker(run, EPOCH, None)
     serving = asyncio.create_task(worker.serve())
-    fleet = subprocess.Popen([sys.executable, "-m", "benchmarks.recorder", "--fleet", str(run.path), "--workers", str(num_workers)], cwd=ROOT)
+    order = [sys.executable, "-m", "benchmarks.control_plane.fleet", str(run.path), msgspec.json.encode(load).decode(), str(FOREVER_S)]
+    fleet = subprocess.Popen(order, cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         figures = await measure(worker, pairs, slice_s)
     finally:
@@ -220,7 +104,7 @@ async def compare(run: RunFolder, pairs: int, slice_s: float, num_workers: int) 
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
     size = sum(path.stat().st_size for path in run.journal.iterdir())
-    return figures | {"workers": num_workers, "bytes_per_message": round(size / max(1, figures["messages_per_s"] * pairs * slice_s), 1)}
+    return figures | {"workers": load.workers, "bytes_per_message": round(size / max(1, figures["messages_per_s"] * pairs * slice_s), 1)}
 
 
 def main() -> None:
@@ -230,17 +114,11 @@ def main() -> None:
     parser.add_argument("--slice", type=float, default=1.5, help="seconds of each")
     parser.add_argument("--workers", type=int, default=16, help="rollout workers")
     parser.add_argument("--quick", action="store_true", help="the smallest form: shows that it works")
-    parser.add_argument("--fleet", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.fleet:
-        asyncio.run(play_fleet(RunFolder(options.fleet), options.workers))
-        return
+    load = replace(LOAD, workers=2 if options.quick else options.workers)
     with tempfile.TemporaryDirectory(prefix="headway-benchmark-") as folder:
-        run = RunFolder.create(Path(folder) / "run")
-        make_keys(run)
-        run.config.write_bytes(msgspec.json.encode(make_config()))
-        assert incarnations.claim(run, "", "", 0, "node", 1, 0) == EPOCH
-        figures = asyncio.run(compare(run, *((4, 0.5, 2) if options.quick else (options.pairs, options.slice, options.workers))))
+        run = make_run(Path(folder), load)
+        figures = asyncio.run(compare(run, 4 if options.quick else options.pairs, 0.5 if options.quick else options.slice, load))
     print(json.dumps(figures))
 
 

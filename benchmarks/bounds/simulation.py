@@ -164,7 +164,7 @@ class Simulation:
     def _load(self, engine: Engine, step: int) -> None:
         engine.load(step)
         leases = [HeldLease(work.lease.group_id, work.lease.attempt, work.lease.purpose, work.lease.version) for work in engine.works.values()]
-        self._say(engine.peer, Heartbeat(Version(EPOCH, step), capacity=engine.capacity, leases=leases))
+        self._say(engine.peer, Heartbeat(held=Version(EPOCH, step), capacity=engine.capacity, leases=leases))
 
     # -- the trainer
 

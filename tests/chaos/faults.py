@@ -55,12 +55,12 @@ class Faults:
             raise LeftOut(str(error).strip().splitlines()[-1][:150] if str(error) else type(error).__name__) from error
 
     def _undo(self, *command: str) -> None:
-        """Let scontrol undo something that may be undone already. Raises RuntimeError where it has not been asked at all: to be tried again."""
-        try:
-            self.cluster.run("scontrol", *command)
-        except RuntimeError as error:
-            if any(words in str(error) for words in ("Unable to contact", "timed out", "Connection refused", "Zero Bytes")):
-                raise
+        """Let scontrol undo something that may be undone already. Raises RuntimeError where SLURM cannot be asked: to be tried again."""
+        for _ in range(2):
+            with contextlib.suppress(RuntimeError):
+                self.cluster.run("scontrol", *command)
+                return
+            self.cluster.run("squeue", "--noheader")
 
     # -- processes -------------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ A_CONNECTION = 200
 """Messages, before another connection is made."""
 CORPUS: tuple[Message, ...] = (
     Register(Role.rollout, "node", 1), Register(Role.trainer, "node", 1), Register(Role.reward, "node", 1, serves="tcp://127.0.0.1:1"),
-    Heartbeat(Version(1, 3), status=WorkerStatus(num_running=3), capacity=4, leases=[HeldLease("g1", 0, Purpose.training, Version(1, 0))]),
+    Heartbeat(held=Version(1, 3), status=WorkerStatus(num_running=3), capacity=4, leases=[HeldLease("g1", 0, Purpose.training, Version(1, 0))]),
     Draining("time limit"), GroupFinished(make_group()), GroupParked(make_partial("g1", 0)), GroupRejected("g1", 0, 3, 0, 0.5),
     GroupFailed("g1", 0, "cause"), GroupFailed("g2", 0, "cause", fatal=True, hopeless=True), BatchRequest(3), BatchRequest(3, 1, 2),
     StepFinished(Announcement(Version(1, 4), "", "digest", ["tcp://127.0.0.1:1"]), {"loss": 1.0}), CheckpointRequest(3, "/tmp/x"),
@@ -203,7 +203,7 @@ class Attack:
                             self.counts["refused"] += 1
                 if number % 10 == 0:
                     leases = [HeldLease(lease.group_id, lease.attempt, lease.purpose, lease.version) for lease in held]
-                    self.send(dealer, pack(Heartbeat(version, capacity=8, leases=leases)))
+                    self.send(dealer, pack(Heartbeat(held=version, capacity=8, leases=leases)))
                 self.send(dealer, self._result(held, version))
             self.until_heard(dealer)
             self.send(dealer, pack(Goodbye("enough")))

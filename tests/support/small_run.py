@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.support.indexes import check_indexes
 from tests.support.ticking import moments
 from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import Coordinator
@@ -114,6 +115,7 @@ class Rollout:
     epoch: int = 0
     suspended: bool = False
     welcomed: bool = False
+    leases_seen: int = 0
     leaving: str = ""
     held: Version | None = None
     newest: Version | None = None
@@ -147,11 +149,11 @@ class Rollout:
             return
         if self.epoch != self.world.epoch:
             self.break_connection()
-            self.epoch, self.suspended, self.welcomed = self.world.epoch, False, False
+            self.epoch, self.suspended, self.welcomed, self.leases_seen = self.world.epoch, False, False, 0
             self.register()
         elif not self.suspended:
             capacity = 0 if self.leaving else self.world.capacity * SAMPLES
-            self.sending.append(Heartbeat(self.held, None, capacity=capacity, leases=self.leases()))
+            self.sending.append(Heartbeat(held=self.held, capacity=capacity, leases=self.leases(), leases_seen=self.leases_seen))
 
     def say(self, message: Message) -> None:
         if self.connected:
@@ -180,6 +182,7 @@ class Rollout:
                 self.send_results()
                 self.beat()
             case HeartbeatReply():
+                self.leases_seen = message.leases_sent
                 self._announced(message.announcement)
                 if not message.known or not self.welcomed:
                     self.register()
@@ -655,6 +658,7 @@ class World:
         assert ledger.admitted - ledger.num_taken <= (self.eta + 1) * self.batch
         assert ledger.admitted <= (max(training.step, training.restored_at) + self.eta + 1) * self.batch
         assert all(lease.worker for lease in ledger.running.values()), "a lease that nobody holds"
+        check_indexes(self.core)
 
     def tokens(self) -> set[int]:
         """The tokens of training groups that have not been consumed and that the run can still use."""
@@ -672,10 +676,10 @@ class World:
                 pieces.append(piece_of(self._decoder.unpack(content)))
         for rollout in self.living:
             for key, work in rollout.running.items():
-                if ledger.owns(rollout.peer, *key):
+                if ledger.running.owner(*key) == rollout.peer:
                     found.update(number for sample in work.samples for number, _, _ in sample)
             for key, (_, message) in rollout.results.items():
-                if ledger.owns(rollout.peer, *key) and isinstance(message, GroupFinished | GroupParked):
+                if ledger.running.owner(*key) == rollout.peer and isinstance(message, GroupFinished | GroupParked):
                     pieces.append(piece_of(message))
         return found.union(*(piece.tokens.tolist() for piece in pieces))
 

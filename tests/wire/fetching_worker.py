@@ -76,7 +76,7 @@ async def work(run: RunFolder, config: Config, gated: bool) -> None:
 
     def beat() -> Heartbeat:
         status = WorkerStatus(fetch.waiting_for, weights_via=fetch.via, fetch_bytes=fetch.fetch_bytes, num_fallbacks=fetch.num_fallbacks)
-        return Heartbeat(engines.held, holder.fetching, status, capacity=8)
+        return Heartbeat(held=engines.held, fetching=holder.fetching, status=status, capacity=8)
 
     async def say_what_arrives() -> None:
         said = 0

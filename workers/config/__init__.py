@@ -7,6 +7,7 @@ reads that file back with `load` and from then on holds these objects only. Unit
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -137,6 +138,11 @@ class Config:
     def rewards_apart(self) -> bool:
         """Whether verifiers run in elements of their own."""
         return self.reward.placement is Placement.array and not self.supervised
+
+    @property
+    def batch_transport(self) -> TransportConfig:
+        """`transport` of those that get batches: a share may be a whole batch, and each of its groups as large as a message may be."""
+        return dataclasses.replace(self.transport, max_message_mb=self.transport.max_message_mb * self.trainer.batch_groups)
 
     @property
     def self_test_action(self) -> SelfTestAction:

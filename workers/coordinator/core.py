@@ -81,14 +81,14 @@ class Coordinator(State):
         peer = worker.peer
         match message:
             case Heartbeat():
-                worker.beat(message)
+                self.registry.beat(worker, message)
                 self.delivery.beat(worker)
-                self.outbox += [(peer, unwanted) for unwanted in self.reconciliation.reconcile(peer, message.leases, now)]
-                self.outbox.append((peer, HeartbeatReply(self.training.announcement, known=True)))
+                self.outbox += [(peer, unwanted) for unwanted in self.reconciliation.reconcile(peer, message.leases, message.leases_seen, now)]
+                self.outbox.append(self._reply(worker))
                 if worker.role is Role.rollout and self.config.rewards_apart:
                     self.outbox.append((peer, RewardElements(self.registry.reward_endpoints())))
             case Draining() if worker.role in (Role.rollout, Role.reward):
-                worker.draining, worker.capacity = message.reason, 0
+                self.registry.drain(worker, message.reason)
             case GroupFinished() | GroupRejected() | GroupFailed() | GroupParked() if worker.role is Role.rollout:
                 if not self.suspending:  # the state has been saved: the worker keeps it for the next coordinator
                     self._result(worker, message, now)
@@ -107,7 +107,7 @@ class Coordinator(State):
             case SourcesRequest() | LoadRequest() | TransportFailed() if worker.role is Role.rollout:
                 if message.version > self.newest:
                     raise Refusal(f"version {message.version}: the newest that there is is {self.newest}")
-                self.outbox += self.delivery.take(worker, message)
+                self.outbox += self.delivery.take(worker, message, now)
             case UpdateGroupOpened() | BroadcastWanted() if worker.role is Role.trainer:
                 self.outbox += self.broadcasts.take(worker, message, now)
             case UpdateGroupJoined() | UpdateGroupBroken() | BroadcastReady() if worker.role in (Role.trainer, Role.rollout):
@@ -128,7 +128,7 @@ class Coordinator(State):
         self.outbox.append((None, VersionAnnounced(announcement)))
 
     def _result(self, worker: Worker, message: GroupFinished | GroupRejected | GroupFailed | GroupParked, now: float) -> None:
-        answer = self.results.take(message, worker.peer)
+        answer = self.reconciliation.take(message, worker.peer)
         self.outbox += [(worker.peer, one) for one in answer.messages]
         if answer.refused:
             refused(self, worker, answer.refused)
@@ -160,11 +160,14 @@ class Coordinator(State):
         for worker, why in self.registry.lost(now):
             self.lost(worker, why)
         self.outbox += self.broadcasts.expire(now)
+        self.delivery.expire(now)
         self.reconciliation.give_up_absent(now)
-        if self.drain_reason and (now > self._drain_deadline or not self.registry.of(Role.rollout)):
+        if self.drain_reason and (now > self._drain_deadline or not self.registry.number(Role.rollout)):
             self.drain_trainer()
         self._watch(now)
         self._advance(now)
+        if self.goes_on and self.training.announcement is not None and not self.training.is_over:
+            self.outbox += self.broadcasts.consider(self.training.announcement.version, now)
 
     def _watch(self, now: float) -> None:
         if self.replaceable and self.lacking and self.lacking <= self.expected:
@@ -175,15 +178,12 @@ class Coordinator(State):
             waits = waits or f"the trainer is in step {self.training.step + 1}"
             self.end(f"nothing has moved for {now - self.last_progress:.0f} s (run.stall_minutes): {waits}")
 
-    def departed(self, peer: bytes) -> None:
-        """Note that a worker's connection is gone while everyone leaves."""
-        worker = self.registry.workers.get(peer)
-        if worker is not None:
-            self.lost(worker, "its connection broke while the run was ending")
-
     def greet(self) -> None:
-        """Write to every worker: it hears that we live, and sending to a dead one fails, which is how it is noticed soon."""
-        self.outbox.extend((peer, HeartbeatReply(self.training.announcement, known=True)) for peer in self.registry.workers)
+        """Write to workers, in turn: they hear that we live, and sending to a dead one fails, which is how it is noticed soon."""
+        self.outbox += [self._reply(worker) for worker in self.registry.in_turn()]
+
+    def _reply(self, worker: Worker) -> tuple[bytes, HeartbeatReply]:
+        return worker.peer, HeartbeatReply(self.training.announcement, True, worker.num_leases, self.registry.interval_s)
 
     def drain(self, reason: str, now: float) -> None:
         """Pause the whole run: workers give back what they hold, then the trainer saves everything and leaves."""
@@ -227,8 +227,7 @@ class Coordinator(State):
     def _advance(self, now: float) -> None:
         training = self.training
         self.outbox += self.delivery.grant(now)
-        paused = self.suspending or bool(self.drain_reason) or self.left is not None
-        if self.ended is not None or training.announcement is None or paused:
+        if not self.goes_on or training.announcement is None:
             return
         cause = training.evaluate()
         if training.records:
@@ -245,5 +244,3 @@ class Coordinator(State):
         self.outbox.extend(training.form_batch(now))
         if self.supervision is None:
             self.office.watch(leases, now, training.trainer_waits)
-        if not training.is_over:
-            self.outbox += self.broadcasts.consider(training.announcement.version, now)

@@ -1,20 +1,25 @@
 """Leases that workers hold from before: from before a connection broke, or from before this incarnation. Pure.
 
     Register, Heartbeat (HeldLease ...) --> known and theirs: kept;  unknown, but wanted: taken over;  else: named, to be given up
-    thought to be theirs, but not held  --> lost on its way: given back
+    thought to be theirs, but not held  --> lost on its way: given back;  comes back all the same --> theirs again, if nobody else has it
     restored leases of workers who do not come back in `RETURN_S` --> given back
     what workers left in the run folder (coordinator/process/recovered_partials.py) --> taken, as if it had been sent
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+
 from workers.coordinator.groups.consumption import Totals
+from workers.coordinator.groups.group_states import index_of
 from workers.coordinator.groups.heldout_evaluation import Evaluation
 from workers.coordinator.groups.ledger import LOST_AFTER_S, Ledger
 from workers.coordinator.groups.lineage import Lineage
-from workers.coordinator.groups.results import Results
+from workers.coordinator.groups.results import Answer, Result, Results
 from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.coordinator.training.steps import Training
+from workers.messages.codec import MessageError
 from workers.messages.from_coordinator import Acknowledged
 from workers.messages.from_worker import GroupFinished, GroupParked, GroupRejected
 from workers.messages.parts import Group, HeldLease, Partial, Purpose, Version
@@ -47,41 +52,52 @@ class Reconciliation:
     def adopt(self, peer: bytes, leases: list[HeldLease], now: float) -> list[Acknowledged]:
         """A worker registers: take over what it holds; returns what it is to give up. The rest of what was thought to be its is lost."""
         self.expected.discard(peer)
-        self._give_back_lost(peer, leases, now, 0)  # first: it makes room for what the worker does hold
+        self._give_back_lost(peer, leases, math.inf, now, 0)  # first: it makes room for what the worker does hold
         unwanted = []
         for held in leases:
             if held.purpose is Purpose.evaluation:
-                wanted = self.evaluation.owns(peer, held.group_id, held.attempt)
+                wanted = self.evaluation.running.owner(held.group_id, held.attempt) == peer
             else:
                 wanted = held.version <= self.results.newest() and self._take_over(peer, held, self.lineage.step_of(held.version))
             if not wanted:
                 unwanted.append(Acknowledged(held.group_id, held.attempt, False))
         return unwanted
 
-    def reconcile(self, peer: bytes, leases: list[HeldLease], now: float) -> list[Acknowledged]:
-        """A worker's heartbeat; returns what it is to give up."""
-        self._give_back_lost(peer, leases, now, LOST_AFTER_S)
+    def reconcile(self, peer: bytes, leases: list[HeldLease], seen: int, now: float) -> list[Acknowledged]:
+        """A worker's heartbeat, which has got the leases up to number `seen`; returns what it is to give up."""
+        self._give_back_lost(peer, leases, seen, now, LOST_AFTER_S)
         return [Acknowledged(held.group_id, held.attempt, False) for held in leases
-                if not (self.evaluation if held.purpose is Purpose.evaluation else self.ledger).owns(peer, held.group_id, held.attempt)]
+                if (self.evaluation if held.purpose is Purpose.evaluation else self.ledger).running.owner(held.group_id, held.attempt) != peer]
 
     def absorb(self, message: GroupFinished | GroupRejected | GroupParked) -> bool:
         """Take what a worker left in the run folder because it had no coordinator to hand it to; false if it is not wanted any more.
         Raises `MessageError`."""
         if not isinstance(message, GroupRejected):  # that of a prompt which this incarnation has not leased yet says nothing: it is sampled anew
-            self._admit(message)
+            self._admit(message, b"")
         answer = self.results.take(message, None)
         return any(isinstance(one, Acknowledged) and one.accepted for one in answer.messages)
 
-    def _admit(self, message: GroupFinished | GroupParked) -> None:
+    def take(self, message: Result, peer: bytes) -> Answer:
+        """Take a worker's result. What was taken for lost is its lease again, if nobody else has it and there is a place for it."""
+        if isinstance(message, GroupFinished | GroupParked):
+            piece = message.group if isinstance(message, GroupFinished) else message.partial
+            lost = piece.purpose is Purpose.training and piece.group_id not in self.ledger.running
+            if lost and self.ledger.attempts.get(index_of(piece.group_id)) == piece.attempt:
+                with contextlib.suppress(MessageError):  # out of bounds: it stays lost
+                    self._admit(message, peer)
+        return self.results.take(message, peer)
+
+    def _admit(self, message: GroupFinished | GroupParked, peer: bytes) -> None:
         piece: Group | Partial = message.group if isinstance(message, GroupFinished) else message.partial
         self.results.check(piece)
         if piece.purpose is Purpose.training and piece.group_id not in self.ledger.running:
             oldest = min(self.lineage.rebase(piece).steps.tolist(), default=self.training.restored_at)
-            self._take_over(b"", HeldLease(piece.group_id, piece.attempt, piece.purpose, Version(self.training.epoch, oldest)), oldest)
+            self._take_over(peer, HeldLease(piece.group_id, piece.attempt, piece.purpose, Version(self.training.epoch, oldest)), oldest)
 
-    def _give_back_lost(self, peer: bytes, leases: list[HeldLease], now: float, patience_s: float) -> None:
+    def _give_back_lost(self, peer: bytes, leases: list[HeldLease], seen: float, now: float, patience_s: float) -> None:
         names = {(held.group_id, held.attempt) for held in leases}
-        self.totals.num_retries += self.ledger.reconcile(peer, names, now, patience_s) + self.evaluation.reconcile(peer, names, now, patience_s)
+        for part in (self.ledger, self.evaluation):
+            self.totals.num_retries += part.reconcile(peer, names, seen, now, patience_s)
 
     def _take_over(self, peer: bytes, held: HeldLease, admitted_at: int) -> bool:
         ledger, step = self.ledger, max(self.training.restored_at, self.training.step)

@@ -15,7 +15,7 @@ from workers.coordinator.groups.group_states import Finished, Parked, Running, i
 from workers.coordinator.groups.heldout_evaluation import Evaluation
 from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.rejections import RejectionsState
-from workers.messages.codec import MANY_ARRAYS, Decoder, MessageError, pack
+from workers.messages.codec import MANY_ARRAYS, Decoder, MessageError, buffers, pack
 from workers.messages.parts import Group, Message, Partial, Struct
 
 MAX_BYTES = 1 << 40
@@ -112,6 +112,10 @@ class Snapshot(Message, frozen=True):
         """As bytes; `decode` is the inverse."""
         return pack(self)
 
+    def buffers(self) -> list[bytes | memoryview]:
+        """The same in parts, which are no copies of the groups' tokens: those never change."""
+        return buffers(self)
+
 
 def decode(content: bytes) -> Snapshot:
     """The snapshot in `content`. Raises `SnapshotError`."""
@@ -138,11 +142,11 @@ def restore_ledger(ledger: Ledger, state: LedgerState) -> None:
     """Fill a new ledger."""
     ledger.next_index, ledger.num_consumed = state.next_index, state.num_consumed
     ledger.num_finished, ledger.num_rejected = state.num_finished, state.num_rejected
-    ledger.running = {f"g{entry.index}": Running(entry.index, entry.attempt, entry.worker, entry.admitted_at, entry.partial)
-                      for entry in state.running}
+    ledger.running.update({f"g{entry.index}": Running(entry.index, entry.attempt, entry.worker, entry.admitted_at, entry.partial)
+                           for entry in state.running})
     ledger.attempts = {entry.index: entry.attempt for entry in state.running}
-    ledger.parked = {f"g{entry.index}": Parked(entry.index, entry.admitted_at, entry.partial) for entry in state.parked}
-    ledger.finished = {entry.group.group_id: Finished(entry.group, entry.admitted_at, entry.order) for entry in state.finished}
+    ledger.parked.update({f"g{entry.index}": Parked(entry.index, entry.admitted_at, entry.partial) for entry in state.parked})
+    ledger.finished.update({entry.group.group_id: Finished(entry.group, entry.admitted_at, entry.order) for entry in state.finished})
     ledger.retry, ledger.failures, ledger.set_aside = deque(state.retry), dict(state.failures), dict(state.set_aside)
 
 

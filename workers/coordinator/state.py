@@ -48,7 +48,7 @@ class State:
                                       config.staleness.target, config.staleness.warmup_steps)
         self.concurrency = Concurrency(config.rollout.concurrency, config.trainer.batch_groups)
         self.ledger = Ledger(config.rollout.max_attempts, epoch * ATTEMPTS_PER_EPOCH)
-        self.registry = Registry(config.transport.heartbeat_timeout_s, config.transport.reconnect_grace_s)
+        self.registry = Registry(config.transport.heartbeat_s, config.transport.heartbeat_timeout_s, config.transport.reconnect_grace_s)
         heldout = prompts.heldout()
         self.evaluation = Evaluation(len(heldout), config.rollout.max_attempts, num_leases=epoch * EVALUATION_LEASES_PER_EPOCH)
         self.totals, self.lineage = Totals(), Lineage({epoch: 0})
@@ -103,6 +103,11 @@ class State:
         return max(Version(self.epoch, max(self.training.step, self.training.restored_at)), self.broadcasts.group.sent)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether nothing has ended or pauses the run."""
+        return self.ended is None and self.left is None and not self.suspending and not self.drain_reason
+
+    @property
     def replaceable(self) -> bool:
         """Whether lost workers, and this process itself, are followed by others."""
         return self.config.cluster.kind is ClusterKind.slurm
@@ -110,7 +115,7 @@ class State:
     @property
     def lacking(self) -> set[Role]:
         """Of which roles more workers are needed before training can go on."""
-        lacks_rollouts = len(self.registry.ready()) < self.config.allocation.min_replicas
+        lacks_rollouts = self.registry.num_ready < self.config.allocation.min_replicas
         lacks_rewards = self.config.rewards_apart and not self.registry.reward_endpoints()
         return ({Role.rollout} if lacks_rollouts else set()) | ({Role.reward} if lacks_rewards else set())
 

@@ -28,20 +28,21 @@ def follow_up(state: State, worker: Worker, cause: str = "", in_order: bool = Fa
     if worker.role in (Role.trainer, Role.trainer_shard):  # training needs all its ranks
         _trainer_departed(state, cause, in_order)
     elif state.drain_reason:
-        if not state.registry.of(Role.rollout):
+        if not state.registry.number(Role.rollout):
             state.drain_trainer()
     elif state.replaceable:
         _count_failures(state, cause)
     elif worker.role is Role.reward:
-        if not state.registry.of(Role.reward):
+        if not state.registry.number(Role.reward):
             state.end(f"{cause}. No reward element is left (reward.placement=array)")
-    elif len(state.registry.of(Role.rollout)) < state.config.allocation.min_replicas:
+    elif state.registry.number(Role.rollout) < state.config.allocation.min_replicas:
         state.end(f"{cause}. Fewer rollout workers are left than allocation.min_replicas={state.config.allocation.min_replicas}")
 
 
 def refused(state: State, worker: Worker, why: str) -> None:
     """A result of `worker` was refused. Who brings back such results again and again has all leases taken away, as long as there are others: too many
     failures in a row would end the run."""
+    state.registry.changed[worker.peer] = None
     if notice := worker.refused(why):
         state.delivery.notices.append(notice)
     if worker.refused_in_a_row == SUSPECT_AFTER and not all(other.suspect for other in state.registry.ready()):
@@ -56,7 +57,7 @@ def _trainer_departed(state: State, cause: str, in_order: bool) -> None:
 
 
 def _count_failures(state: State, cause: str) -> None:
-    others = len(state.registry.of(Role.rollout)) + len(state.registry.of(Role.reward))
+    others = state.registry.number(Role.rollout) + state.registry.number(Role.reward)
     limit = state.config.cluster.max_consecutive_crashes * (1 + others)
     if state.failed_workers >= limit:
         who = "rollout workers or reward elements" if state.config.rewards_apart else "rollout workers"

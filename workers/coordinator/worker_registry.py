@@ -13,6 +13,8 @@ from workers.messages.parts import Role, Version, WorkerStatus
 
 SUSPECT_AFTER = 4
 """Results refused in a row, a power of two."""
+HEARTBEATS_PER_S = 500
+"""Of all workers together; as long as that leaves each enough of them before it counts as lost."""
 LONGEST_FETCH = 8
 """Steps for which a version that is being fetched is kept."""
 
@@ -20,7 +22,8 @@ LONGEST_FETCH = 8
 @dataclass
 class Worker:
     """One registered worker. `slot` numbers the workers of a role in order of registration; `measured`: the leases, by group and attempt,
-    that `tokens_in_flight` is of; `num_refused`: results that were refused, `refused_in_a_row`: since one was taken."""
+    that `tokens_in_flight` is of; `num_leases`: how many it has been given; `num_refused`: results that were refused, `refused_in_a_row`: since
+    one was taken."""
 
     peer: bytes
     role: Role
@@ -39,6 +42,7 @@ class Worker:
     update_ranks: int = 0
     num_refused: int = 0
     refused_in_a_row: int = 0
+    num_leases: int = 0
     measured: frozenset[tuple[str, int]] = frozenset()
     status: WorkerStatus = field(default_factory=WorkerStatus)
 
@@ -62,6 +66,11 @@ class Worker:
         return (f"{self.name} (process {self.pid} on {self.host}): {number} of its results in a row were refused, the last because: {why[:1000]}. "
                 "Others get its leases as long as there are others")
 
+    @property
+    def ready(self) -> bool:
+        """Whether it is a rollout worker that holds weights and is not about to leave."""
+        return self.role is Role.rollout and self.held is not None and not self.draining
+
     def beat(self, message: Heartbeat) -> None:
         """Take note of what the worker says of itself."""
         self.held, self.fetching, self.status, self.capacity = message.held, message.fetching, message.status, message.capacity
@@ -71,12 +80,19 @@ class Worker:
 
 @dataclass
 class Registry:
-    """All workers of a run."""
+    """All workers of a run. `holding`: how many rollout workers that are not about to leave hold each version (None: no weights yet); `changed`: the
+    rollout workers of whom something has, since someone took them out of it."""
 
+    heartbeat_s: float
     heartbeat_timeout_s: float
     reconnect_grace_s: float
     workers: dict[bytes, Worker] = field(default_factory=dict)
     num_registered: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+    holding: dict[Version | None, int] = field(default_factory=dict)
+    changed: dict[bytes, None] = field(default_factory=dict)
+    _by_role: dict[Role, dict[bytes, Worker]] = field(default_factory=lambda: {role: {} for role in Role})
+    _reward_endpoints: list[str] = field(default_factory=list)
+    _turns: list[bytes] = field(default_factory=list)
 
     def register(self, peer: bytes, message: Register, now: float) -> Worker:
         """Take in a worker, or the same one again after a reconnection."""
@@ -87,7 +103,8 @@ class Registry:
         worker = Worker(peer, message.role, self.num_registered[message.role], message.host, message.pid, now, job=message.job,
                         serves=message.serves)
         self.num_registered[message.role] += 1
-        self.workers[peer] = worker
+        self.workers[peer] = self._by_role[message.role][peer] = worker
+        self._count(worker, 1)
         return worker
 
     def heard(self, peer: bytes, now: float) -> Worker | None:
@@ -96,6 +113,53 @@ class Registry:
         if worker is not None:
             worker.last_heard, worker.unreachable_since = now, None
         return worker
+
+    def beat(self, worker: Worker, message: Heartbeat) -> None:
+        """Take note of what a worker says of itself."""
+        self._count(worker, -1)
+        worker.beat(message)
+        self._count(worker, 1)
+
+    def drain(self, worker: Worker, reason: str) -> None:
+        """Note that a worker is about to leave."""
+        self._count(worker, -1)
+        worker.draining, worker.capacity = reason, 0
+        self._count(worker, 1)
+
+    def remove(self, peer: bytes) -> None:
+        """Forget a worker."""
+        worker = self.workers.pop(peer, None)
+        if worker is not None:
+            self._count(worker, -1)
+            del self._by_role[worker.role][peer]
+            if worker.role is Role.reward:
+                self._list_rewards()
+
+    def _count(self, worker: Worker, change: int) -> None:
+        if worker.role is Role.reward:
+            self._list_rewards()
+        if worker.role is not Role.rollout:
+            return
+        self.changed[worker.peer] = None
+        if worker.draining:
+            return
+        self.holding[worker.held] = self.holding.get(worker.held, 0) + change
+        if not self.holding[worker.held]:
+            del self.holding[worker.held]
+
+    def _list_rewards(self) -> None:
+        self._reward_endpoints = [worker.serves for worker in self._by_role[Role.reward].values() if not worker.draining]
+
+    @property
+    def interval_s(self) -> float:
+        """How long a worker is to wait between two heartbeats."""
+        return min(max(self.heartbeat_s, len(self.workers) / HEARTBEATS_PER_S), self.heartbeat_timeout_s / 4)
+
+    def in_turn(self, count: int = 256) -> list[Worker]:
+        """At most so many workers; all of them have their turn before one has another."""
+        self._turns = self._turns or list(self.workers)
+        taken, self._turns = self._turns[:count], self._turns[count:]
+        return [self.workers[peer] for peer in taken if peer in self.workers]
 
     def unreachable(self, peer: bytes, now: float) -> None:
         """Note that a message could not be sent because the connection is gone."""
@@ -120,21 +184,30 @@ class Registry:
                 found.append((worker, f"it has been silent for {now - worker.last_heard:.0f} s (transport.heartbeat_timeout_s)"))
         return found
 
-    def remove(self, peer: bytes) -> None:
-        """Forget a worker."""
-        self.workers.pop(peer, None)
-
     def of(self, role: Role) -> list[Worker]:
         """The workers of one role, by slot."""
-        return sorted((worker for worker in self.workers.values() if worker.role is role), key=lambda worker: worker.slot)
+        return list(self._by_role[role].values())
+
+    def number(self, role: Role) -> int:
+        """How many workers of one role there are."""
+        return len(self._by_role[role])
 
     def ready(self) -> list[Worker]:
         """The rollout workers that hold weights and are not about to leave."""
-        return [worker for worker in self.of(Role.rollout) if worker.held is not None and not worker.draining]
+        return [worker for worker in self._by_role[Role.rollout].values() if worker.ready]
+
+    @property
+    def num_ready(self) -> int:
+        """How many those are."""
+        return sum(self.holding.values()) - self.holding.get(None, 0)
+
+    def all_hold(self, version: Version) -> bool:
+        """Whether all rollout workers that are not about to leave hold `version` or a newer one."""
+        return all(held is not None and held >= version for held in self.holding)
 
     def reward_endpoints(self) -> list[str]:
         """Where rollout workers can have completions judged: by reward elements that are not about to leave."""
-        return [worker.serves for worker in self.of(Role.reward) if not worker.draining]
+        return self._reward_endpoints
 
     def needed(self, newest: Version) -> Version:
         """Published versions older than this are being fetched by nobody, or for longer than `LONGEST_FETCH` steps take."""

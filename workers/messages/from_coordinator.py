@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from workers.messages.broadcasts import Broadcast, BroadcastRefused, JoinUpdateGroup, LeaveUpdateGroup, OpenUpdateGroup, PrepareBroadcast
-from workers.messages.parts import Announcement, Count, Endpoint, Group, GroupId, Lease, Message, Text, Transport, Version
+from workers.messages.parts import Announcement, Count, Endpoint, Group, GroupId, Lease, Message, Seconds, Text, Transport, Version
 
 
 class Welcome(Message, frozen=True):
@@ -35,10 +35,13 @@ class Refused(Message, frozen=True):
 
 
 class HeartbeatReply(Message, frozen=True):
-    """Repeats the newest version, so that a lost publication costs one heartbeat."""
+    """Repeats the newest version, so that a lost publication costs one heartbeat. `leases_sent`: how many leases were sent before it: what of
+    them has not come by then never will. `interval_s`: how long to wait before the next heartbeat, at least: the larger the fleet, the longer."""
 
     announcement: Announcement | None
     known: bool
+    leases_sent: Count = 0
+    interval_s: Seconds = 0.0
 
 
 class Leases(Message, frozen=True):

@@ -36,7 +36,7 @@ from workers.messages.parts import (
     WorkerStatus,
 )
 
-PROTOCOL = 7
+PROTOCOL = 8
 HeldLeases = Annotated[list[HeldLease], msgspec.Meta(max_length=100_000)]
 
 
@@ -54,10 +54,11 @@ class Register(Message, frozen=True):
     serves: EndpointOrNone = ""
 
 
-class Heartbeat(Message, frozen=True):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """`held`: the weights loaded; `fetching`: those being fetched, which must not be removed. `capacity`: how many samples the
     worker takes at once (a training group costs its size, an evaluation prompt one; 0: no leases, please). `leases`: all that it
-    holds, so that a lease that was lost on its way is noticed, and one that nobody wants any more is given up. `tokens_in_flight`: how
+    holds, so that a lease that was lost on its way is noticed, and one that nobody wants any more is given up; `leases_seen`:
+    as the last HeartbeatReply said: younger ones may be on their way. `tokens_in_flight`: how
     many tokens its leases stand for, prompts, what is generated, and what is expected to be. `update_ranks`: how many ranks its servers would
     have in an update group; 0 where they cannot be in one, or do not all run."""
 
@@ -66,6 +67,7 @@ class Heartbeat(Message, frozen=True):
     status: WorkerStatus = WorkerStatus()
     capacity: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     leases: HeldLeases = []
+    leases_seen: Count = 0
     tokens_in_flight: NumTokens = 0
     update_ranks: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
 

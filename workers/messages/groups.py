@@ -110,4 +110,5 @@ def samples(group: Group) -> list[SampleView]:
 def head_step(group: Group) -> int:
     """The step whose weights sampled the oldest first token of the group's samples."""
     firsts = np.concatenate([[0], np.cumsum(np.asarray(group.lengths))[:-1]])
-    return int(token_steps(group)[firsts].min())
+    runs = np.searchsorted(np.cumsum(np.asarray(group.run_lengths)), firsts, side="right")
+    return int(np.asarray(group.steps)[runs].min())

@@ -236,12 +236,13 @@ class RolloutWorker:
     def _heartbeat(self) -> Heartbeat:
         holder, engines, leases = self._holder, self._engines, self._holdings.leases if self._holdings else None
         if engines is None or leases is None:
-            return Heartbeat(None, holder.fetching, WorkerStatus(waiting_for="its start"), leases=self._held())
+            return Heartbeat(fetching=holder.fetching, status=WorkerStatus(waiting_for="its start"), leases=self._held())
         leaving = self._told is not None and self._told.done()
         waiting_for = "its results to be taken" if leaving else self._waiting_for(engines, leases)
         status = worker_status(waiting_for, leases, engines, holder, self._fetch, self._rewards)
-        return Heartbeat(engines.held, holder.fetching, status, 0 if leaving else engines.capacity, self._held(), engines.tokens_in_flight,
-                         self._member.ranks if self._member is not None and not leaving else 0)
+        ranks = self._member.ranks if self._member is not None and not leaving else 0
+        return Heartbeat(held=engines.held, fetching=holder.fetching, status=status, capacity=0 if leaving else engines.capacity, leases=self._held(),
+                         tokens_in_flight=engines.tokens_in_flight, update_ranks=ranks)
 
     def _waiting_for(self, engines: Engines, leases: LeaseRunner) -> str:
         if waiting_for := engines.waiting_for or self._fetch.waiting_for or self._rewards.waiting_for:

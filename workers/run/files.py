@@ -7,6 +7,7 @@ import json
 import os
 import time
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -15,13 +16,13 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write `path` so that readers see the old content or the new, never a part: temporary file, fsync, rename."""
+def write_atomic(path: Path, content: bytes | Sequence[bytes | memoryview], mode: int = 0o600) -> None:
+    """Write `path` so that readers see the old content or the new, never a part: temporary file, fsync, rename. `content`: perhaps in parts."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, path)

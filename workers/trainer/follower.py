@@ -57,7 +57,7 @@ class Follower:
         self._saver = PartSaver(self._engine, config.checkpoint.background)
         self._link: ShareLink | None = None
         if process_group.is_leader():
-            self._link = ShareLink(run, config.transport, meeting.epoch, process_group.copy_index(), process_group.num_copies())
+            self._link = ShareLink(run, config.batch_transport, meeting.epoch, process_group.copy_index(), process_group.num_copies())
             self._link.ask(self._engine.num_steps)
 
     def live(self) -> str:

@@ -1,7 +1,7 @@
 """A worker's standing with the coordinator: register, heartbeat, announcements, the end of the run.
 
     Register -> Welcome            at start, and again whenever the coordinator says that it does not know us
-    Heartbeat -> HeartbeatReply    every `heartbeat_s`, and after a welcome; carries what we hold, brings the newest version
+    Heartbeat -> HeartbeatReply    every `heartbeat_s` (more, if told), and after a welcome; carries what we hold, brings the newest version
     VersionAnnounced (SUB)         the same, sooner
     Suspended                      this coordinator goes away, another one will come
     Finish                         the run is over
@@ -22,6 +22,8 @@ import os
 import socket
 import time
 from collections.abc import Callable
+
+import msgspec
 
 from workers.config import TransportConfig
 from workers.messages.from_coordinator import Finish, HeartbeatReply, Refused, Suspended, VersionAnnounced, Welcome
@@ -63,8 +65,8 @@ class Peer:
         self._newest: Announcement | None = None
         self._finished = asyncio.Event()
         self._welcomed = asyncio.Event()
-        self._suspended = False
-        self._heard = time.monotonic()
+        self._suspended, self._leases_sent, self._heard = False, 0, time.monotonic()
+        self._interval_s = config.heartbeat_s
 
     async def __aenter__(self) -> Peer:
         await self.connect()
@@ -87,7 +89,7 @@ class Peer:
         if self._address is not None:
             self.sockets.close(linger_ms=0)
         self.sockets = ClientSockets(self.config, address, read_keys(self.run, "server").public, read_keys(self.run, "client"), self._routing_id)
-        self._address, self._suspended, self._heard = address, False, time.monotonic()
+        self._address, self._suspended, self._leases_sent, self._heard = address, False, 0, time.monotonic()
         self._welcomed.clear()
         await self.register()
 
@@ -103,13 +105,12 @@ class Peer:
     async def beat(self) -> None:
         """Send a heartbeat now, so that what changed is known at once."""
         if not self._suspended:
-            await self.sockets.send(self._heartbeat())
+            await self.sockets.send(msgspec.structs.replace(self._heartbeat(), leases_seen=self._leases_sent))
 
     @property
     def in_touch(self) -> bool:
         """Whether the coordinator has taken us in, stays, and has been heard lately."""
-        lately = time.monotonic() - self._heard < max(10.0, 3 * self.config.heartbeat_s)
-        return self._welcomed.is_set() and not self._suspended and lately
+        return self._welcomed.is_set() and not self._suspended and time.monotonic() - self._heard < max(10.0, 3 * self._interval_s)
 
     async def welcomed(self) -> None:
         """Wait until the coordinator has taken us in. Raises `CoordinatorLost` after `START_TIMEOUT_S`."""
@@ -166,6 +167,7 @@ class Peer:
                     self._on_message(message)
                     await self.beat()
                 case HeartbeatReply():
+                    self._leases_sent, self._interval_s = message.leases_sent, max(self.config.heartbeat_s, message.interval_s)
                     self._announced(message.announcement)
                     if not message.known or not self._welcomed.is_set():  # a broken connection may have cost us the welcome
                         await self.register()
@@ -190,7 +192,7 @@ class Peer:
     async def _beat(self) -> None:
         while True:
             await self.beat()
-            await asyncio.sleep(self.config.heartbeat_s)
+            await asyncio.sleep(self._interval_s)
 
     async def _watch(self) -> Address:
         """Look out for the end of the run and for a newer coordinator; returns its address. Raises `NoCoordinator`."""
@@ -201,7 +203,7 @@ class Peer:
             now = time.monotonic()
             self._heard = min(now, self._heard + own_pause(now - before, self.config.heartbeat_s))
             silent = now - self._heard
-            if self._suspended or silent > 3 * self.config.heartbeat_s or (self._follows and now - looked > LOOK_S):
+            if self._suspended or silent > 3 * self._interval_s or (self._follows and now - looked > LOOK_S):
                 looked = now
                 cause, newer = await asyncio.to_thread(self._look, self._follows and not self.in_touch)
                 if cause is not None:

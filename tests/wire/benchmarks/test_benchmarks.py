@@ -49,6 +49,13 @@ def test_what_the_recorder_costs_is_measured_in_one_run() -> None:
     assert figures["steps"] > 8 and figures["bytes_per_message"] > 10
 
 
+def test_what_one_coordinator_takes_is_measured_on_the_wire() -> None:
+    figures = last_line("benchmarks.control_plane", "--quick")
+    assert figures["refused"] == 0 and figures["groups"] > 20 and figures["steps"] > 4
+    assert figures["acknowledged_p50_ms"] <= figures["acknowledged_p99_ms"] == figures["value"] <= figures["acknowledged_p100_ms"]
+    assert figures["memory_mb"] > 10 and figures["cpu_ms_per_group"] > 0
+
+
 def test_waiting_costs_the_more_the_oftener_and_nothing_where_all_answers_end_together() -> None:
     often, seldom = (most_gained(Workload(16, 384, turns, vocab_size=10)) for turns in (1.0, 8.0))
     assert often > seldom > 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workers.messages.groups import group_firsts, head_step, samples, token_steps
+from workers.messages.groups import group_firsts, head_step
 from workers.messages.parts import Group
 
 
@@ -33,14 +33,14 @@ class BatchAges:
 def measure(step: int, groups: list[Group], max_new_tokens: int, context_length: int) -> BatchAges:
     """Measure the batch of `step`; a group's age is that of its oldest first token. A turn has at most `max_new_tokens`, a sample
     with its prompt `context_length`."""
-    ages = [step - token_steps(group) for group in groups]
-    tokens = np.concatenate(ages)
+    ages = np.maximum(0, step - np.concatenate([np.asarray(group.steps) for group in groups]))  # of each run of tokens
+    counts = np.concatenate([np.asarray(group.run_lengths) for group in groups]).astype(np.int64)
     rewards = [np.asarray(group.rewards)[group_firsts(group)] for group in groups]
     return BatchAges(
         step=step,
         head_ages=[max(0, step - head_step(group)) for group in groups],
-        mean_token_age=float(np.maximum(tokens, 0).mean()),
-        max_token_age=int(max(0, tokens.max())),
+        mean_token_age=float(ages @ counts / counts.sum()),
+        max_token_age=int(ages.max()),
         share_mixed=float(np.mean([group.run_lengths.size > 1 and len(set(group.steps.tolist())) > 1 for group in groups])),
         mean_reward=float(np.concatenate(rewards).mean()),
         mean_score=float(np.concatenate([np.asarray(group.scores)[group_firsts(group)] for group in groups]).mean()),
@@ -55,8 +55,11 @@ def measure(step: int, groups: list[Group], max_new_tokens: int, context_length:
 def truncated(group: Group, max_new_tokens: int, context_length: int) -> np.ndarray:
     """Which samples are as long as they may be, bool [n]: in their last turn, or with the prompt. One that ends with its last token counts too
     (as in verl's response_length/clip_ratio)."""
-    last_turns = [int(np.argmin(np.append(view.loss_mask[::-1], False))) for view in samples(group)]
-    return (np.array(last_turns) >= max_new_tokens) | (group.prompt.size + np.asarray(group.lengths) >= context_length)
+    lengths = np.asarray(group.lengths).astype(np.int64)
+    ends = np.cumsum(lengths)
+    outside = np.concatenate([[-1], np.flatnonzero(~np.asarray(group.loss_mask))])
+    last_turns = np.minimum(lengths, ends - 1 - outside[np.searchsorted(outside, ends) - 1])
+    return (last_turns >= max_new_tokens) | (group.prompt.size + lengths >= context_length)
 
 
 @dataclass

@@ -10,7 +10,8 @@ from workers.messages.parts import Group, Partial
 
 @dataclass
 class Running:
-    """A leased group: its prompt's index, the attempt, the worker, the version it was admitted at, and since when it has been missed."""
+    """A leased group: its prompt's index, the attempt, the worker, the version it was admitted at, since when it has been missed, and the number of
+    the lease among those of its worker (0: from before this incarnation)."""
 
     index: int
     attempt: int
@@ -18,6 +19,7 @@ class Running:
     admitted_at: int
     partial: Partial | None = None
     missed_since: float | None = None
+    number: int = 0
 
 
 @dataclass

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from workers.coordinator.groups.ledger import LOST_AFTER_S
-from workers.messages.groups import group_firsts, token_steps
+from workers.coordinator.groups.group_states import Running
+from workers.coordinator.groups.group_tables import LeaseTable
+from workers.messages.groups import group_firsts
 from workers.messages.parts import Group
 
 Samples = tuple[list[float], list[str]]
@@ -60,8 +61,7 @@ class Evaluation:
     texts: dict[int, str] = field(default_factory=dict)
     rewards: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
-    running: dict[str, tuple[int, int, bytes]] = field(default_factory=dict)
-    missed_since: dict[str, float] = field(default_factory=dict)
+    running: LeaseTable = field(default_factory=LeaseTable)
     _failures: dict[int, int] = field(default_factory=dict)
     _waiting: deque[int] = field(default_factory=deque)
     num_leases: int = 0
@@ -87,7 +87,7 @@ class Evaluation:
         """Start an evaluation of version `step`; there must be none going on."""
         assert not self.active
         self.step = step
-        for record in (self.scores, self.samples, self.texts, self.rewards, self.failed, self.running, self.missed_since, self._failures, self.steps):
+        for record in (self.scores, self.samples, self.texts, self.rewards, self.failed, self.running, self._failures, self.steps):
             record.clear()
         self._waiting = deque(range(self.num_prompts))
         self.example = ""
@@ -96,33 +96,25 @@ class Evaluation:
         """Do not lease the prompts `done`: they have been judged before."""
         self._waiting = deque(index for index in self._waiting if index not in done)
 
-    def owns(self, worker: bytes, group_id: str, attempt: int) -> bool:
-        """Whether this lease is running, with this worker."""
-        return self.owner(group_id, attempt) == worker
-
-    def owner(self, group_id: str, attempt: int) -> bytes:
-        """The worker with which this lease is running; b'' without one."""
-        _, running, worker = self.running.get(group_id, (0, 0, b""))
-        return worker if running == attempt else b""
-
     def lease(self, worker: bytes) -> tuple[str, int, int]:
         """Lease the next prompt; returns (group id, prompt index, attempt)."""
         index = self._waiting.popleft()
         self.num_leases += 1
         group_id = f"e{self.step}.{index}"
-        self.running[group_id] = (index, self.num_leases, worker)
+        self.running[group_id] = Running(index, self.num_leases, worker, self.step)
         return group_id, index, self.num_leases
 
     def finish(self, group: Group) -> bool:
         """Take a finished prompt; false if it is not a running lease."""
-        index = self._end(group.group_id, group.attempt)
-        if index is None:
+        lease = self.running.end(group.group_id, group.attempt)
+        if lease is None:
             return False
+        index = lease.index
         firsts = group_firsts(group)
         self.scores[index] = float(group.scores[firsts].mean())
         self.rewards[index] = float(group.rewards[firsts].mean())
         self.samples[index] = (group.scores[firsts].tolist(), list(group.answers) or [""] * firsts.size)
-        self.steps.update(int(step) for step in token_steps(group))
+        self.steps.update(group.steps.tolist())
         self.example = self.example or group.first_text[:200]
         if index < NUM_SHOWN:
             self.texts[index] = group.first_text
@@ -130,9 +122,10 @@ class Evaluation:
 
     def fail(self, group_id: str, attempt: int, cause: str, fatal: bool = False) -> bool:
         """Note a failure: the prompt is tried again, or left out of the accuracy and counted as failed."""
-        index = self._end(group_id, attempt)
-        if index is None:
+        lease = self.running.end(group_id, attempt)
+        if lease is None:
             return False
+        index = lease.index
         self._failures[index] = self._failures.get(index, 0) + 1
         if fatal or self._failures[index] >= self.max_attempts:
             self.failed[index] = cause
@@ -142,28 +135,15 @@ class Evaluation:
 
     def release(self, worker: bytes) -> int:
         """Give back the prompts of a lost worker."""
-        lost = [(group_id, attempt) for group_id, (_, attempt, owner) in self.running.items() if owner == worker]
-        for group_id, attempt in lost:
-            index = self._end(group_id, attempt)
-            assert index is not None
-            self._waiting.append(index)
-        return len(lost)
+        return self._give_back(list(self.running.of(worker)))
 
-    def reconcile(self, worker: bytes, held: set[tuple[str, int]], now: float, patience_s: float = LOST_AFTER_S) -> int:
+    def reconcile(self, worker: bytes, held: set[tuple[str, int]], seen: float, now: float, patience_s: float) -> int:
         """As `Ledger.reconcile`."""
-        lost = []
-        for group_id, (_, attempt, owner) in self.running.items():
-            if owner != worker:
-                continue
-            if (group_id, attempt) in held:
-                self.missed_since.pop(group_id, None)
-            elif now - self.missed_since.setdefault(group_id, now) >= patience_s:
-                lost.append(group_id)
-        for group_id in lost:
-            index = self._end(group_id, self.running[group_id][1])
-            assert index is not None
-            self._waiting.append(index)
-        return len(lost)
+        return self._give_back(self.running.missing(worker, held, seen, now, patience_s))
+
+    def _give_back(self, group_ids: list[str]) -> int:
+        self._waiting.extend(self.running.pop(group_id).index for group_id in group_ids)
+        return len(group_ids)
 
     def result(self) -> Result | None:
         """The result once every prompt is done, after which the next evaluation may start; else None."""
@@ -177,11 +157,3 @@ class Evaluation:
                         {index: (text, self.samples[index][0][0]) for index, text in sorted(self.texts.items())})
         self.step = -1
         return result
-
-    def _end(self, group_id: str, attempt: int) -> int | None:
-        lease = self.running.get(group_id)
-        if lease is None or lease[1] != attempt:
-            return None
-        del self.running[group_id]
-        self.missed_since.pop(group_id, None)
-        return lease[0]

@@ -1,5 +1,7 @@
 """Which worker gets the next lease: the one with the fewest tokens in flight for its capacity, of those that have room. Pure.
 
+    a worker whose leases or heartbeat have changed --> its Room --> ranked by load, for each size of lease --> least_busy
+
 Samples tell who has room, tokens who is busy: the answers of one worker may be far longer than those of another. A group goes to one worker
 whole, so that its samples share their prompt's cache.
 """
@@ -9,39 +11,78 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from workers.coordinator.ranking import Ranking
 from workers.coordinator.worker_registry import Worker
 
 
-@dataclass
+@dataclass(frozen=True)
 class Room:
-    """A worker's samples and tokens. `capacity`, `free`: samples; `tokens`: in flight, as far as is known."""
+    """A worker's samples and tokens. `capacity`, `free`: samples; `tokens`: in flight, as far as is known; `slot`: its own; `suspect`: leases
+    go to others as long as there are others."""
 
     capacity: int
     free: int
     tokens: float
+    slot: int = 0
+    suspect: bool = False
 
 
 class Rooms:
-    """The room of all workers that take leases, by peer."""
+    """The room of all workers that take leases, by peer. `group_size`: samples of a group; `sizes`: of every lease that there is."""
 
-    def __init__(self, rooms: dict[bytes, Room]) -> None:
-        self._rooms = rooms
+    def __init__(self, group_size: int, sizes: Iterable[int]) -> None:
+        self.rooms: dict[bytes, Room] = {}
+        self.num_groups = 0
+        self._group_size = group_size
+        self._num_trusted = 0
+        self._by_load: dict[int, Ranking[bytes]] = {size: Ranking() for size in sorted({group_size, *sizes})}
+        self._by_free: Ranking[bytes] = Ranking()
+        self._kept: bytes | None = None
+
+    def put(self, peer: bytes, room: Room | None) -> None:
+        """Note how a worker's room is now; None: it takes no leases."""
+        self._count(self.rooms.pop(peer, None), -1)
+        if room is not None:
+            self.rooms[peer] = room
+        self._count(room, 1)
+        self._rank(peer)
+
+    def _count(self, room: Room | None, change: int) -> None:
+        """`num_groups`: so many groups all workers take together."""
+        if room is not None:
+            self.num_groups += change * (room.capacity // self._group_size)
+            self._num_trusted += change * (not room.suspect)
+
+    def _rank(self, peer: bytes) -> None:
+        room = self.rooms.get(peer)
+        for size, ranking in self._by_load.items():
+            if room is not None and room.free >= size and peer != self._kept:
+                ranking.put(peer, (room.suspect, room.tokens / room.capacity, -room.free, room.slot))
+            else:
+                ranking.drop(peer)
+        if room is not None and room.capacity >= self._group_size:
+            self._by_free.put(peer, (room.suspect, -room.free, room.slot))
+        else:
+            self._by_free.drop(peer)
 
     def least_busy(self, num_samples: int) -> bytes | None:
         """The worker that so many samples go to, together; None if nobody has room for them."""
-        with_room = [peer for peer, room in self._rooms.items() if room.free >= num_samples]
-        return min(with_room, key=lambda peer: (self._rooms[peer].tokens / self._rooms[peer].capacity, -self._rooms[peer].free), default=None)
+        return self._trusted(self._by_load[num_samples].first())
 
-    def take(self, peer: bytes, num_samples: int, tokens: float) -> None:
-        """Note a lease of so many samples, which will have so many tokens."""
-        self._rooms[peer].free -= num_samples
-        self._rooms[peer].tokens += tokens
+    def _trusted(self, peer: bytes | None) -> bytes | None:
+        return None if peer is None or (self.rooms[peer].suspect and self._num_trusted) else peer
 
-    def keep_for(self, num_samples: int) -> None:
-        """Give nothing smaller to the worker that will soonest have room for so many samples."""
-        able = [peer for peer, room in self._rooms.items() if room.capacity >= num_samples]
-        if able:
-            del self._rooms[max(able, key=lambda peer: self._rooms[peer].free)]
+    def keep_for_group(self) -> None:
+        """Give nothing smaller to the worker that will soonest have room for a group, until `let_go`."""
+        self._kept = self._trusted(self._by_free.first())
+        if self._kept is not None:
+            self._rank(self._kept)
+
+    def let_go(self) -> None:
+        """Every worker may get leases again."""
+        if (kept := self._kept) is not None:
+            self._kept = None
+            self._rank(kept)
 
 
 def room_of(worker: Worker, leased: Iterable[tuple[str, int, int]], tokens_per_sample: float) -> Room:
@@ -54,4 +95,5 @@ def room_of(worker: Worker, leased: Iterable[tuple[str, int, int]], tokens_per_s
     measured = [lease for lease in leases if lease[:2] in worker.measured] if worker.tokens_in_flight else []
     unmeasured = sum(num_samples for *_, num_samples in leases) - sum(num_samples for *_, num_samples in measured)
     known = worker.tokens_in_flight * len(measured) / len(worker.measured) if measured else 0.0
-    return Room(worker.capacity, worker.capacity - sum(num_samples for *_, num_samples in leases), known + unmeasured * tokens_per_sample)
+    free = worker.capacity - sum(num_samples for *_, num_samples in leases)
+    return Room(worker.capacity, free, known + unmeasured * tokens_per_sample, worker.slot, worker.suspect)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from workers.config import Config
@@ -15,6 +15,9 @@ from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.coordinator.worker_registry import Registry
 from workers.messages.from_coordinator import Leases
 from workers.messages.parts import Lease, Purpose, Version
+
+DRIFT = 1.1
+"""By so much the mean length of answers may differ from the one that all workers' loads are reckoned with."""
 
 
 class Prompt(Protocol):
@@ -44,6 +47,9 @@ class LeaseOffice:
                  registry: Registry, policy: StalenessPolicy, totals: Totals, concurrency: Concurrency) -> None:
         self.config, self.prompts, self.heldout, self.ledger = config, prompts, heldout, ledger
         self.evaluation, self.registry, self.policy, self.totals, self.concurrency = evaluation, registry, policy, totals, concurrency
+        self._sizes = {Purpose.evaluation: config.evaluation.num_samples, Purpose.training: config.workflow.group_size}
+        self.rooms = Rooms(config.workflow.group_size, self._sizes.values())
+        self._tokens = 1.0
         self._leased = {Purpose.evaluation: 0, Purpose.training: 0}  # samples, since the evaluation began
 
     def may_train(self, step: int) -> bool:
@@ -57,29 +63,29 @@ class LeaseOffice:
             for lease in leases.leases:
                 if lease.purpose is Purpose.training:
                     self.concurrency.began(lease.group_id, now)
-        size, ready = self.config.workflow.group_size, [worker for worker in self.registry.ready() if worker.capacity]
-        held_out = len(self.evaluation.running) * self.config.evaluation.num_samples / size
-        self.concurrency.look(now, len(self.ledger.running), held_out, len(ready) * self.config.num_servers,
-                              sum(worker.capacity // size for worker in ready), trainer_waits)
+        self._look()
+        held_out = len(self.evaluation.running) * self._sizes[Purpose.evaluation] / self._sizes[Purpose.training]
+        self.concurrency.look(now, len(self.ledger.running), held_out, len(self.rooms.rooms) * self.config.num_servers, self.rooms.num_groups,
+                              trainer_waits)
 
     def assign(self, version: Version, training: bool) -> list[tuple[bytes, Leases]]:
         """Lease whatever can be leased now; `training`: whether training groups are still wanted."""
         if self._turn(version, training) is None:
             return []
+        self._look()
         granted: dict[bytes, list[Lease]] = {}
-        rooms, tokens = self._rooms(), self._tokens_per_sample()
         while (purpose := self._turn(version, training)) is not None:
-            size = self.config.evaluation.num_samples if purpose is Purpose.evaluation else self.config.workflow.group_size
-            peer = rooms.least_busy(size)
+            peer = self.rooms.least_busy(self._sizes[purpose])
             if peer is not None:
-                rooms.take(peer, size, size * tokens)
-                self._leased[purpose] += size
+                self._leased[purpose] += self._sizes[purpose]
                 granted.setdefault(peer, []).append(self._lease(peer, version, purpose))
+                self._look()
             elif purpose is Purpose.training and self.evaluation.has_work:
-                rooms.keep_for(size)  # else single prompts would take every sample that becomes free, and a group never find room
+                self.rooms.keep_for_group()  # else single prompts would take every sample that becomes free, and a group never find room
                 training = False
             else:
                 break
+        self.rooms.let_go()
         return [(peer, Leases([lease])) for peer, leases in granted.items() for lease in leases]  # each may be long
 
     def _turn(self, version: Version, training: bool) -> Purpose | None:
@@ -94,26 +100,30 @@ class LeaseOffice:
             return Purpose.training
         return Purpose.evaluation
 
-    def _rooms(self) -> Rooms:
-        """What each worker that holds weights can still take."""
-        able = [worker for worker in self.registry.ready() if worker.capacity]
-        able = [worker for worker in able if not worker.suspect] or able
-        leased: dict[bytes, list[tuple[str, int, int]]] = {worker.peer: [] for worker in able}
-        for group_id, lease in self.ledger.running.items():
-            if lease.worker in leased:
-                leased[lease.worker].append((group_id, lease.attempt, self.config.workflow.group_size))
-        for group_id, (_, attempt, peer) in self.evaluation.running.items():
-            if peer in leased:
-                leased[peer].append((group_id, attempt, self.config.evaluation.num_samples))
+    def _look(self) -> None:
+        """Learn what each worker can still take of whom something has changed; of all of them where answers have become of another length."""
         tokens = self._tokens_per_sample()
-        return Rooms({worker.peer: room_of(worker, leased[worker.peer], tokens) for worker in able})
+        if not 1 / DRIFT < tokens / self._tokens < DRIFT:
+            self._tokens = tokens
+            self.registry.changed.update(dict.fromkeys(self.rooms.rooms))
+        for changed in (self.registry.changed, self.ledger.running.changed, self.evaluation.running.changed):
+            while changed:
+                peer, _ = changed.popitem()
+                worker = self.registry.workers.get(peer)
+                able = worker is not None and worker.ready and worker.capacity
+                self.rooms.put(peer, room_of(worker, self._leases(peer), self._tokens) if worker is not None and able else None)
+
+    def _leases(self, peer: bytes) -> Iterator[tuple[str, int, int]]:
+        for purpose, table in ((Purpose.training, self.ledger.running), (Purpose.evaluation, self.evaluation.running)):
+            for group_id, lease in table.of(peer).items():
+                yield group_id, lease.attempt, self._sizes[purpose]
 
     def _tokens_per_sample(self) -> float:
         """How long a response is expected to be: as those so far."""
         num_generated = self.ledger.num_finished + self.ledger.num_rejected
         if not num_generated:
             return self.config.workflow.max_new_tokens / 2
-        return self.totals.tokens_generated / (num_generated * self.config.workflow.group_size)
+        return max(1.0, self.totals.tokens_generated / (num_generated * self.config.workflow.group_size))
 
     def _lease(self, peer: bytes, version: Version, purpose: Purpose) -> Lease:
         partial = None
@@ -124,5 +134,7 @@ class LeaseOffice:
             group_id, index, attempt, admitted_at, variant, partial = self.ledger.lease(peer, version.step)
             prompt, version = self.prompts.train(index), Version(version.epoch, admitted_at)
         # By the number of failures, not by the attempt: a group that was lost with its worker is sampled again as it was.
+        worker, lease = self.registry.workers[peer], (self.evaluation if purpose is Purpose.evaluation else self.ledger).running[group_id]
+        worker.num_leases = lease.number = worker.num_leases + 1
         seed = (self.config.run.seed * 1_000_003 + index) * 64 + variant
         return Lease(group_id, attempt, purpose, version, prompt.id, prompt.text, prompt.verifier, prompt.reference, seed % 2**31, partial)

@@ -18,11 +18,12 @@ Attempts are numbered through all incarnations of a run (`first_attempt`), so a 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from workers.coordinator.groups.group_states import Finished, Leased, Parked, Running, index_of
+from workers.coordinator.groups.group_tables import GroupTable, LeaseTable
 from workers.coordinator.groups.staleness import FinishedGroup
 from workers.messages.parts import Group, HeldLease, Partial
 
@@ -44,9 +45,9 @@ class Ledger:
     num_consumed: int = 0
     num_finished: int = 0
     num_rejected: int = 0
-    running: dict[str, Running] = field(default_factory=dict)
-    parked: dict[str, Parked] = field(default_factory=dict)
-    finished: dict[str, Finished] = field(default_factory=dict)
+    running: LeaseTable = field(default_factory=LeaseTable)
+    parked: GroupTable[Parked] = field(default_factory=GroupTable)
+    finished: GroupTable[Finished] = field(default_factory=GroupTable)
     in_training: dict[str, Finished] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
     set_aside: dict[int, str] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class Ledger:
 
     def finish(self, group: Group) -> bool:
         """Take a finished group; false if it is not the running attempt (a duplicate, or too late)."""
-        lease = self._end(group.group_id, group.attempt)
+        lease = self.running.end(group.group_id, group.attempt)
         if lease is None:
             return False
         self.finished[group.group_id] = Finished(group, lease.admitted_at, self.num_finished)
@@ -92,7 +93,7 @@ class Ledger:
 
     def reject(self, group_id: str, attempt: int) -> bool:
         """Note that a group is finished and not wanted for training; false if it is not the running attempt. Its prompt does not come again."""
-        lease = self._end(group_id, attempt)
+        lease = self.running.end(group_id, attempt)
         if lease is None:
             return False
         self.num_rejected += 1
@@ -101,7 +102,7 @@ class Ledger:
 
     def park(self, partial: Partial) -> bool:
         """Take back a running lease with what was generated; the next worker goes on from there. False if it was not running."""
-        lease = self._end(partial.group_id, partial.attempt)
+        lease = self.running.end(partial.group_id, partial.attempt)
         if lease is None:
             return False
         self.parked[partial.group_id] = Parked(lease.index, lease.admitted_at, partial)
@@ -109,7 +110,7 @@ class Ledger:
 
     def fail(self, group_id: str, attempt: int, cause: str, fatal: bool = False) -> bool:
         """Note a failure of the running attempt; the group is tried again or set aside. False if it was not running."""
-        lease = self._end(group_id, attempt)
+        lease = self.running.end(group_id, attempt)
         if lease is None:
             return False
         self.failures[lease.index] = self.failures.get(lease.index, 0) + 1
@@ -122,7 +123,7 @@ class Ledger:
 
     def release(self, worker: bytes) -> int:
         """Give back all that a lost worker had leased (no fault of the groups); returns how many."""
-        lost = [group_id for group_id, lease in self.running.items() if lease.worker == worker]
+        lost = list(self.running.of(worker))
         for group_id in lost:
             self._give_back(group_id)
         return len(lost)
@@ -134,31 +135,12 @@ class Ledger:
         else:
             self.retry.append(lease.index)
 
-    def reconcile(self, worker: bytes, held: set[tuple[str, int]], now: float, patience_s: float = LOST_AFTER_S) -> int:
-        """Compare with what `worker` says it holds; leases that it has left out for `patience_s` are given back. Returns how many."""
-        lost = []
-        for group_id, lease in self.running.items():
-            if lease.worker != worker:
-                continue
-            if (group_id, lease.attempt) in held:
-                lease.missed_since = None
-                continue
-            if lease.missed_since is None:
-                lease.missed_since = now
-            if now - lease.missed_since >= patience_s:
-                lost.append(group_id)
+    def reconcile(self, worker: bytes, held: set[tuple[str, int]], seen: float, now: float, patience_s: float) -> int:
+        """Give back the leases that `worker` should have and does not (`LeaseTable.missing`); returns how many."""
+        lost = self.running.missing(worker, held, seen, now, patience_s)
         for group_id in lost:
             self._give_back(group_id)
         return len(lost)
-
-    def owns(self, worker: bytes, group_id: str, attempt: int) -> bool:
-        """Whether `attempt` of a group is running, with this worker."""
-        return self.owner(group_id, attempt) == worker
-
-    def owner(self, group_id: str, attempt: int) -> bytes:
-        """The worker with which `attempt` of a group is running; b'' without one."""
-        lease = self.running.get(group_id)
-        return lease.worker if lease is not None and lease.attempt == attempt else b""
 
     def adopt(self, worker: bytes, held: HeldLease, admitted_at: int, may_admit: bool) -> bool:
         """Take over a lease that `worker` says it holds, perhaps from before this incarnation; false if it is not wanted (any more).
@@ -204,13 +186,13 @@ class Ledger:
         """The finished groups as the staleness policy sees them."""
         return [FinishedGroup(group_id, entry.admitted_at, entry.order) for group_id, entry in self.finished.items()]
 
-    def unconsumed_versions(self) -> list[int]:
-        """The version that each group was admitted at that has no batch yet (running, parked or finished)."""
-        return [entry.admitted_at for entry in self.finished.values()] + self.running_versions()
+    def running_versions(self) -> Counter[int]:
+        """How many groups of each version it was admitted at are running or parked."""
+        return Counter(self.running.versions) + Counter(self.parked.versions)
 
-    def running_versions(self) -> list[int]:
-        """The version that each running or parked group was admitted at."""
-        return [lease.admitted_at for lease in self.running.values()] + [parked.admitted_at for parked in self.parked.values()]
+    def unconsumed_versions(self) -> Counter[int]:
+        """The same of the groups that have no batch yet: running, parked or finished."""
+        return self.running_versions() + Counter(self.finished.versions)
 
     def take(self, group_ids: Iterable[str]) -> list[Group]:
         """Take finished groups for a batch; none is taken again, unless `return_to_buffer` brings it back. Raises KeyError."""
@@ -227,14 +209,8 @@ class Ledger:
 
     def return_to_buffer(self) -> None:
         """Undo `take`: the steps of all that is in training are given up."""
-        self.finished |= self.in_training
+        self.finished.update(self.in_training)
         self.in_training = {}
-
-    def _end(self, group_id: str, attempt: int) -> Running | None:
-        lease = self.running.get(group_id)
-        if lease is None or lease.attempt != attempt:
-            return None
-        return self.running.pop(group_id)
 
     def _forget(self, index: int) -> None:
         # Bounded memory: nothing more can happen to this index.

@@ -82,7 +82,7 @@ class Results:
 
     def _owner(self, group_id: str, attempt: int) -> bytes:
         """The worker with this lease; b'' where it does not run, or with nobody."""
-        return self.evaluation.owner(group_id, attempt) or self.ledger.owner(group_id, attempt)
+        return self.evaluation.running.owner(group_id, attempt) or self.ledger.running.owner(group_id, attempt)
 
     def _finished(self, group: Group) -> Answer:
         rebased = self.lineage.rebase(group)

@@ -25,7 +25,10 @@ only if afterwards, for every j >= i, the unconsumed groups (running ones too) w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,35 +62,39 @@ class StalenessPolicy:
         """Whether one more group may start at `version` when `admitted` are running, finished or consumed."""
         return admitted < (version + self.ahead(version) + 1) * self.batch_groups
 
-    def may_return(self, admitted: int, version: int, admitted_at: int, unconsumed: Iterable[int], next_batch: int) -> bool:
+    def may_return(self, admitted: int, version: int, admitted_at: int, unconsumed: Mapping[int, int], next_batch: int) -> bool:
         """Whether a group that was given up for lost may be admitted once more, with what was generated since version `admitted_at`.
 
         It needs a place like any other. Where ages are bounded (hard, or eta = 0), it must besides still be possible that all
-        unconsumed groups (given by their versions) and this one meet their deadlines, with `next_batch` as the next batch.
+        unconsumed groups (how many of each version) and this one meet their deadlines, with `next_batch` as the next batch.
         """
         if not self.may_admit(admitted, version):
             return False
         ages_are_bounded = self.bound is Bound.hard or self.eta == 0
-        return not ages_are_bounded or self._feasible(next_batch - 1, [*unconsumed, admitted_at])
+        return not ages_are_bounded or self._feasible(next_batch - 1, Counter(unconsumed) + Counter([admitted_at]))
 
-    def choose(self, version: int, finished: Sequence[FinishedGroup], running: Iterable[int]) -> list[str] | None:
-        """The groups of the batch at `version`, or None if it cannot be formed yet.
+    def may_form(self, version: int, finished: Mapping[int, int], running: Mapping[int, int]) -> bool:
+        """Whether the batch at `version` can be formed. `finished`, `running`: how many groups there are of each version they were admitted at."""
+        if sum(finished.values()) < self.batch_groups:
+            return False
+        return self.bound is Bound.admission or self._feasible(version, Counter(self._left(finished)) + Counter(running))
 
-        `running`: for each running training group the version it was admitted at. Admission takes the groups that
-        finished first; hard takes the earliest deadlines, if the rest stays feasible.
-        """
-        if len(finished) < self.batch_groups:
-            return None
-        if self.bound is Bound.admission:
-            batch = sorted(finished, key=lambda group: group.order)[: self.batch_groups]
-            return [group.group_id for group in batch]
-        by_deadline = sorted(finished, key=lambda group: (group.admitted_at, group.order))
-        rest = [group.admitted_at for group in by_deadline[self.batch_groups :]] + list(running)
-        if not self._feasible(version, rest):
-            return None
-        return [group.group_id for group in by_deadline[: self.batch_groups]]
+    def choose(self, finished: Iterable[FinishedGroup]) -> list[str]:
+        """The groups of a batch that may be formed: those that finished first; hard: those with the earliest deadlines."""
+        order = (lambda group: group.order) if self.bound is Bound.admission else (lambda group: (group.admitted_at, group.order))
+        return [group.group_id for group in heapq.nsmallest(self.batch_groups, finished, key=order)]
 
-    def _feasible(self, version: int, rest: list[int]) -> bool:
-        # The k-th unconsumed group (from 0, by deadline) is consumed at best by batch version + 1 + k // B.
-        deadlines = sorted(admitted_at + self.eta for admitted_at in rest)
-        return all(version + 1 + k // self.batch_groups <= deadline for k, deadline in enumerate(deadlines))
+    def _left(self, finished: Mapping[int, int]) -> dict[int, int]:
+        """What a batch of those with the earliest deadlines leaves."""
+        left, taken = {}, 0
+        for version in sorted(finished):
+            take = min(finished[version], self.batch_groups - taken)
+            taken += take
+            left[version] = finished[version] - take
+        return left
+
+    def _feasible(self, version: int, rest: Mapping[int, int]) -> bool:
+        # The k-th unconsumed group (from 0, by deadline) is consumed at best by batch version + 1 + k // B: it is enough to look at the last of each.
+        before = itertools.accumulate(rest[admitted_at] for admitted_at in sorted(rest))
+        return all(version + 1 + (count - 1) // self.batch_groups <= admitted_at + self.eta
+                   for admitted_at, count in zip(sorted(rest), before, strict=True) if rest[admitted_at])

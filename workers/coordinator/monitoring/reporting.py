@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
+
+import msgspec
 
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.heldout_evaluation import Result
@@ -14,17 +17,14 @@ from workers.messages.parts import Role, WorkerStatus
 
 MAX_PROMPT, MAX_REFERENCE, MAX_RESPONSE = 1000, 200, 2000
 """Characters of heldout_samples.jsonl: the end of a prompt, the beginnings of the others."""
+COUNTERS = [name for name, default in msgspec.structs.asdict(WorkerStatus()).items() if not isinstance(default, str)]
+"""Of a worker's status."""
 
 
 def fleet(coordinator: Coordinator) -> WorkerStatus:
     """The counters of rollout workers, and of reward elements, added up."""
-    total: Counter[str] = Counter()
-    for worker in coordinator.registry.of(Role.rollout) + coordinator.registry.of(Role.reward):
-        for field in WorkerStatus.__struct_fields__:
-            value = getattr(worker.status, field)
-            if not isinstance(value, str):
-                total[field] += value
-    return WorkerStatus(**total)  # type: ignore[arg-type]
+    statuses = [worker.status for role in (Role.rollout, Role.reward) for worker in coordinator.registry.of(role)]
+    return WorkerStatus(**{name: sum(map(operator.attrgetter(name), statuses)) for name in COUNTERS})
 
 
 def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, refused: int) -> dict:
@@ -49,7 +49,7 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, re
         "tokens_trained": coordinator.totals.tokens_trained, "tokens_generated": coordinator.totals.tokens_generated,
         "tokens_interrupted": coordinator.totals.tokens_interrupted, "buffer": len(coordinator.ledger.finished),
         "running": len(coordinator.ledger.running), "concurrency": coordinator.concurrency.limit, "num_set_aside": len(coordinator.ledger.set_aside),
-        "num_retries": coordinator.totals.num_retries, "replicas": len(coordinator.registry.ready()), "rollout_idle_s": round(rollouts.idle_s, 3),
+        "num_retries": coordinator.totals.num_retries, "replicas": coordinator.registry.num_ready, "rollout_idle_s": round(rollouts.idle_s, 3),
         "weight_updates": rollouts.num_updates, "weight_update_s": round(rollouts.update_s, 3),
         **{f"weight_{name}": round(getattr(rollouts, name), 3) for name in ("pause_s", "load_s", "prefill_s", "fetch_s")},
         "weight_fetch_bytes": rollouts.fetch_bytes, "weight_fallbacks": rollouts.num_fallbacks, "weight_chunks_refetched": rollouts.num_refetched,
@@ -96,13 +96,13 @@ def status(coordinator: Coordinator, now: float, seconds: float, wall: float, re
         "concurrency": state.concurrency.limit, "admitted": state.ledger.admitted, "set_aside": len(state.ledger.set_aside),
         "rejected": state.ledger.num_rejected, "share_rejected": round(state.rejections.share, 4),
         "parked": len(state.ledger.parked), "suspended": state.left or state.drain_reason or ("saving" if state.suspending else ""),
-        "replicas_ready": len(state.registry.ready()), "min_replicas": state.config.allocation.min_replicas,
+        "replicas_ready": state.registry.num_ready, "min_replicas": state.config.allocation.min_replicas,
         "evaluating": _evaluating(state),
         "tokens_generated": state.totals.tokens_generated, "tokens_trained": state.totals.tokens_trained,
         "tokens_interrupted": state.totals.tokens_interrupted,
         "refused_peers": refused + rollouts.num_refused, "malformed_messages": malformed + rollouts.num_malformed,
         "staleness": {str(age): count for age, count in sorted(state.totals.head_ages.items())},
-        "weights": _weights(state), "rewards": _rewards(state),
+        "weights": _weights(state, rollouts), "rewards": _rewards(state, rollouts),
         "workers": [
             {"name": worker.name, "host": worker.host, "pid": worker.pid, "version": str(worker.held) if worker.held else "",
              "fetching": str(worker.fetching) if worker.fetching else "", "waiting_for": worker.status.waiting_for,
@@ -116,24 +116,23 @@ def status(coordinator: Coordinator, now: float, seconds: float, wall: float, re
     }
 
 
-def _weights(state: Coordinator) -> dict:
+def _weights(state: Coordinator, rollouts: WorkerStatus) -> dict:
     """How new weights travel: means of the rollout workers' updates in seconds and bytes; what has failed, and why; who loads now."""
-    rollouts, permits = fleet(state), state.delivery.permits
+    permits, workers = state.delivery.permits, state.registry.workers
     each = {name: getattr(rollouts, name) / max(1, rollouts.num_updates) for name in ("fetch_s", "fetch_bytes", "pause_s", "load_s", "prefill_s")}
     return {
         "transport": state.config.weights.transport.value, "failed": dict(state.delivery.fallbacks), "num_updates": rollouts.num_updates,
         "broadcast_to": len(state.broadcasts.group.members.ranks) if state.broadcasts.group.phase is Phase.standing else 0,
         **{name: round(value, 3) for name, value in each.items()}, "num_fallbacks": rollouts.num_fallbacks,
         "num_refetched": rollouts.num_refetched,
-        "loading": [worker.name for worker in state.registry.of(Role.rollout) if worker.peer in permits.loading],
-        "waiting_to_load": [worker.name for worker in state.registry.of(Role.rollout) if worker.peer in permits.waiting],
+        "loading": [workers[peer].name for peer in permits.loading if peer in workers],
+        "waiting_to_load": [workers[peer].name for peer in permits.waiting if peer in workers],
     }
 
 
-def _rewards(state: Coordinator) -> dict:
+def _rewards(state: Coordinator, total: WorkerStatus) -> dict:
     """What judging takes: requests that wait now; seconds that all requests together have waited, and that processes have worked; how many
     requests have their answer, and how many attempts had none in time."""
-    total = fleet(state)
     return {"placement": state.config.reward.placement.value, "num_elements": len(state.registry.reward_endpoints()),
             "waiting": total.rewards_waiting, "wait_s": round(total.rewards_wait_s, 3), "busy_s": round(total.reward_busy_s, 3),
             "num_killed": total.rewards_killed, "num_failed": total.rewards_failed, "num_late": total.rewards_late, "num_done": total.rewards_done}

@@ -29,7 +29,7 @@ def _trainer(state: State) -> str:
         return ""
     if state.training.first_evaluation_runs:
         return f"the first evaluation{_late(state)}"
-    ready, minimum = len(state.registry.ready()), state.config.allocation.min_replicas
+    ready, minimum = state.registry.num_ready, state.config.allocation.min_replicas
     if not state.training.enough_replicas:
         return f"rollout workers: {ready} of {minimum} are ready (allocation.min_replicas){_gone(state, Role.rollout)}"
     if Role.reward in state.lacking:

@@ -2,7 +2,7 @@
 
     sockets, clock, stop file, launcher's lock, SIGTERM, newest epoch --Input--> machine.py: the state machine ----> messages --send--> workers
                               each of them is noted by flight_recorder.py, for headway replay
-                              records --> run_records.py: metrics.jsonl, ..., alarms;   every second --> status.json
+                              records --> run_records.py: metrics.jsonl, ..., alarms;   every second or so --> status.json
                               checkpoint --> coordinator.msgpack, beside the trainer's part
 
 Waits: only for messages, with a tick every quarter of a second. How it ends is in shutdown.py.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
+import itertools
 import os
 import signal
 import sys
@@ -20,8 +20,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from workers.config import ClusterKind, ConfigError, load
-from workers.coordinator.core import TICK_S, Coordinator
+from workers.coordinator.core import LOOK_S, TICK_S, Coordinator
 from workers.coordinator.monitoring import reporting
 from workers.coordinator.process.flight_recorder import FlightRecorder
 from workers.coordinator.process.machine import Machine
@@ -53,6 +55,10 @@ from workers.transport.server import ServerSockets
 ORPHANED = "the coordinator was told to end by a signal: the trainer that started it has died or was cancelled"
 
 
+STATUS_SHARE = 0.05
+"""Of the process's time that writing status.json may take: with a large fleet it is written less often than every second."""
+
+
 class CoordinatorWorker:
     """One incarnation of the coordinator; `checkpoint`: the file with its part of the checkpoint to go on from, or None."""
 
@@ -71,7 +77,7 @@ class CoordinatorWorker:
         self.partials = RecoveredPartials(run, self.machine, self.config.transport.max_message_mb)
         self.records = RunRecords(run, self.machine, snapshot)
         self._fleet_watch = SlurmWatch(run, self.machine)
-        self._next_status = self._next_tick = 0.0
+        self._next_status = self._next_look = self._next_tick = 0.0
         self._cancelling: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
 
@@ -109,15 +115,18 @@ class CoordinatorWorker:
         self.machine.do(Left(now, ORPHANED) if self.core.replaceable else Ended(now, ORPHANED))
 
     async def receive(self, receiving: asyncio.Task) -> asyncio.Task:
-        """Take what arrives within one tick; returns the task that waits for the next message."""
+        """Take what arrives within one tick, many messages at once where many wait; returns the task that waits for the next one."""
         self.recorder.look(time.monotonic())
         await asyncio.wait([receiving], timeout=TICK_S)
         if not receiving.done():
             return receiving
-        peer, message = receiving.result()
-        now = time.monotonic()
-        self.machine.do(Malformed(now, peer, str(message)) if isinstance(message, MessageError) else Arrived(now, peer, message))
-        self._save()
+        began = time.monotonic()
+        for peer, message in itertools.chain([receiving.result()], self.sockets.waiting()):
+            now = time.monotonic()
+            self.machine.do(Malformed(now, peer, str(message)) if isinstance(message, MessageError) else Arrived(now, peer, message))
+            self._save()
+            if now - began > TICK_S / 2 or not self.core.goes_on:
+                break
         return asyncio.create_task(self.sockets.receive())
 
     def _save(self) -> None:
@@ -132,11 +141,11 @@ class CoordinatorWorker:
             print(f"the checkpoint of step {request.step} waits: {error}", flush=True)
             self.machine.checkpoint = (peer, request)
             return
-        content = self.core.snapshot(self.seconds, positions).encode()
+        content = self.core.snapshot(self.seconds, positions).buffers()
         self.partials.in_checkpoint(Version(self.epoch, request.step))
         self._saving = asyncio.create_task(self._write_part(peer, request, content))
 
-    async def _write_part(self, peer: bytes, request: CheckpointRequest, content: bytes) -> None:
+    async def _write_part(self, peer: bytes, request: CheckpointRequest, content: list[bytes | memoryview]) -> None:
         await self.recorder.flush()  # an audit of the next incarnation is to know what this part holds
         try:
             await asyncio.to_thread(write_atomic, Path(request.folder) / COORDINATOR, content)
@@ -153,12 +162,14 @@ class CoordinatorWorker:
             return
         self._next_tick = now + TICK_S / 2
         self.machine.do(Ticked(now))
-        if now < self._next_status:
+        if now < self._next_look:
             return
-        self._next_status = now + 1.0
+        self._next_look = now + LOOK_S
         self.on_disk(self.partials.absorb)
         self.machine.do(Greeted(now))
-        self.write_status()
+        if now >= self._next_status:
+            self.write_status()
+            self._next_status = now + (time.monotonic() - now) / STATUS_SHARE
         self.on_disk(self._look_into_folder)
 
     def _look_into_folder(self) -> None:
@@ -193,7 +204,7 @@ class CoordinatorWorker:
         status["not_recorded"] = self.recorder.trouble
         status["alarms"] = self.records.health.active
         status["checkpoint"] = checkpoints.describe(self.run, scores(self.records.evaluations), time.time())
-        write_atomic(self.run.status, json.dumps(status).encode())
+        write_atomic(self.run.status, msgspec.json.encode(status))
 
     def record(self) -> None:
         """Write finished steps and evaluations, unless another incarnation has taken over."""

@@ -38,7 +38,7 @@ class SlurmWatch:
         next_look = 0.0
         while self._core.replaceable and not self._core.config.supervised:
             await asyncio.sleep(INTERVAL_S)
-            now, limit = time.monotonic(), SILENT_HEARTBEATS * self._core.config.transport.heartbeat_s
+            now, limit = time.monotonic(), SILENT_HEARTBEATS * self._core.registry.interval_s
             silent = [worker for role in ARRAYS for worker in self._core.registry.of(role) if worker.job and now - worker.last_heard > limit]
             lacking = self._core.lacking
             if not silent and not (lacking and now >= next_look):

@@ -16,7 +16,8 @@ import numpy as np
 
 from workers.config import Bound
 from workers.coordinator.core import Coordinator
-from workers.coordinator.groups.group_states import index_of
+from workers.coordinator.groups.group_states import Running, index_of
+from workers.coordinator.groups.group_tables import LeaseTable
 from workers.coordinator.recording.inputs import Arrived, Outcome
 from workers.coordinator.recording.replaying import Step
 from workers.coordinator.training.steps import StepRecord
@@ -116,7 +117,7 @@ class Auditor:
             worker = core.registry.workers.get(peer or b"")
             size = {Purpose.training: core.config.workflow.group_size, Purpose.evaluation: core.config.evaluation.num_samples}
             taken = (sum(size[Purpose.training] for lease in core.ledger.running.values() if lease.worker == peer)
-                     + sum(size[Purpose.evaluation] for *_, owner in core.evaluation.running.values() if owner == peer))
+                     + sum(size[Purpose.evaluation] for lease in core.evaluation.running.values() if lease.worker == peer))
             if worker is None or worker.held is None or worker.draining:
                 yield "lease to one who takes none: the worker is gone, has no weights, or leaves"
             elif taken > worker.capacity:
@@ -154,3 +155,16 @@ def groups(core: Coordinator) -> Iterator[str]:
     there = core.registry.workers.keys() | core.reconciliation.expected
     if lost := [group_id for group_id, lease in ledger.running.items() if lease.worker not in there]:
         yield f"leases of nobody: {lost[:5]} run with a worker that is not there"
+    for table in (ledger.running, ledger.parked, ledger.finished, core.evaluation.running):
+        if table.versions != Counter(entry.admitted_at for entry in table.values()):
+            yield "indexes: the numbers of groups by version are wrong"
+    for running in (ledger.running, core.evaluation.running):
+        if {peer: running.of(peer) for peer in running.workers()} != _by_worker(running):
+            yield "indexes: the leases by worker are wrong"
+
+
+def _by_worker(running: LeaseTable) -> dict[bytes, dict[str, Running]]:
+    found: dict[bytes, dict[str, Running]] = {}
+    for group_id, lease in running.items():
+        found.setdefault(lease.worker, {})[group_id] = lease
+    return found

@@ -141,11 +141,9 @@ def _happen(core: Coordinator, given: AnyInput) -> bool:
             core.greet()
         case Unreachable():
             core.registry.unreachable(given.peer, given.now)
-        case Departed():
-            core.departed(given.peer)
-        case Lost():
+        case Lost() | Departed():
             if (worker := core.registry.workers.get(given.peer)) is not None:
-                core.lost(worker, given.why)
+                core.lost(worker, given.why if isinstance(given, Lost) else "its connection broke while the run was ending")
         case Absorbed():
             return core.reconciliation.absorb(given.message)
         case Expected():

@@ -213,16 +213,15 @@ class Training:
 
     def form_batch(self, now: float) -> Sending:
         """The next batch, if the trainer has asked for it and it can be formed: to each leader who has asked, its share."""
-        self.enough_replicas = self.enough_replicas or len(self.registry.ready()) >= self.config.allocation.min_replicas
+        self.enough_replicas = self.enough_replicas or self.registry.num_ready >= self.config.allocation.min_replicas
         step = self.next_batch
         wanted = 0 in self._asked and self._asked[0].step == step and step < self.config.run.num_steps and not self.early_reason
         if not wanted or self.announcement is None or self.first_evaluation_runs or not self.enough_replicas:
             return []
-        chosen = self.policy.choose(step, self.ledger.waiting_to_be_consumed(), self.ledger.running_versions())
-        if chosen is None:
+        if not self.policy.may_form(step, self.ledger.finished.versions, self.ledger.running_versions()):
             return []
         # In the order of the prompts, so that minibatches do not depend on who finished first: at eta=0 runs repeat.
-        group_ids = sorted(chosen, key=index_of)
+        group_ids = sorted(self.policy.choose(self.ledger.waiting_to_be_consumed()), key=index_of)
         groups = self.ledger.take(group_ids)
         shares = make_shares(self.config, step, groups, self.num_shares, now)
         ages = measure(step, groups, self.config.workflow.max_new_tokens, self.config.engine.context_length)

@@ -36,7 +36,7 @@ class Delivery:
         """There is a new version, or more ways to one."""
         self.distribution.announced(announcement.version)
 
-    def take(self, worker: Worker, message: SourcesRequest | LoadRequest | TransportFailed) -> list[tuple[bytes | None, Message]]:
+    def take(self, worker: Worker, message: SourcesRequest | LoadRequest | TransportFailed, now: float) -> list[tuple[bytes | None, Message]]:
         """A rollout worker's word about a version; returns the answers."""
         match message:
             case SourcesRequest():
@@ -46,7 +46,7 @@ class Delivery:
                 return [(worker.peer, Sources(message.version, place.endpoints, place.leads))]
             case LoadRequest():
                 self.distribution.fetched(message.version, worker.peer)
-                return [(peer, LoadGranted(version)) for peer, version in self.permits.ask(worker.peer, message.version)]
+                return [(peer, LoadGranted(version)) for peer, version in self.permits.ask(worker.peer, message.version, worker.ready, now)]
             case TransportFailed():
                 return self._failed(worker, message)
 
@@ -61,13 +61,15 @@ class Delivery:
         self.distribution.lost(worker.peer)
         self.permits.lost(worker.peer)
 
-    def grant(self, now: float) -> list[tuple[bytes | None, Message]]:
-        """LoadGranted to whoever may load from now on."""
+    def expire(self, now: float) -> None:
+        """End the permits whose time is over. To be called now and then."""
         for peer in self.permits.expire(now):
             name = self._registry.workers[peer].name
             self.notices.append(f"{name} has not loaded its version in {self._limit_s:g} s (weights.timeout_s); others may load now")
-        generating = {worker.peer for worker in self._registry.ready()}
-        return [(peer, LoadGranted(version)) for peer, version in self.permits.grant(generating, now)]
+
+    def grant(self, now: float) -> list[tuple[bytes | None, Message]]:
+        """LoadGranted to whoever may load from now on."""
+        return [(peer, LoadGranted(version)) for peer, version in self.permits.grant(self._registry.num_ready, now)]
 
     def wanted(self, trainer: bytes) -> list[tuple[bytes | None, Message]]:
         """What a trainer that registers (again) has to know."""

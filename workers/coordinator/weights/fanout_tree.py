@@ -13,11 +13,11 @@ its children to the node above. A node that a child reports stays where it is, b
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from workers.coordinator.ranking import Ranking
 from workers.messages.parts import Version
 
 KEPT = 2
@@ -33,14 +33,19 @@ class Place(NamedTuple):
 
 @dataclass
 class Node:
-    """A node that fetches a version, or has it (`whole`). `endpoints`: those of its workers, in the order in which they asked; `above`: the
-    host of the node that it fetches from, '' for the trainer's servers; `reported`: it did not give a child what it should."""
+    """A node that fetches a version, or has it (`whole`). `above`: the host of the node that it fetches from, '' for the trainer's servers;
+    `order`: of asking; `depth`: nodes above it, at most; `endpoints`: those of its workers, in the order in which they asked; `reported`: it did
+    not give a child what it should; `below`: the hosts that fetch from it, or have; `num_fetching`: how many of them do not have it whole."""
 
     host: str
     above: str
+    order: int
+    depth: int = 0
     endpoints: dict[bytes, str] = field(default_factory=dict)
     whole: bool = False
     reported: bool = False
+    below: dict[str, None] = field(default_factory=dict)
+    num_fetching: int = 0
 
     @property
     def endpoint(self) -> str:
@@ -48,54 +53,115 @@ class Node:
         return next((endpoint for endpoint in self.endpoints.values() if endpoint), "")
 
 
-@dataclass
 class Tree:
-    """One version's tree; `nodes` by host, in the order of asking."""
+    """One version's tree; `nodes` by host, in the order of asking. What happens to a node costs O(log nodes)."""
 
-    fanout: int
-    nodes: dict[str, Node] = field(default_factory=dict)
+    def __init__(self, fanout: int) -> None:
+        self.nodes: dict[str, Node] = {}
+        self._fanout = fanout
+        self._num_asked = 0
+        self._top: dict[str, None] = {}
+        self._hosts: dict[bytes, str] = {}
+        self._served: dict[str, str] = {}
+        self._whole: Ranking[str] = Ranking()  # those that can take another child and have all of it; then those that have not; then all that serve
+        self._fetching: Ranking[str] = Ranking()
+        self._serving: Ranking[str] = Ranking()
 
     def ask(self, worker: bytes, host: str, endpoint: str, failed: Collection[str]) -> Place:
         """A worker asks where to fetch from; `failed`: endpoints that did not give it what they should."""
-        for other in self.nodes.values():
-            other.reported = other.reported or not set(failed).isdisjoint(other.endpoints.values())
+        for bad in failed:
+            if (other := self.nodes.get(self._served.get(bad, ""))) is not None:
+                other.reported = True
+                self._rank(other)
         node = self.nodes.get(host)
         if node is None:
-            node = self.nodes[host] = Node(host, self._place(host))
+            node = self.nodes[host] = Node(host, "", self._num_asked)
+            self._num_asked += 1
+            self._put(node, self._place(host))
         elif not node.whole and any(above.reported for above in self._above(host)):
-            node.above = self._place(host)
-        node.endpoints[worker] = endpoint
+            self._take(node)
+            self._put(node, self._place(host))
+        node.endpoints[worker], self._hosts[worker] = endpoint, host
+        if endpoint:
+            self._served[endpoint] = host
+        self._rank(node)
         endpoints = [above.endpoint for above in self._above(host) if above.endpoint and not above.reported]
         return Place(endpoints, node.endpoint in (endpoint, ""))
 
     def lost(self, worker: bytes) -> None:
         """Leave out a worker; the children of a node without any are its parent's."""
-        for node in list(self.nodes.values()):
-            node.endpoints.pop(worker, None)
-            if not node.endpoints:
-                del self.nodes[node.host]
-                for child in self.nodes.values():
-                    child.above = node.above if child.above == node.host else child.above
+        node = self.nodes.get(self._hosts.pop(worker, ""))
+        if node is None:
+            return
+        self._served.pop(node.endpoints.pop(worker), None)
+        if node.endpoints:
+            self._rank(node)
+            return
+        for child in map(self.nodes.__getitem__, list(node.below)):
+            self._take(child)
+            self._put(child, node.above)
+        self._take(node)
+        del self.nodes[node.host]
+        for ranking in (self._whole, self._fetching, self._serving):
+            ranking.drop(node.host)
 
     def fetched(self, worker: bytes) -> None:
         """A worker's node has the version whole."""
-        for node in self.nodes.values():
-            node.whole = node.whole or worker in node.endpoints
+        node = self.nodes.get(self._hosts.get(worker, ""))
+        if node is not None and not node.whole:
+            above = self._take(node)
+            node.whole = True
+            self._put(node, above)
+
+    def _take(self, node: Node) -> str:
+        """Out of its place; returns which that was."""
+        above = self.nodes.get(node.above)
+        del (self._top if above is None else above.below)[node.host]
+        if above is not None:
+            above.num_fetching -= not node.whole
+            self._rank(above)
+        return node.above
+
+    def _put(self, node: Node, host: str) -> None:
+        """Into a place: below `host`, or the trainer."""
+        above = self.nodes.get(host)
+        (self._top if above is None else above.below)[node.host] = None
+        node.above, node.depth = host, 0 if above is None else above.depth + 1
+        if above is not None:
+            above.num_fetching += not node.whole
+            self._rank(above)
+        self._rank(node)
+
+    def _rank(self, node: Node) -> None:
+        serves, free = bool(node.endpoint) and not node.reported, node.num_fetching < self._fanout
+        for ranking, belongs, key in ((self._whole, serves and free and node.whole, node.num_fetching),
+                                      (self._fetching, serves and free and not node.whole, node.depth), (self._serving, serves, node.num_fetching)):
+            if belongs:
+                ranking.put(node.host, (key, node.order))
+            else:
+                ranking.drop(node.host)
 
     def _place(self, host: str) -> str:
         """The node below which `host` goes ('': the trainer). Never one that stands below `host` itself."""
-        others = [node for node in self.nodes.values() if node.host != host]
-        usable = [node for node in others if node.endpoint and not node.reported and host not in (above.host for above in self._above(node.host))]
-        fetching = Counter(node.above for node in others if not node.whole)
-        free = [node for node in usable if fetching[node.host] < self.fanout]
-        whole = [node for node in free if node.whole]
-        if whole:
-            return min(whole, key=lambda node: fetching[node.host]).host
-        if not usable or sum(not node.above for node in others) < self.fanout:
+        own = self._family(host)
+
+        def first(ranking: Ranking[str]) -> str | None:
+            return ranking.first() if len(own) == 1 and ranking.first() != host else ranking.first_where(lambda other: other not in own)
+
+        whole, serving = first(self._whole), first(self._serving)
+        if whole is not None:
+            return whole
+        if serving is None or len(self._top) < self._fanout:
             return ""
-        if free:
-            return min(free, key=lambda node: len(self._above(node.host))).host
-        return min(usable, key=lambda node: fetching[node.host]).host
+        return first(self._fetching) or serving
+
+    def _family(self, host: str) -> set[str]:
+        """`host`, and all below it."""
+        family, new = {host}, [host]
+        while new and (node := self.nodes.get(new.pop())) is not None:
+            family.update(node.below)
+            new.extend(node.below)
+        return family
 
     def _above(self, host: str) -> list[Node]:
         """The nodes above `host`, nearest first."""

@@ -8,7 +8,6 @@ that does not generate yet has nothing to interrupt: it loads at once. Without `
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,10 +23,11 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True)
 class Permit:
-    """The time of loading that a worker has."""
+    """The time of loading that a worker has; `interrupts`: it generated when it got it."""
 
     version: Version
     until: float
+    interrupts: bool
 
 
 class LoadPermits:
@@ -37,46 +37,54 @@ class LoadPermits:
         self._rolling, self._limit_s = rolling, limit_s
         self.waiting: dict[bytes, Version] = {}
         self.loading: dict[bytes, Permit] = {}
+        self._num_interrupting = 0
 
-    def ask(self, worker: bytes, version: Version) -> list[Grant]:
-        """A worker wants to load `version`; asked again, it keeps its place. Returns the grant again if it has got one already."""
+    def ask(self, worker: bytes, version: Version, generates: bool, now: float) -> list[Grant]:
+        """A worker wants to load `version`; asked again, it keeps its place. Returns its grant if it has got one already, or need not wait, because
+        it does not generate yet."""
         permit = self.loading.get(worker)
         if permit is not None and permit.version == version:
             return [Grant(worker, version)]
-        self.loading.pop(worker, None)  # it has given up the one that it had, for a newer one
-        self.waiting[worker] = version
-        return []
+        self._end(worker)  # it has given up the one that it had, for a newer one
+        if self._rolling and generates:
+            self.waiting[worker] = version
+            return []
+        self.waiting.pop(worker, None)
+        return [self._grant(worker, version, False, now)]
+
+    def _grant(self, worker: bytes, version: Version, interrupts: bool, now: float) -> Grant:
+        self.loading[worker] = Permit(version, now + self._limit_s, interrupts)
+        self._num_interrupting += interrupts
+        return Grant(worker, version)
+
+    def _end(self, worker: bytes) -> None:
+        permit = self.loading.pop(worker, None)
+        self._num_interrupting -= permit is not None and permit.interrupts
 
     def held(self, worker: bytes, version: Version) -> None:
         """A worker's engines hold `version`."""
         permit = self.loading.get(worker)
         if permit is not None and version >= permit.version:
-            del self.loading[worker]
+            self._end(worker)
         if worker in self.waiting and version >= self.waiting[worker]:
             del self.waiting[worker]
 
     def lost(self, worker: bytes) -> None:
         """A worker is gone."""
-        self.loading.pop(worker, None)
+        self._end(worker)
         self.waiting.pop(worker, None)
 
     def expire(self, now: float) -> list[bytes]:
         """End the permits whose time is over; returns whose."""
         late = [worker for worker, permit in self.loading.items() if now > permit.until]
         for worker in late:
-            del self.loading[worker]
+            self._end(worker)
         return late
 
-    def grant(self, generating: Collection[bytes], now: float) -> list[Grant]:
-        """Whoever may load from now on; `generating`: the workers that hold weights and take leases."""
-        room = max(1, len(generating) // 2) - sum(worker in generating for worker in self.loading)
+    def grant(self, num_generating: int, now: float) -> list[Grant]:
+        """Whoever may load from now on; `num_generating`: how many workers hold weights and take leases."""
         granted = []
-        for worker, version in list(self.waiting.items()):
-            if self._rolling and worker in generating:
-                if room <= 0:
-                    continue
-                room -= 1
-            del self.waiting[worker]
-            self.loading[worker] = Permit(version, now + self._limit_s)
-            granted.append(Grant(worker, version))
+        while self.waiting and self._num_interrupting < max(1, num_generating // 2):
+            worker = next(iter(self.waiting))
+            granted.append(self._grant(worker, self.waiting.pop(worker), True, now))
         return granted

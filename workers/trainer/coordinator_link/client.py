@@ -65,7 +65,7 @@ class CoordinatorLink:
         self._parts: Inbox[CheckpointPart] = Inbox()
         self._told = threading.Event()
         self._drain_reason = self._parting = ""
-        peer = Peer(run, config.transport, Role.trainer, config.transport.heartbeat_timeout_s, heartbeat=Heartbeat, on_message=self._on_message,
+        peer = Peer(run, config.batch_transport, Role.trainer, config.transport.heartbeat_timeout_s, heartbeat=Heartbeat, on_message=self._on_message,
                     on_announcement=lambda _: None, min_epoch=epoch)
         self._peer = ThreadedPeer(peer, "coordinator-link", self._over, self._lost)
         self._coordinator = CoordinatorProcess(run, epoch, checkpoint)

@@ -86,9 +86,9 @@ class Play:
 
     def beat(self, step: int = 0, *, peer: bytes = ROLLOUT, capacity: int = 100, held: list | None = None) -> list:
         """A heartbeat with the weights of `step`; of all the leases that the worker is thought to have, or of `held`."""
-        running = [(group_id, lease.attempt) for group_id, lease in self.core.ledger.running.items() if lease.worker == peer]
-        running += [(group_id, attempt) for group_id, (_, attempt, owner) in self.core.evaluation.running.items() if owner == peer]
-        return self.tell(peer, Heartbeat(held=Version(self.core.epoch, step), capacity=capacity,
+        running = [(group_id, lease.attempt) for table in (self.core.ledger.running, self.core.evaluation.running)
+                   for group_id, lease in table.of(peer).items()]
+        return self.tell(peer, Heartbeat(held=Version(self.core.epoch, step), capacity=capacity, leases_seen=1000,
                                          leases=[hold(*key) for key in (running if held is None else held)]))
 
     def begin(self, capacity: int = 100, step: int = 0) -> list:
@@ -653,6 +653,58 @@ def test_a_lease_that_is_heard_of_in_between_is_not_lost() -> None:
         play.now += 0.6 * LOST_AFTER_S if held is keys else 0.4 * LOST_AFTER_S
 
 
+def test_a_lease_that_may_still_be_on_its_way_is_not_lost_however_late_a_heartbeat_is_read() -> None:
+    """A coordinator that stood still reads heartbeats that were sent before the worker could know of its leases."""
+    play = Play()
+    play.begin()
+    for _ in range(5):
+        play.now += 2 * LOST_AFTER_S
+        assert leases(play.tell(ROLLOUT, Heartbeat(held=Version(7, 0), capacity=100, leases=[], leases_seen=0))) == []
+    assert play.core.totals.num_retries == 0
+    [reply] = only(play.beat(held=[]), HeartbeatReply)
+    assert reply.leases_sent == 7, "by this the worker knows what should have come"
+    play.now += LOST_AFTER_S
+    assert len(leases(play.beat(held=[]))) == 7 and play.core.totals.num_retries == 7
+
+
+def lost(play: Play) -> Lease:
+    """The first training lease was taken for lost; nobody has room for it yet."""
+    lease = next(lease for lease in play.begin() if lease.purpose is Purpose.training)
+    keys = [(group_id, one.attempt) for table in (play.core.ledger.running, play.core.evaluation.running)
+            for group_id, one in table.items() if group_id != lease.group_id]
+    for _ in range(2):
+        assert leases(play.beat(held=keys, capacity=0)) == []
+        play.now += LOST_AFTER_S
+    assert list(play.core.ledger.retry) == [0]
+    return lease
+
+
+def test_a_group_that_was_taken_for_lost_is_taken_when_it_comes_all_the_same() -> None:
+    play = Play()
+    lease = lost(play)
+    assert play.finish(lease)[0].accepted and "g0" in play.core.ledger.finished and not play.core.ledger.retry
+    assert not play.finish(lease)[0].accepted, "once"
+
+
+def test_a_group_that_was_taken_for_lost_is_not_taken_once_another_has_its_lease_or_its_place() -> None:
+    play = Play()
+    lease = lost(play)
+    [again] = leases(play.beat(capacity=100))
+    assert again.group_id == "g0" and not play.finish(lease)[0].accepted and play.finish(again)[0].accepted
+    play = Play()
+    lease = lost(play)
+    play.core.ledger.num_consumed += 10  # whatever has taken its place
+    assert not play.finish(lease)[0].accepted and list(play.core.ledger.retry) == [0]
+
+
+def test_what_was_never_leased_is_not_taken_for_what_was_lost() -> None:
+    play = Play()
+    lease = lost(play)
+    for group_id, attempt in (("g0", lease.attempt + 1), ("g0", lease.attempt - 1), ("g99", lease.attempt)):
+        assert not play.tell(ROLLOUT, GroupFinished(make_group(group_id, attempt, [0], rewards=[1.0])))[0].accepted
+    assert list(play.core.ledger.retry) == [0] and "g0" not in play.core.ledger.running
+
+
 def test_whoever_works_on_what_nobody_wants_is_told() -> None:
     play = Play()
     keys = [(lease.group_id, lease.attempt) for lease in play.begin()]
@@ -666,7 +718,7 @@ def test_a_missed_heartbeat_does_not_cost_another_worker_its_evaluation() -> Non
     play.beat(held=[])  # says nothing of its two prompts, once
     play.tell(b"second", Register(Role.rollout, "other", 3))
     play.tell(b"second", Register(Role.rollout, "other", 3))
-    assert all(play.core.evaluation.owns(ROLLOUT, lease.group_id, lease.attempt) for lease in granted)
+    assert all(play.core.evaluation.running.owner(lease.group_id, lease.attempt) == ROLLOUT for lease in granted)
 
 
 # -- groups that are given back ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.groups import make_group
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.codec import MAX_PIECE, MessageError, encode, from_coordinator, from_workers, pack
+from workers.messages.codec import MAX_PIECE, SMALL, MessageError, buffers, encode, from_coordinator, from_workers, pack
 from workers.messages.from_coordinator import Batch, CheckpointPart, FallbackWanted, LoadGranted, Sources, Suspended, VersionAnnounced, VersionsNeeded
 from workers.messages.from_worker import (
     BatchRequest,
@@ -172,6 +172,21 @@ def test_no_piece_is_larger_than_a_socket_takes(size: int) -> None:
     assert all(0 < len(piece) <= MAX_PIECE for piece in pieces) and from_workers(LIMIT).decode(pieces) == message
 
 
+@given(st.lists(st.integers(0, 3 * MAX_PIECE), min_size=1, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_large_arrays_are_sent_as_they_are(sizes: list[int]) -> None:
+    groups = [msgspec.structs.replace(make_group(), tokens=Int32.of(np.arange(size, dtype=np.int32))) for size in sizes]
+    batch = Batch(0, 0, 1, groups, [], 0.0)
+    pieces = encode(batch)
+    assert b"".join(pieces) == pack(batch) == b"".join(buffers(batch)) and all(0 < len(piece) <= MAX_PIECE for piece in pieces)
+    for group in groups:
+        if group.tokens.nbytes > MAX_PIECE:
+            assert any(np.shares_memory(np.frombuffer(piece, np.uint8), group.tokens) for piece in pieces), "no copy"
+    assert len(pieces) <= 2 + sum(2 + group.tokens.nbytes // MAX_PIECE for group in groups if group.tokens.nbytes > SMALL) + len(sizes)
+    decoded = from_coordinator(1 << 30).decode(pieces)
+    assert isinstance(decoded, Batch) and all(np.array_equal(one.tokens, other.tokens) for one, other in zip(decoded.groups, groups, strict=True))
+
+
 def test_a_message_over_the_limit_is_refused_with_the_remedy() -> None:
     with pytest.raises(MessageError, match="max_message_mb"):
         from_workers(10).decode(encode(GroupFinished(make_group())))
@@ -197,7 +212,7 @@ def test_which_announcement_offers_more() -> None:
 
 
 @pytest.mark.parametrize("message", [
-    Register(Role.trainer, "host", 7), Register(Role.rollout, "host", 7, leases=[HELD], job="12_3"), Heartbeat(Version(1, 2), None),
+    Register(Role.trainer, "host", 7), Register(Role.rollout, "host", 7, leases=[HELD], job="12_3"), Heartbeat(held=Version(1, 2)),
     Heartbeat(capacity=3, leases=[HELD, HELD]), Draining("time limit"), CheckpointRequest(4, "/checkpoint", True),
     BatchRequest(4), BatchRequest(4, 1, 2), Register(Role.rollout, "host", 7, serves="tcp://10.0.0.1:4711"), Heartbeat(tokens_in_flight=900),
     SourcesRequest(Version(1, 2), ["tcp://10.0.0.2:4711"]), LoadRequest(Version(1, 2)), TransportFailed(Version(1, 2), "zmq", "no route"),

@@ -87,7 +87,7 @@ class PlayedRollout:
     def __init__(self, run: RunFolder, config: TransportConfig) -> None:
         self.held: Version | None = None
         self.trained: dict[str, int] = {}
-        self.peer = Peer(run, config, Role.rollout, 60.0, heartbeat=lambda: Heartbeat(self.held, capacity=1000), on_message=self.take,
+        self.peer = Peer(run, config, Role.rollout, 60.0, heartbeat=lambda: Heartbeat(held=self.held, capacity=1000), on_message=self.take,
                          on_announcement=self.load, follows=True)
 
     def load(self, announcement: Announcement) -> None:

@@ -123,7 +123,8 @@ def test_an_evaluation_is_guarded_alike() -> None:
     group = make_group(lease.group_id, lease.attempt, epoch=7, purpose=lease.purpose)
     for changes in ({"scores": Float32.of([3e38])}, {"tokens": Int32.of([64])}, {"steps": Int32.of([1])}):
         assert only(play.tell(ROLLOUT, GroupFinished(msgspec.structs.replace(group, **changes))), Refused)
-        group = msgspec.structs.replace(group, attempt=play.core.evaluation.running.get(lease.group_id, (0, 0))[1])
+        running = play.core.evaluation.running.get(lease.group_id)
+        group = msgspec.structs.replace(group, attempt=running.attempt if running else 0)
     assert not play.core.evaluation.scores
 
 
@@ -193,7 +194,7 @@ def test_only_the_worker_that_holds_a_lease_can_end_it(number: int) -> None:
     play = make_play()
     lease = begin(play)[0]
     assert only(play.tell(OTHER, results_of(lease)[number]), Acknowledged) == [Acknowledged(lease.group_id, lease.attempt, False)]
-    assert play.core.ledger.owns(ROLLOUT, lease.group_id, lease.attempt) and not play.core.ledger.set_aside
+    assert play.core.ledger.running.owner(lease.group_id, lease.attempt) == ROLLOUT and not play.core.ledger.set_aside
     assert play.core.registry.workers[OTHER].num_refused == 1
     assert play.tell(ROLLOUT, GroupFinished(good(lease)))[0].accepted
 

@@ -21,27 +21,39 @@ SIZE = 2
 BIG = {"rollout__concurrency": 1000, "staleness__eta": 400, "run__num_steps": 1000, "workflow__group_size": SIZE}
 
 
-@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.integers(0, 10_000)), max_size=6), st.integers(1, 8))
-def test_the_least_busy_of_those_with_room(workers: list[tuple[int, int, int]], size: int) -> None:
-    """Workers of (capacity, leased, tokens)."""
-    rooms = {b"%d" % number: Room(capacity, capacity - leased, tokens) for number, (capacity, leased, tokens) in enumerate(workers)}
-    chosen = Rooms(rooms).least_busy(size)
-    with_room = {peer for peer, room in rooms.items() if room.free >= size}
-    assert (chosen is None) == (not with_room)
-    if chosen is not None:
-        assert chosen in with_room
-        assert all(rooms[chosen].tokens / rooms[chosen].capacity <= rooms[peer].tokens / rooms[peer].capacity for peer in with_room)
+WORKERS = st.tuples(st.sampled_from([b"a", b"b", b"c", b"d", b"e"]), st.integers(0, 50), st.integers(0, 50), st.integers(0, 10_000), st.booleans())
+
+
+@given(st.lists(WORKERS, max_size=30), st.sampled_from([2, 5]))
+def test_the_least_busy_of_those_with_room(changes: list[tuple[bytes, int, int, int, bool]], size: int) -> None:
+    """Whatever the rooms were before, workers of (peer, capacity, leased, tokens, suspect); without capacity one takes no leases."""
+    rooms = Rooms(5, [2])
+    for peer, capacity, leased, tokens, suspect in changes:
+        rooms.put(peer, Room(capacity, capacity - leased, tokens, peer[0], suspect) if capacity else None)
+        able = {peer: room for peer, room in rooms.rooms.items() if not room.suspect} or rooms.rooms
+        with_room = {peer: (room.tokens / room.capacity, -room.free, room.slot) for peer, room in able.items() if room.free >= size}
+        assert rooms.least_busy(size) == min(with_room, key=with_room.__getitem__, default=None)
+        assert rooms.num_groups == sum(room.capacity // 5 for room in rooms.rooms.values())
+        rooms.keep_for_group()
+        fits = {peer: (-room.free, room.slot) for peer, room in able.items() if room.capacity >= 5}
+        kept = min(fits, key=fits.__getitem__, default=None)
+        others = {peer: key for peer, key in with_room.items() if peer != kept}
+        assert rooms.least_busy(size) == min(others, key=others.__getitem__, default=None)
+        rooms.let_go()
 
 
 @given(st.lists(st.integers(0, 5000), min_size=2, max_size=6), st.integers(1, 60), st.integers(1, 300))
 def test_leases_even_out_what_is_in_flight(tokens: list[int], num_leases: int, each: int) -> None:
     """Whoever is behind is filled up first, so nobody gets ahead of another by more than the one lease that was given last."""
-    rooms = {b"%d" % number: Room(1000, 1000, float(begun)) for number, begun in enumerate(tokens)}
-    routing = Rooms(rooms)
+    routing = Rooms(SIZE, [1])
+    for number, begun in enumerate(tokens):
+        routing.put(b"%d" % number, Room(1000, 1000, float(begun), number))
     for _ in range(num_leases):
         peer = routing.least_busy(SIZE)
         assert peer is not None
-        routing.take(peer, SIZE, each)
+        room = routing.rooms[peer]
+        routing.put(peer, Room(1000, room.free - SIZE, room.tokens + each, room.slot))
+    rooms = dict(sorted(routing.rooms.items()))
     got = {peer: room.tokens - begun for (peer, room), begun in zip(rooms.items(), tokens, strict=True)}
     assert sum(got.values()) == num_leases * each
     for peer in (peer for peer in rooms if got[peer]):
@@ -80,7 +92,7 @@ class Fleet:
         self.capacities[peer] = capacity
         leases = [HeldLease(lease.group_id, lease.attempt, lease.purpose, lease.version) for lease in self.held[peer].values()]
         held = Version(7, max(0, self.play.core.training.step))
-        self.handle(peer, Heartbeat(held, capacity=capacity, leases=leases, tokens_in_flight=tokens))
+        self.handle(peer, Heartbeat(held=held, capacity=capacity, leases=leases, tokens_in_flight=tokens))
 
     def finish(self, peer: bytes, group_id: str) -> None:
         lease = self.held[peer].pop(group_id)

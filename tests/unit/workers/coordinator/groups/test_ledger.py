@@ -35,7 +35,7 @@ def test_a_parked_group_is_leased_first_with_its_partial_and_its_version() -> No
     ledger.lease(ONE, 4)
     ledger.fail("g0", 0, "failed")
     partial = make_partial("g1", 0)
-    assert ledger.park(partial) and ledger.admitted == 1 and ledger.running_versions() == [4]
+    assert ledger.park(partial) and ledger.admitted == 1 and ledger.running_versions() == {4: 1}
     again = ledger.lease(TWO, 9)
     assert again == ("g1", 1, 1, 4, 0, partial), "as old as it was"
     assert ledger.lease(TWO, 9)[:5] == ("g0", 0, 1, 9, 1), "a failed one is admitted anew"
@@ -119,16 +119,16 @@ def test_a_lease_is_lost_when_it_is_left_out_for_long_enough_however_often_the_w
     ledger.lease(TWO, 0)
     both, first = {("g0", 0), ("g1", 0)}, {("g0", 0)}
     for now, held in [(0.0, first), (0.01, first), (0.02, first), (9.0, first), (9.5, both), (20.0, first), (20.0 + LOST_AFTER_S - 0.1, first)]:
-        assert ledger.reconcile(ONE, held, now) == 0
-    assert ledger.reconcile(ONE, first, 20.0 + LOST_AFTER_S) == 1
+        assert ledger.reconcile(ONE, held, 99, now, LOST_AFTER_S) == 0
+    assert ledger.reconcile(ONE, first, 99, 20.0 + LOST_AFTER_S, LOST_AFTER_S) == 1
     assert states(ledger) == {"running": [0, 2], "parked": [], "finished": [], "retry": [1], "set_aside": []}
-    assert ledger.reconcile(TWO, {("g2", 0)}, 99.0) == 0
+    assert ledger.reconcile(TWO, {("g2", 0)}, 99, 99.0, LOST_AFTER_S) == 0
 
 
 def test_another_attempt_of_a_group_is_another_lease() -> None:
     ledger = Ledger(max_attempts=2)
     ledger.lease(ONE, 0)
-    assert ledger.reconcile(ONE, {("g0", 7)}, 5.0, 0) == 1
+    assert ledger.reconcile(ONE, {("g0", 7)}, 99, 5.0, 0) == 1
 
 
 def test_a_lost_lease_keeps_its_partial() -> None:
@@ -136,7 +136,7 @@ def test_a_lost_lease_keeps_its_partial() -> None:
     ledger.lease(ONE, 2)
     ledger.park(make_partial("g0", 0))
     ledger.lease(ONE, 5)
-    assert ledger.reconcile(ONE, set(), 5.0, 0) == 1 and states(ledger)["parked"] == [0] and ledger.running_versions() == [2]
+    assert ledger.reconcile(ONE, set(), 99, 5.0, 0) == 1 and states(ledger)["parked"] == [0] and ledger.running_versions() == {2: 1}
 
 
 # -- workers that come back ----------------------------------------------------------------------------------------------
@@ -144,10 +144,10 @@ def test_a_lost_lease_keeps_its_partial() -> None:
 def test_a_known_lease_stays_with_its_worker_and_with_no_other() -> None:
     ledger = Ledger(max_attempts=2, first_attempt=1000)
     ledger.lease(ONE, 2)
-    ledger.reconcile(ONE, set(), 5.0)
+    ledger.reconcile(ONE, set(), 99, 5.0, LOST_AFTER_S)
     assert adopt(ledger, "g0", 1000, may_admit=False) and ledger.running["g0"].missed_since is None and ledger.running["g0"].admitted_at == 2
     assert not adopt(ledger, "g0", 1000, worker=TWO) and not adopt(ledger, "g0", 999) and not adopt(ledger, "g0", 1001)
-    assert ledger.owns(ONE, "g0", 1000)
+    assert ledger.running.owner("g0", 1000) == ONE
 
 
 def test_an_unknown_lease_is_admitted_and_the_prompts_before_it_are_made_up_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -77,7 +78,7 @@ class Simulation:
     def lose(self, number: int) -> None:
         if (key := self._pick(number)) is not None:
             held = {(group_id, lease.attempt) for group_id, lease in self.ledger.running.items()} - {key}
-            assert self.ledger.reconcile(WORKER, held, 0.0, 0) == 1
+            assert self.ledger.reconcile(WORKER, held, 0, 0.0, 0) == 1
             self.lost.append(key)
 
     def come_back(self, number: int) -> None:
@@ -98,9 +99,9 @@ class Simulation:
 
     def form(self, _: int = 0) -> bool:
         step = self.version + len(self.formed)
-        chosen = self.policy.choose(step, self.ledger.waiting_to_be_consumed(), self.ledger.running_versions())
-        if chosen is None or len(self.formed) > self.ahead:
+        if not self.policy.may_form(step, self.ledger.finished.versions, self.ledger.running_versions()) or len(self.formed) > self.ahead:
             return False
+        chosen = self.policy.choose(self.ledger.waiting_to_be_consumed())
         assert len(set(chosen)) == self.policy.batch_groups
         ages = [step - self.begun[group_id, self.ledger.finished[group_id].group.attempt] for group_id in chosen]
         assert min(ages) >= 0
@@ -223,28 +224,35 @@ def test_eta_zero_replaces_rejected_groups_at_the_same_version() -> None:
 def test_admission_takes_the_oldest_finished_first() -> None:
     policy = StalenessPolicy(4, 2, Bound.admission)
     finished = [FinishedGroup("late", 0, 7), FinishedGroup("first", 3, 1), FinishedGroup("second", 2, 2)]
-    assert policy.choose(3, finished, [0]) == ["first", "second"]
+    assert policy.may_form(3, {0: 1, 2: 1, 3: 1}, {0: 1}) and policy.choose(finished) == ["first", "second"]
 
 
 def test_hard_waits_for_a_straggler_that_must_not_miss_its_deadline() -> None:
     policy = StalenessPolicy(1, 1, Bound.hard)
-    fresh = [FinishedGroup("fresh", 1, 0)]
-    assert policy.choose(1, fresh, running=[0]) is None, "the group begun at 0 must be in batch 1"
-    assert policy.choose(1, fresh, running=[1]) == ["fresh"]
+    assert not policy.may_form(1, {1: 1}, {0: 1}), "the group begun at 0 must be in batch 1"
+    assert policy.may_form(1, {1: 1}, {1: 1}) and policy.choose([FinishedGroup("fresh", 1, 0)]) == ["fresh"]
+
+
+@given(st.integers(0, 4), st.integers(1, 4), st.integers(0, 6), st.lists(st.integers(0, 8), max_size=20), st.lists(st.integers(0, 8), max_size=20))
+def test_hard_counts_as_if_it_looked_at_each_group(eta: int, batch: int, version: int, finished: list[int], running: list[int]) -> None:
+    deadlines = sorted(admitted_at + eta for admitted_at in [*sorted(finished)[batch:], *running])
+    each_in_time = all(version + 1 + number // batch <= deadline for number, deadline in enumerate(deadlines))
+    may = StalenessPolicy(eta, batch, Bound.hard).may_form(version, Counter(finished), Counter(running))
+    assert may == (len(finished) >= batch and each_in_time)
 
 
 def test_a_group_that_comes_back_needs_a_place() -> None:
     for bound in Bound:
         policy = StalenessPolicy(1, 2, bound)
-        assert policy.may_return(3, 0, 0, [0, 0, 0], 0)
-        assert not policy.may_return(4, 0, 0, [0, 0, 0, 0], 0)
+        assert policy.may_return(3, 0, 0, Counter([0, 0, 0]), 0)
+        assert not policy.may_return(4, 0, 0, Counter([0, 0, 0, 0]), 0)
 
 
 @pytest.mark.parametrize(("eta", "bound", "may"), [
     (4, Bound.admission, True), (4, Bound.hard, False), (0, Bound.admission, False), (0, Bound.hard, False)])
 def test_a_group_that_comes_back_too_old_is_wanted_only_where_ages_are_not_bounded(eta: int, bound: Bound, may: bool) -> None:
-    assert StalenessPolicy(eta, 1, bound).may_return(9, 9, 9 - eta - 1, [], 9) is may
-    assert StalenessPolicy(eta, 1, bound).may_return(9, 9, 9 - eta, [], 9)
+    assert StalenessPolicy(eta, 1, bound).may_return(9, 9, 9 - eta - 1, Counter([]), 9) is may
+    assert StalenessPolicy(eta, 1, bound).may_return(9, 9, 9 - eta, Counter([]), 9)
 
 
 def test_a_group_that_comes_back_must_not_make_others_late() -> None:

@@ -196,8 +196,8 @@ def test_batches_are_the_examples_in_order_whatever_is_given_back(unusable: set[
             held.clear()
         while len(held) < 2:  # the present batch, and the next one
             assert supervision.fill(1, step + len(held)) == ""
-            chosen = policy.choose(step + len(held), ledger.waiting_to_be_consumed(), ledger.running_versions())
-            assert chosen is not None
+            assert policy.may_form(step + len(held), ledger.finished.versions, ledger.running_versions())
+            chosen = policy.choose(ledger.waiting_to_be_consumed())
             for group in ledger.take(chosen):
                 check_group(group)
             held.append(chosen)

@@ -98,7 +98,7 @@ def test_files_that_come_later_are_taken_once_each(run: RunFolder) -> None:
     recovered.absorb()
     core.ledger.lease(b"worker", 0)
     recovered.absorb()
-    assert core.ledger.owns(b"worker", "g0", core.ledger.running["g0"].attempt) and not core.ledger.parked
+    assert core.ledger.running.owner("g0", core.ledger.running["g0"].attempt) == b"worker" and not core.ledger.parked
 
 
 def test_after_the_last_checkpoint_files_are_left_to_the_next_incarnation(run: RunFolder) -> None:
