@@ -52,7 +52,7 @@ class Driven:
     def second(self) -> None:
         """Groups are finished, and a step with them."""
         self.now += 1.0
-        self.machine.do(Arrived(self.now, b"rollout", Heartbeat(self.core.training.announcement.version, capacity=100)))  # type: ignore[union-attr]
+        self.machine.do(Arrived(self.now, b"rollout", Heartbeat(held=self.core.training.announcement.version, capacity=100)))  # type: ignore[union-attr]
         for group_id, lease in list(self.core.ledger.running.items()):
             group = make_group(group_id, lease.attempt, [self.core.training.step] * 2)
             self.machine.do(Arrived(self.now, b"rollout", GroupFinished(group)))
