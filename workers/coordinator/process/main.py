@@ -124,6 +124,7 @@ class CoordinatorWorker:
         for peer, message in itertools.chain([receiving.result()], self.sockets.waiting()):
             now = time.monotonic()
             self.machine.do(Malformed(now, peer, str(message)) if isinstance(message, MessageError) else Arrived(now, peer, message))
+            self.record()  # of the state after each step, not after the last one
             self._save()
             if now - began > TICK_S / 2 or not self.core.goes_on:
                 break

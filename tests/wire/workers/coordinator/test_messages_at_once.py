@@ -1,0 +1,52 @@
+"""Messages that wait together are taken together, and each leaves the record that it would leave alone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from benchmarks.control_plane.__main__ import make_run
+from benchmarks.control_plane.figures import EPOCH, Load
+from tests.support.groups import make_group
+from workers.coordinator.process.main import CoordinatorWorker
+from workers.messages.from_worker import BatchRequest, GroupFinished, Heartbeat, Register, StepFinished
+from workers.messages.parts import Announcement, Message, Role, Version
+from workers.run.files import read_lines
+
+LOAD = Load(workers=1, leases_each=4, samples=2, tokens=20, batch_groups=1)
+
+
+def finished(step: int) -> tuple[bytes, Message]:
+    return b"trainer", StepFinished(Announcement(Version(EPOCH, step), "/weights", "digest"), {"loss": 0.5})
+
+
+def test_two_steps_that_are_heard_of_at_once_have_each_its_own_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a trainer that had the next batch already, by a coordinator that was busy meanwhile."""
+    run = make_run(tmp_path, LOAD)
+
+    async def scenario() -> None:
+        worker = CoordinatorWorker(run, EPOCH, None)
+
+        async def take(*messages: tuple[bytes, Message]) -> None:
+            first, *others = messages
+            monkeypatch.setattr(worker.sockets, "waiting", lambda: iter(others))
+            arrived: asyncio.Future[tuple[bytes, Message]] = asyncio.get_running_loop().create_future()
+            arrived.set_result(first)
+            (await worker.receive(arrived)).cancel()  # type: ignore[arg-type]
+
+        await take((b"trainer", Register(Role.trainer, "node", 1)), (b"rollout", Register(Role.rollout, "node", 2)), finished(0),
+                   (b"trainer", BatchRequest(0)), (b"rollout", Heartbeat(held=Version(EPOCH, 0), capacity=4 * LOAD.samples)))
+        leases = list(worker.core.ledger.running.items())[:2]
+        await take(*((b"rollout", GroupFinished(make_group(group_id, lease.attempt))) for group_id, lease in leases))
+        await take((b"trainer", BatchRequest(1)))
+        assert len(worker.core.training.in_training) == 2
+        await take(finished(1), finished(2))
+        worker.record()
+        worker.sockets.close()
+        worker.records.close()
+
+    asyncio.run(scenario())
+    first, second = read_lines(run.metrics)
+    assert (first["step"], second["step"]) == (1, 2) and second["tokens_trained"] == 2 * first["tokens_trained"] > 0
