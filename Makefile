@@ -60,7 +60,7 @@ test-unit: $(READY)  ## all unit tests
 
 # SUITE=bookworm|trixie|forky: with the SLURM of that Debian release (22.05, 24.11, 26.05), in a folder of its own.
 ON_SUITE = $(if $(SUITE),slurm/local/enter.sh $(SUITE))
-test-slurm: $(READY)  ## every scenario on a real SLURM cluster, which is brought up for it and taken down (50 minutes; SUITE=trixie)
+test-slurm: $(READY)  ## every scenario on a real SLURM cluster, which is brought up for it and taken down (an hour; SUITE=trixie)
 	slurm/local/install.sh $(if $(SUITE),--suite $(SUITE))
 	HEADWAY_SLURM_ALL=1 $(ON_SUITE) $(BIN)/python -m pytest tests/slurm --durations=10 $(ARGS)
 
