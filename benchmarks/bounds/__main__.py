@@ -31,7 +31,7 @@ from benchmarks.bounds.variants import VARIANTS, run_variant
 from workers.config import Bound
 from workers.config.generation import AUTO
 
-ETAS, CONCURRENCIES = [1, 2, 4, 8], [4, 8, 16, 32, 48]
+ETAS, CONCURRENCIES = [1, 2, 4, 8], [4, 8, 16, 32, 48, 96]
 FLEETS = {"": Fleet(), "slow trainer": Fleet(balance=0.5), "fast trainer": Fleet(balance=2.0), "soon full": Fleet(half=6.0)}
 """The first one with every eta, the others with eta=4. `soon full`: engines that 32 samples bring to 84% of their peak, not to 37%."""
 

@@ -39,6 +39,14 @@ LENGTHS: dict[str, Draw] = {"short": _short, "lognormal": _lognormal, "long tail
 """Answers of 64 tokens on average: 32 to 96; lognormal with a sigma of 0.8; 27 to 81, of which 2% are ten times as long."""
 
 
+def drawn(name: str) -> Draw:
+    """Lengths by their name in `LENGTHS`, or `lognormal:MEAN`, with the same sigma."""
+    if name in LENGTHS:
+        return LENGTHS[name]
+    mean = float(name.removeprefix("lognormal:"))
+    return lambda draw, number: draw.lognormal(math.log(mean) - 0.32, 0.8, number)
+
+
 @dataclass(frozen=True)
 class Fleet:
     """The engines, each with `slots` samples at once, and the trainer. `balance`: the trainer's tokens/s over those of all engines with all slots
@@ -85,9 +93,15 @@ class Engine:
         self.held: list[tuple[float, int]] = []  # the tokens a sample at which each version was loaded
         self.works: dict[str, Work] = {}
         self.idle_s = self.slot_s = 0.0
+        self.told = 0
         self._running: list[tuple[float, int, Work]] = []
         self._waiting: deque[tuple[Work, int]] = deque()
         self._count = itertools.count()
+
+    @property
+    def num_live(self) -> int:
+        """Samples that run, or wait for a slot."""
+        return len(self._running) + len(self._waiting)
 
     @property
     def capacity(self) -> int:

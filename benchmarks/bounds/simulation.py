@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.bounds.simulated_workers import EPOCH, LENGTHS, MAX_TOKENS, Engine, Fleet, Work
+from benchmarks.bounds.simulated_workers import EPOCH, MAX_TOKENS, Engine, Fleet, Work, drawn
 from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import Coordinator
+from workers.coordinator.ranking import Ranking
 from workers.coordinator.training.steps import StepRecord
 from workers.data.prompt import Prompt
 from workers.messages.from_coordinator import Batch, Leases, VersionAnnounced
@@ -29,6 +30,8 @@ from workers.messages.parts import Announcement, HeldLease, Message, Role, Versi
 from workers.trainer.coordinator_link.prefetch import Prefetch
 
 TRAINER = b"trainer"
+NEWS = 16
+"""An engine says at once that this part of its slots has become free; a real one beats every second."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Setting:
     warm_up: int = 40
     seed: int = 0
     changes: tuple[tuple[int, int], ...] = ()
+    max_tokens: int = MAX_TOKENS
 
     def config(self) -> Config:
         """What a coordinator of such a run reads."""
@@ -55,8 +59,8 @@ class Setting:
         config.cluster.kind = ClusterKind.slurm  # lost workers are replaced
         config.allocation.min_replicas = 1
         config.run.num_steps, config.evaluation.enabled = self.num_steps, False
-        config.workflow.group_size, config.workflow.max_new_tokens = self.group_size, MAX_TOKENS
-        config.engine.context_length = 1 + MAX_TOKENS
+        config.workflow.group_size, config.workflow.max_new_tokens = self.group_size, self.max_tokens
+        config.engine.context_length = 1 + self.max_tokens
         config.engine.num_slots, config.rollout.concurrency = self.fleet.slots, self.concurrency
         config.staleness.eta, config.staleness.bound, config.staleness.target = self.eta, self.bound, self.target
         config.trainer.batch_groups, config.trainer.num_minibatches = self.batch_groups, 1
@@ -90,6 +94,7 @@ class Simulation:
         self._draw = np.random.default_rng(setting.seed)
         self._asking, self._batches, self._done_at = Prefetch(), dict[int, Batch](), math.inf
         self._names = itertools.count()
+        self._ends: Ranking[bytes] = Ranking()
         self._step = 0
 
     def run(self) -> Simulation:
@@ -99,12 +104,14 @@ class Simulation:
         self._publish()
         self._ask(self._asking.want(0, 0))
         while self._step < self.setting.num_steps:
-            engine = min(self.engines.values(), key=lambda each: each.next_end)
-            self._to(min(engine.next_end, self._done_at))
+            peer = self._ends.first()
+            engine = self.engines[peer] if peer is not None else None
+            self._to(min(math.inf if engine is None else engine.next_end, self._done_at))
             if self.now == self._done_at:
                 self._end_step()
-            elif (work := engine.end_sample()) is not None:
-                self._say(engine.peer, GroupFinished(engine.group(work)))
+            elif engine is not None:
+                self._end_sample(engine)
+        self._settle(-1)
         return self
 
     @property
@@ -114,15 +121,32 @@ class Simulation:
 
     def _to(self, now: float) -> None:
         assert now < math.inf, "nothing can happen any more"
-        elapsed, before = now - self.now, [(engine.idle_s, engine.slot_s) for engine in self.engines.values()]
-        for engine in self.engines.values():
-            engine.advance(now)
         if self.counts:
-            self.wait_s += elapsed * (self._done_at == math.inf)
-            self.engine_s += elapsed * len(self.engines)
-            self.idle_s += sum(engine.idle_s - idle for engine, (idle, _) in zip(self.engines.values(), before, strict=True))
-            self.slot_s += sum(engine.slot_s - slots for engine, (_, slots) in zip(self.engines.values(), before, strict=True))
+            self.wait_s += (now - self.now) * (self._done_at == math.inf)
+            self.engine_s += (now - self.now) * len(self.engines)
         self.now = now
+
+    def _settle(self, sign: int) -> None:
+        """What engines have not used of their time, and their slots, is counted from now on (+1), or until now (-1)."""
+        for engine in self.engines.values():
+            engine.advance(self.now)
+            self.idle_s -= sign * engine.idle_s
+            self.slot_s -= sign * engine.slot_s
+
+    def _rank(self, engine: Engine) -> None:
+        if engine.next_end < math.inf:
+            self._ends.put(engine.peer, (engine.next_end, engine.peer))
+        else:
+            self._ends.drop(engine.peer)
+
+    def _end_sample(self, engine: Engine) -> None:
+        engine.advance(self.now)
+        work = engine.end_sample()
+        self._rank(engine)
+        if work is not None:
+            self._say(engine.peer, GroupFinished(engine.group(work)))
+        if engine.num_live < engine.told - engine.fleet.slots // NEWS:
+            self._beat(engine)
 
     # -- messages
 
@@ -140,8 +164,10 @@ class Simulation:
                     self._load(engine, message.announcement.version.step)
             case Leases() if peer in self.engines:
                 for lease in message.leases:
-                    lengths = np.clip(LENGTHS[self.setting.lengths](self._draw, self.setting.group_size), 1, MAX_TOKENS)
+                    lengths = np.clip(drawn(self.setting.lengths)(self._draw, self.setting.group_size), 1, self.setting.max_tokens)
+                    self.engines[peer].advance(self.now)
                     self.engines[peer].start(Work(lease, [int(length) for length in lengths]))
+                    self._rank(self.engines[peer])
             case Batch():
                 self._batches[message.step] = message
                 self._train()
@@ -158,13 +184,23 @@ class Simulation:
 
     def _go(self, number: int) -> None:
         for peer in list(self.engines)[:number]:
-            del self.engines[peer]
+            engine = self.engines.pop(peer)
+            engine.advance(self.now)
+            self.idle_s, self.slot_s = self.idle_s + self.counts * engine.idle_s, self.slot_s + self.counts * engine.slot_s
+            self._ends.drop(peer)
             self.core.lost(self.core.registry.workers[peer], "its node lost power")
 
     def _load(self, engine: Engine, step: int) -> None:
+        engine.advance(self.now)
         engine.load(step)
+        self._rank(engine)
+        self._beat(engine)
+
+    def _beat(self, engine: Engine) -> None:
         leases = [HeldLease(work.lease.group_id, work.lease.attempt, work.lease.purpose, work.lease.version) for work in engine.works.values()]
-        self._say(engine.peer, Heartbeat(held=Version(EPOCH, step), capacity=engine.capacity, leases=leases))
+        engine.told = engine.num_live
+        self._say(engine.peer, Heartbeat(held=Version(EPOCH, self._step), capacity=engine.capacity, live=engine.num_live, leases=leases,
+                                         leases_seen=1 << 40))
 
     # -- the trainer
 
@@ -194,6 +230,8 @@ class Simulation:
         del self._batches[self._step]
         self._step, self._done_at = self._step + 1, math.inf
         self.step_ends.append(self.now)
+        if self._step == self.setting.warm_up:
+            self._settle(1)
         for at, number in self.setting.changes:
             if at == self._step:
                 (self._come if number > 0 else self._go)(abs(number))

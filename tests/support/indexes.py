@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.lease_routing import room_of
@@ -33,8 +34,11 @@ def check_indexes(core: Coordinator) -> None:
         known = office.rooms.rooms.get(worker.peer)
         assert (room is None) == (known is None)
         if room is not None and known is not None:
-            assert (room.capacity, room.free, room.slot, room.suspect) == (known.capacity, known.free, known.slot, known.suspect)
-    assert office.rooms.num_groups == sum(room.capacity // core.config.workflow.group_size for room in office.rooms.rooms.values())
+            assert replace(room, tokens=0.0) == replace(known, tokens=0.0)
+    rooms = office.rooms.rooms.values()
+    capacity, known, live = (sum(getattr(room, name) for room in rooms) for name in ("capacity", "known", "live"))
+    size = core.config.workflow.group_size
+    assert office.rooms.num_groups == capacity / (size * (max(1 / size, live / known) if known else 1.0))
     for tree in core.delivery.distribution.trees.values():
         for node in tree.nodes.values():
             below = [other for other in tree.nodes.values() if other.above == node.host]

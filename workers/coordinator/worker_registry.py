@@ -22,8 +22,8 @@ LONGEST_FETCH = 8
 @dataclass
 class Worker:
     """One registered worker. `slot` numbers the workers of a role in order of registration; `measured`: the leases, by group and attempt,
-    that `tokens_in_flight` is of; `num_leases`: how many it has been given; `num_refused`: results that were refused, `refused_in_a_row`: since
-    one was taken."""
+    that `live` (samples; None: not known) and `tokens_in_flight` are of; `num_leases`: how many it has been given; `num_refused`: results that
+    were refused, `refused_in_a_row`: since one was taken."""
 
     peer: bytes
     role: Role
@@ -43,6 +43,7 @@ class Worker:
     num_refused: int = 0
     refused_in_a_row: int = 0
     num_leases: int = 0
+    live: int | None = None
     measured: frozenset[tuple[str, int]] = frozenset()
     status: WorkerStatus = field(default_factory=WorkerStatus)
 
@@ -74,7 +75,7 @@ class Worker:
     def beat(self, message: Heartbeat) -> None:
         """Take note of what the worker says of itself."""
         self.held, self.fetching, self.status, self.capacity = message.held, message.fetching, message.status, message.capacity
-        self.tokens_in_flight, self.update_ranks = message.tokens_in_flight, message.update_ranks
+        self.live, self.tokens_in_flight, self.update_ranks = message.live, message.tokens_in_flight, message.update_ranks
         self.measured = frozenset((held.group_id, held.attempt) for held in message.leases)
 
 

@@ -56,7 +56,8 @@ class Register(Message, frozen=True):
 
 class Heartbeat(Message, frozen=True, kw_only=True):
     """`held`: the weights loaded; `fetching`: those being fetched, which must not be removed. `capacity`: how many samples the
-    worker takes at once (a training group costs its size, an evaluation prompt one; 0: no leases, please). `leases`: all that it
+    worker takes at once (0: no leases, please); `live`: how many of those of `leases` are still being
+    generated (None: not known). `leases`: all that it
     holds, so that a lease that was lost on its way is noticed, and one that nobody wants any more is given up; `leases_seen`:
     as the last HeartbeatReply said: younger ones may be on their way. `tokens_in_flight`: how
     many tokens its leases stand for, prompts, what is generated, and what is expected to be. `update_ranks`: how many ranks its servers would
@@ -66,6 +67,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     fetching: Version | None = None
     status: WorkerStatus = WorkerStatus()
     capacity: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    live: Count | None = None
     leases: HeldLeases = []
     leases_seen: Count = 0
     tokens_in_flight: NumTokens = 0

@@ -241,8 +241,8 @@ class RolloutWorker:
         waiting_for = "its results to be taken" if leaving else self._waiting_for(engines, leases)
         status = worker_status(waiting_for, leases, engines, holder, self._fetch, self._rewards)
         ranks = self._member.ranks if self._member is not None and not leaving else 0
-        return Heartbeat(held=engines.held, fetching=holder.fetching, status=status, capacity=0 if leaving else engines.capacity, leases=self._held(),
-                         tokens_in_flight=engines.tokens_in_flight, update_ranks=ranks)
+        return Heartbeat(held=engines.held, fetching=holder.fetching, status=status, capacity=0 if leaving else engines.capacity,
+                         live=leases.num_live, leases=self._held(), tokens_in_flight=engines.tokens_in_flight, update_ranks=ranks)
 
     def _waiting_for(self, engines: Engines, leases: LeaseRunner) -> str:
         if waiting_for := engines.waiting_for or self._fetch.waiting_for or self._rewards.waiting_for:

@@ -56,6 +56,13 @@ def test_what_one_coordinator_takes_is_measured_on_the_wire() -> None:
     assert figures["memory_mb"] > 10 and figures["cpu_ms_per_group"] > 0
 
 
+def test_larger_fleets_are_simulated_around_the_real_coordinator() -> None:
+    figures = last_line("benchmarks.scaling", "--quick")
+    assert [(case["gpus"], case["batch"]) for case in figures["cases"]] == [(4, "grown"), (8, "grown")]
+    assert all(0 < case["speed"] <= 1 and 0 < case["slots"] <= 1 and case["tokens_per_s"] > 0 for case in figures["cases"])
+    assert figures["ratio"] == pytest.approx(figures["value"] / figures["against"], rel=0.01)
+
+
 def test_waiting_costs_the_more_the_oftener_and_nothing_where_all_answers_end_together() -> None:
     often, seldom = (most_gained(Workload(16, 384, turns, vocab_size=10)) for turns in (1.0, 8.0))
     assert often > seldom > 1

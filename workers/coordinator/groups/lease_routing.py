@@ -18,13 +18,15 @@ from workers.coordinator.worker_registry import Worker
 @dataclass(frozen=True)
 class Room:
     """A worker's samples and tokens. `capacity`, `free`: samples; `tokens`: in flight, as far as is known; `slot`: its own; `suspect`: leases
-    go to others as long as there are others."""
+    go to others as long as there are others; `known`: samples of the leases that it has told of, and how many of them are `live`."""
 
     capacity: int
     free: int
     tokens: float
     slot: int = 0
     suspect: bool = False
+    known: int = 0
+    live: int = 0
 
 
 class Rooms:
@@ -32,9 +34,8 @@ class Rooms:
 
     def __init__(self, group_size: int, sizes: Iterable[int]) -> None:
         self.rooms: dict[bytes, Room] = {}
-        self.num_groups = 0
         self._group_size = group_size
-        self._num_trusted = 0
+        self._num_trusted = self._capacity = self._known = self._live = 0
         self._by_load: dict[int, Ranking[bytes]] = {size: Ranking() for size in sorted({group_size, *sizes})}
         self._by_free: Ranking[bytes] = Ranking()
         self._kept: bytes | None = None
@@ -48,10 +49,17 @@ class Rooms:
         self._rank(peer)
 
     def _count(self, room: Room | None, change: int) -> None:
-        """`num_groups`: so many groups all workers take together."""
         if room is not None:
-            self.num_groups += change * (room.capacity // self._group_size)
             self._num_trusted += change * (not room.suspect)
+            self._capacity += change * room.capacity
+            self._known += change * room.known
+            self._live += change * room.live
+
+    @property
+    def num_groups(self) -> float:
+        """How many groups all workers together can run, whose samples end one after the other as they do now."""
+        live = max(1 / self._group_size, self._live / self._known) if self._known else 1.0
+        return self._capacity / (self._group_size * live)
 
     def _rank(self, peer: bytes) -> None:
         room = self.rooms.get(peer)
@@ -88,12 +96,15 @@ class Rooms:
 def room_of(worker: Worker, leased: Iterable[tuple[str, int, int]], tokens_per_sample: float) -> Room:
     """The room of `worker`, who has `leased` (group, attempt, number of samples).
 
-    What it has measured itself counts as far as it still runs; `tokens_per_sample` stands for what it has not: leases that are younger
-    than its last heartbeat, and everything where it measures nothing.
+    What it has measured itself counts as far as it still runs: samples of a group that have ended leave room, before the last one has.
+    `tokens_per_sample` stands for what it has not: leases that are younger than its last heartbeat, and everything where it measures nothing.
     """
     leases = list(leased)
-    measured = [lease for lease in leases if lease[:2] in worker.measured] if worker.tokens_in_flight else []
-    unmeasured = sum(num_samples for *_, num_samples in leases) - sum(num_samples for *_, num_samples in measured)
-    known = worker.tokens_in_flight * len(measured) / len(worker.measured) if measured else 0.0
-    free = worker.capacity - sum(num_samples for *_, num_samples in leases)
-    return Room(worker.capacity, free, known + unmeasured * tokens_per_sample, worker.slot, worker.suspect)
+    samples = sum(num_samples for *_, num_samples in leases)
+    measured = [lease for lease in leases if lease[:2] in worker.measured]
+    known = sum(num_samples for *_, num_samples in measured)
+    live = known if worker.live is None else min(worker.live, known)
+    tokens = worker.tokens_in_flight * len(measured) / len(worker.measured) if measured else 0.0
+    unmeasured = samples - known if worker.tokens_in_flight else samples
+    return Room(worker.capacity, worker.capacity - (samples - known) - live, tokens + unmeasured * tokens_per_sample, worker.slot, worker.suspect,
+                known, live)

@@ -17,7 +17,7 @@ from workers.messages.from_coordinator import Leases
 from workers.messages.parts import Lease, Purpose, Version
 
 DRIFT = 1.1
-"""By so much the mean length of answers may differ from the one that all workers' loads are reckoned with."""
+"""By so much the mean length of answers, and the room of all workers, may differ from what is reckoned with."""
 
 
 class Prompt(Protocol):
@@ -49,7 +49,7 @@ class LeaseOffice:
         self.evaluation, self.registry, self.policy, self.totals, self.concurrency = evaluation, registry, policy, totals, concurrency
         self._sizes = {Purpose.evaluation: config.evaluation.num_samples, Purpose.training: config.workflow.group_size}
         self.rooms = Rooms(config.workflow.group_size, self._sizes.values())
-        self._tokens = 1.0
+        self._tokens = self._num_groups = 1.0
         self._leased = {Purpose.evaluation: 0, Purpose.training: 0}  # samples, since the evaluation began
 
     def may_train(self, step: int) -> bool:
@@ -65,7 +65,9 @@ class LeaseOffice:
                     self.concurrency.began(lease.group_id, now)
         self._look()
         held_out = len(self.evaluation.running) * self._sizes[Purpose.evaluation] / self._sizes[Purpose.training]
-        self.concurrency.look(now, len(self.ledger.running), held_out, len(self.rooms.rooms) * self.config.num_servers, self.rooms.num_groups,
+        if not 1 / DRIFT < (self.rooms.num_groups or 1.0) / self._num_groups < DRIFT:
+            self._num_groups = self.rooms.num_groups or 1.0
+        self.concurrency.look(now, len(self.ledger.running), held_out, len(self.rooms.rooms) * self.config.num_servers, int(self._num_groups),
                               trainer_waits)
 
     def assign(self, version: Version, training: bool) -> list[tuple[bytes, Leases]]:

@@ -18,9 +18,11 @@ from workers.config import Bound
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.group_states import Running, index_of
 from workers.coordinator.groups.group_tables import LeaseTable
+from workers.coordinator.groups.lease_routing import room_of
 from workers.coordinator.recording.inputs import Arrived, Outcome
 from workers.coordinator.recording.replaying import Step
 from workers.coordinator.training.steps import StepRecord
+from workers.coordinator.worker_registry import Worker
 from workers.messages.from_coordinator import Acknowledged, Batch, Leases
 from workers.messages.from_worker import GroupFinished, GroupRejected
 from workers.messages.parts import Purpose
@@ -115,13 +117,10 @@ class Auditor:
                 self._leased.add(key)
         for peer in receivers:
             worker = core.registry.workers.get(peer or b"")
-            size = {Purpose.training: core.config.workflow.group_size, Purpose.evaluation: core.config.evaluation.num_samples}
-            taken = (sum(size[Purpose.training] for lease in core.ledger.running.values() if lease.worker == peer)
-                     + sum(size[Purpose.evaluation] for lease in core.evaluation.running.values() if lease.worker == peer))
             if worker is None or worker.held is None or worker.draining:
                 yield "lease to one who takes none: the worker is gone, has no weights, or leaves"
-            elif taken > worker.capacity:
-                yield f"leases: {worker.name} has {taken} samples and takes {worker.capacity}"
+            elif (free := _room(core, worker)) < 0:
+                yield f"leases: {worker.name} has {-free} samples more than the {worker.capacity} that it takes"
 
     def _results(self, outcome: Outcome) -> Iterator[str]:
         for _, message in outcome.sent:
@@ -168,3 +167,10 @@ def _by_worker(running: LeaseTable) -> dict[bytes, dict[str, Running]]:
     for group_id, lease in running.items():
         found.setdefault(lease.worker, {})[group_id] = lease
     return found
+
+
+def _room(core: Coordinator, worker: Worker) -> int:
+    size, peer = {Purpose.training: core.config.workflow.group_size, Purpose.evaluation: core.config.evaluation.num_samples}, worker.peer
+    leases = [(group_id, lease.attempt, size[Purpose.training]) for group_id, lease in core.ledger.running.items() if lease.worker == peer]
+    leases += [(group_id, lease.attempt, size[Purpose.evaluation]) for group_id, lease in core.evaluation.running.items() if lease.worker == peer]
+    return room_of(worker, leases, 0.0).free

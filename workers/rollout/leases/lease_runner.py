@@ -55,6 +55,11 @@ class LeaseRunner:
         return len(self._running)
 
     @property
+    def num_live(self) -> int:
+        """Samples of these leases that have not come to their end."""
+        return sum(running.record.num_live for running in self._running.values())
+
+    @property
     def idle_s(self) -> float:
         """Seconds without any lease so far."""
         return self._idle_s + (0.0 if self._running else time.monotonic() - self._idle_since)

@@ -32,9 +32,11 @@ class Dialogue:
 
 
 class EpisodeRecord:
-    """The calls of one episode so far. `recorded`: all tokens before a call of an earlier run of it, and what that call sampled."""
+    """The calls of one episode so far. `recorded`: all tokens before a call of an earlier run of it, and what that call sampled; `over`: no more
+    come."""
 
     def __init__(self, recorded: Iterable[tuple[list[int], Sample]] = ()) -> None:
+        self.over = False
         self._calls: list[tuple[Dialogue, Turn]] = []
         self._recorded: dict[tuple[int, ...], list[Sample]] = {}
         for before, sample in recorded:
@@ -87,3 +89,8 @@ class GroupRecord:
 
     prompt: list[int]
     episodes: list[EpisodeRecord]
+
+    @property
+    def num_live(self) -> int:
+        """Episodes in which more may be sampled."""
+        return sum(not episode.over for episode in self.episodes)

@@ -119,6 +119,8 @@ class Workflow:
                 raise  # the lease is given up
             if session.failure is None:
                 raise WorkflowError(f"workflow {self._config.name} raised {told(error)}") from error
+        finally:
+            session.record.over = True
         if isinstance(session.failure, Halted):
             return None
         if session.failure is not None:

@@ -26,7 +26,7 @@ from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.messages.arrays import Int32
 from workers.messages.codec import Decoder, pack
 
-FIXED = (4, 16, 48)
+FIXED = (4, 16, 48, 96)
 
 
 def composed(*overrides: str) -> FullConfig:

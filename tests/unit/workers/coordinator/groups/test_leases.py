@@ -33,7 +33,7 @@ def test_the_least_busy_of_those_with_room(changes: list[tuple[bytes, int, int, 
         able = {peer: room for peer, room in rooms.rooms.items() if not room.suspect} or rooms.rooms
         with_room = {peer: (room.tokens / room.capacity, -room.free, room.slot) for peer, room in able.items() if room.free >= size}
         assert rooms.least_busy(size) == min(with_room, key=with_room.__getitem__, default=None)
-        assert rooms.num_groups == sum(room.capacity // 5 for room in rooms.rooms.values())
+        assert rooms.num_groups == sum(room.capacity for room in rooms.rooms.values()) / 5
         rooms.keep_for_group()
         fits = {peer: (-room.free, room.slot) for peer, room in able.items() if room.capacity >= 5}
         kept = min(fits, key=fits.__getitem__, default=None)
@@ -61,13 +61,32 @@ def test_leases_even_out_what_is_in_flight(tokens: list[int], num_leases: int, e
 
 
 def test_what_a_worker_measures_counts_as_far_as_it_still_runs() -> None:
-    worker = Worker(b"w", Role.rollout, 0, "node", 1, 0.0, capacity=20, tokens_in_flight=900, measured=frozenset({("g0", 0), ("g1", 0), ("g2", 5)}))
-    assert room_of(worker, [("g0", 0, 2), ("g1", 0, 2), ("g2", 5, 2)], 100.0) == Room(20, 14, 900.0)
-    assert room_of(worker, [("g0", 0, 2)], 100.0) == Room(20, 18, 300.0), "two of three have finished since"
-    assert room_of(worker, [("g0", 0, 2), ("g7", 0, 2)], 100.0) == Room(20, 16, 500.0), "and one is younger than the heartbeat"
-    assert room_of(worker, [("g2", 6, 2)], 100.0) == Room(20, 18, 200.0), "another attempt is another lease"
+    def room(worker: Worker, *leased: tuple[str, int, int]) -> tuple[int, float]:
+        found = room_of(worker, leased, 100.0)
+        assert found.capacity == 20
+        return found.free, found.tokens
+
+    measured = frozenset({("g0", 0), ("g1", 0), ("g2", 5)})
+    worker = Worker(b"w", Role.rollout, 0, "node", 1, 0.0, capacity=20, tokens_in_flight=900, measured=measured)
+    assert room(worker, ("g0", 0, 2), ("g1", 0, 2), ("g2", 5, 2)) == (14, 900.0)
+    assert room(worker, ("g0", 0, 2)) == (18, 300.0), "two of three have finished since"
+    assert room(worker, ("g0", 0, 2), ("g7", 0, 2)) == (16, 500.0), "and one is younger than the heartbeat"
+    assert room(worker, ("g2", 6, 2)) == (18, 200.0), "another attempt is another lease"
     silent = Worker(b"w", Role.rollout, 0, "node", 1, 0.0, capacity=20, measured=frozenset({("g0", 0)}))
-    assert room_of(silent, [("g0", 0, 2)], 100.0) == Room(20, 18, 200.0), "a worker that measures nothing is reckoned by its samples"
+    assert room(silent, ("g0", 0, 2)) == (18, 200.0), "a worker that measures nothing is reckoned by its samples"
+    worker.live = 3
+    assert room(worker, ("g0", 0, 2), ("g1", 0, 2), ("g2", 5, 2)) == (17, 900.0), "half of the samples have come to their end"
+    assert room(worker, ("g0", 0, 2), ("g7", 0, 2)) == (16, 500.0), "of a group that is left no more live than it has"
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.booleans(), st.integers(0, 8)), max_size=12), st.integers(0, 60))
+def test_samples_that_have_ended_leave_room_and_no_others(groups: list[tuple[int, bool, int]], capacity: int) -> None:
+    """Groups of (samples, told of by a heartbeat, those of them that still run)."""
+    told = frozenset((f"g{number}", 0) for number, (_, known, _) in enumerate(groups) if known)
+    running = sum(min(live, size) for size, known, live in groups if known)
+    worker = Worker(b"w", Role.rollout, 0, "node", 1, 0.0, capacity=capacity, measured=told, live=running)
+    room = room_of(worker, [(f"g{number}", 0, size) for number, (size, _, _) in enumerate(groups)], 1.0)
+    assert room.free == capacity - running - sum(size for size, known, _ in groups if not known)
 
 
 @dataclass

@@ -56,6 +56,23 @@ def right(completion: str) -> float:
     return float(completion == "42")
 
 
+def test_an_episode_that_has_come_to_its_end_is_live_no_more() -> None:
+    """Long before the group has: its place is another's."""
+    async def scenario() -> list[int]:
+        seen, workflow = list[int](), make_workflow(Chatter(ends_in=30), Judge(), context=1000, max_new_tokens=200, group_size=6)
+        lease = make_lease()
+        record = workflow.begin(lease)
+        running = asyncio.create_task(workflow.run(lease, record))
+        while not running.done():
+            seen.append(record.num_live)
+            await asyncio.sleep(0)
+        await running
+        return [*seen, record.num_live]
+
+    seen = asyncio.run(scenario())
+    assert seen[0] == 6 and seen[-1] == 0 and seen == sorted(seen, reverse=True) and len(set(seen)) > 3
+
+
 @pytest.mark.parametrize(("turns", "score", "said"), [(1, 0.0, "40\0"), (2, 0.0, "40\0[wrong]41\0"), (3, 0.25, "40\0[wrong]41\0[wrong]42\0"),
                                                       (9, 0.25, "40\0[wrong]41\0[wrong]42\0")])
 def test_multi_turn_tries_again_until_it_is_right(turns: int, score: float, said: str) -> None:

@@ -83,8 +83,8 @@ def test_retract_keeps_tokens_and_marks_versions(one: Endpoint) -> None:
     async def scenario(client: Client) -> None:
         whole = (await client.generate(prompt_of(9), 600, sampling_seed=3))["output_ids"]
         base = (await client.info())["generated_tokens"]
-        task = client.generate(prompt_of(9), 600, sampling_seed=3)
-        await client.until(lambda info: info["generated_tokens"] > base + 50)
+        task, *others = (client.generate(prompt_of(9), 600, sampling_seed=seed) for seed in range(3, 11))  # they share the rate, which leaves time
+        await client.until(lambda info: info["generated_tokens"] > base + 400)
         await client.post("/pause_generation", mode="retract")
         await client.update(one.second, "second")
         await client.post("/continue_generation")
@@ -92,6 +92,7 @@ def test_retract_keeps_tokens_and_marks_versions(one: Endpoint) -> None:
         first, second = reply["meta_info"]["weight_versions"]
         assert (first["version"], second["version"], first["end"], second["end"]) == ("first", "second", second["start"], 600)
         assert reply["output_ids"] == whole
+        await asyncio.gather(*others)
 
     one.run(scenario)
 
