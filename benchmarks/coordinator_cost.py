@@ -21,29 +21,16 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
+from benchmarks.bounds.simulation import Prompts
 from workers.config import Config
 from workers.coordinator.core import Coordinator
 from workers.coordinator.monitoring import reporting
-from workers.data.prompt import Prompt
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.from_coordinator import Leases
 from workers.messages.from_worker import BatchRequest, GroupFinished, Heartbeat, Register, StepFinished
 from workers.messages.parts import Announcement, Group, HeldLease, Lease, Message, Role, Version
 
 EPOCH, SAMPLES, TOKENS = 1, 4, 8
-BEAT_S = 1.0
-
-
-class Prompts:
-    """Endless, and none is held out."""
-
-    def train(self, index: int) -> Prompt:
-        """Prompt number `index`."""
-        return Prompt(f"p{index}", "question", "numeric", "1")
-
-    def heldout(self) -> list[Prompt]:
-        """None."""
-        return []
 
 
 def make_config(num_workers: int, leases_each: int) -> Config:

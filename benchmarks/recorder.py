@@ -17,7 +17,6 @@ import asyncio
 import itertools
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,11 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from benchmarks.children import ROOT
-from benchmarks.control_plane.__main__ import make_run
+from benchmarks.control_plane.both_sides import fleet_command, make_run
 from benchmarks.control_plane.figures import EPOCH, Load
 from workers.coordinator.process.main import CoordinatorWorker
 from workers.coordinator.recording.inputs import Arrived
@@ -94,8 +92,7 @@ async def compare(run: RunFolder, pairs: int, slice_s: float, load: Load) -> dic
     """The coordinator and its fleet."""
     worker = CoordinatorWorker(run, EPOCH, None)
     serving = asyncio.create_task(worker.serve())
-    order = [sys.executable, "-m", "benchmarks.control_plane.fleet", str(run.path), msgspec.json.encode(load).decode(), str(FOREVER_S)]
-    fleet = subprocess.Popen(order, cwd=ROOT, stdout=subprocess.DEVNULL)
+    fleet = subprocess.Popen(fleet_command(run, load, FOREVER_S), cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         figures = await measure(worker, pairs, slice_s)
     finally:

@@ -27,24 +27,21 @@ def _short(draw: np.random.Generator, number: int) -> np.ndarray:
     return draw.integers(32, 97, number)
 
 
-def _lognormal(draw: np.random.Generator, number: int) -> np.ndarray:
-    return draw.lognormal(math.log(MEAN_TOKENS) - 0.32, 0.8, number)
+def _lognormal(mean: float) -> Draw:
+    return lambda draw, number: draw.lognormal(math.log(mean) - 0.32, 0.8, number)
 
 
 def _long_tail(draw: np.random.Generator, number: int) -> np.ndarray:
     return draw.integers(27, 82, number) * np.where(draw.random(number) < 0.02, 10, 1)
 
 
-LENGTHS: dict[str, Draw] = {"short": _short, "lognormal": _lognormal, "long tail": _long_tail}
+LENGTHS: dict[str, Draw] = {"short": _short, "lognormal": _lognormal(MEAN_TOKENS), "long tail": _long_tail}
 """Answers of 64 tokens on average: 32 to 96; lognormal with a sigma of 0.8; 27 to 81, of which 2% are ten times as long."""
 
 
 def drawn(name: str) -> Draw:
     """Lengths by their name in `LENGTHS`, or `lognormal:MEAN`, with the same sigma."""
-    if name in LENGTHS:
-        return LENGTHS[name]
-    mean = float(name.removeprefix("lognormal:"))
-    return lambda draw, number: draw.lognormal(math.log(mean) - 0.32, 0.8, number)
+    return LENGTHS[name] if name in LENGTHS else _lognormal(float(name.removeprefix("lognormal:")))
 
 
 @dataclass(frozen=True)

@@ -15,46 +15,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from benchmarks.children import ROOT
-from benchmarks.control_plane.figures import EPOCH, Load
-from workers.config import ClusterKind, Config
-from workers.run import incarnations
-from workers.run.folder import RunFolder
-from workers.transport.keys import make_keys
+from benchmarks.control_plane.both_sides import fleet_command, make_run, start_coordinator
+from benchmarks.control_plane.figures import Load
 
 QUICK = Load(workers=8, leases_each=2, rate=50.0, samples=2, tokens=20, batch_groups=4)
-
-
-def make_run(folder: Path, load: Load) -> RunFolder:
-    """A run folder with keys and a config in which nothing holds leases back."""
-    config = Config()
-    config.cluster.kind = ClusterKind.slurm  # no launcher, and nobody asks SLURM while all are heard
-    config.run.num_steps, config.evaluation.enabled = 1_000_000, False
-    config.workflow.group_size, config.workflow.max_new_tokens = load.samples, load.tokens
-    config.trainer.batch_groups, config.trainer.num_minibatches = load.batch_groups, 1
-    config.rollout.concurrency, config.engine.context_length = load.workers * load.leases_each, load.tokens + 1000
-    config.staleness.eta = math.ceil(load.workers * load.leases_each / load.batch_groups) + 2
-    run = RunFolder.create(folder / "run")
-    make_keys(run)
-    run.config.write_bytes(msgspec.json.encode(config))
-    assert incarnations.claim(run, "", "", 0, "node", 1, 0) == EPOCH
-    return run
-
-
-def start_coordinator(run: RunFolder) -> subprocess.Popen:
-    """As the trainer starts it; it ends with this process."""
-    return subprocess.Popen([sys.executable, "-m", "workers.coordinator.process.main", str(run.path), str(os.getpid()), str(EPOCH)], cwd=ROOT,
-                            stdout=subprocess.DEVNULL)
 
 
 def used(pid: int) -> tuple[float, float]:
@@ -70,8 +41,8 @@ def measure(load: Load, seconds: float) -> dict[str, Any]:
         run = make_run(Path(folder), load)
         coordinator = start_coordinator(run)
         try:
-            order = [sys.executable, "-m", "benchmarks.control_plane.fleet", str(run.path), msgspec.json.encode(load).decode(), str(seconds)]
-            told = subprocess.run(order, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, timeout=seconds + 300).stdout
+            command = fleet_command(run, load, seconds)
+            told = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, timeout=seconds + 300).stdout
             cpu_s, peak_mb = used(coordinator.pid)
         finally:
             coordinator.kill()

@@ -24,7 +24,7 @@ import zmq
 
 from benchmarks.control_plane.figures import EPOCH, Load, Seen, figures
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.codec import LARGE_PIECE, encode, from_coordinator
+from workers.messages.codec import LARGE_FRAME, LARGE_PIECE, encode, from_coordinator
 from workers.messages.from_coordinator import Acknowledged, Batch, HeartbeatReply, Leases, VersionAnnounced, Welcome
 from workers.messages.from_worker import BatchRequest, GroupFinished, Heartbeat, Register, StepFinished
 from workers.messages.parts import Announcement, Group, HeldLease, Lease, Message, Purpose, Role, Version
@@ -76,7 +76,7 @@ class Fleet:
     def _socket(self, kind: int, endpoint: str) -> zmq.Socket:
         socket = self._context.socket(kind)
         socket.linger = socket.sndhwm = socket.rcvhwm = 0
-        socket.maxmsgsize = 2 * LARGE_PIECE
+        socket.maxmsgsize = LARGE_FRAME
         socket.curve_serverkey, (socket.curve_publickey, socket.curve_secretkey) = self._keys[0], (self._keys[1].public, self._keys[1].secret)
         socket.connect(endpoint)
         self._poller.register(socket, zmq.POLLIN)

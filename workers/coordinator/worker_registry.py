@@ -106,6 +106,7 @@ class Registry:
         self.num_registered[message.role] += 1
         self.workers[peer] = self._by_role[message.role][peer] = worker
         self._count(worker, 1)
+        self._list_rewards(worker)
         return worker
 
     def heard(self, peer: bytes, now: float) -> Worker | None:
@@ -126,6 +127,7 @@ class Registry:
         self._count(worker, -1)
         worker.draining, worker.capacity = reason, 0
         self._count(worker, 1)
+        self._list_rewards(worker)
 
     def remove(self, peer: bytes) -> None:
         """Forget a worker."""
@@ -133,12 +135,9 @@ class Registry:
         if worker is not None:
             self._count(worker, -1)
             del self._by_role[worker.role][peer]
-            if worker.role is Role.reward:
-                self._list_rewards()
+            self._list_rewards(worker)
 
     def _count(self, worker: Worker, change: int) -> None:
-        if worker.role is Role.reward:
-            self._list_rewards()
         if worker.role is not Role.rollout:
             return
         self.changed[worker.peer] = None
@@ -148,8 +147,9 @@ class Registry:
         if not self.holding[worker.held]:
             del self.holding[worker.held]
 
-    def _list_rewards(self) -> None:
-        self._reward_endpoints = [worker.serves for worker in self._by_role[Role.reward].values() if not worker.draining]
+    def _list_rewards(self, changed: Worker) -> None:
+        if changed.role is Role.reward:
+            self._reward_endpoints = [worker.serves for worker in self._by_role[Role.reward].values() if not worker.draining]
 
     @property
     def interval_s(self) -> float:

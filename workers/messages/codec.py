@@ -30,6 +30,7 @@ SMALL = 1 << 15
 MAX_FRAME = MAX_PIECE + 256
 """Of a piece on its way: with what encryption adds."""
 LARGE_PIECE = 1 << 20
+LARGE_FRAME = LARGE_PIECE + MAX_FRAME - MAX_PIECE
 """Of what the coordinator says, to whom has come to it: a batch is large, and each piece costs its event loop 30 us."""
 FEW_ARRAYS, MANY_ARRAYS = 64, 1 << 22
 """In one message: of a worker; of the coordinator, which sends whole batches."""

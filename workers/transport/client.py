@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 
 from workers.config import TransportConfig
-from workers.messages.codec import LARGE_PIECE, MAX_FRAME, MAX_PIECE, encode, from_coordinator
+from workers.messages.codec import LARGE_FRAME, encode, from_coordinator
 from workers.messages.parts import Message
 from workers.run.folder import RunFolder
 from workers.transport.keys import KeyPair
@@ -78,7 +78,7 @@ class ClientSockets:
         socket = self._context.socket(kind)
         socket.linger = LINGER_MS
         socket.sndhwm = socket.rcvhwm = 0
-        socket.maxmsgsize = LARGE_PIECE + MAX_FRAME - MAX_PIECE
+        socket.maxmsgsize = LARGE_FRAME
         socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2000
         socket.curve_serverkey = server_public
         socket.curve_publickey, socket.curve_secretkey = client.public, client.secret

@@ -26,7 +26,6 @@ only if afterwards, for every j >= i, the unconsumed groups (running ones too) w
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -95,6 +94,9 @@ class StalenessPolicy:
 
     def _feasible(self, version: int, rest: Mapping[int, int]) -> bool:
         # The k-th unconsumed group (from 0, by deadline) is consumed at best by batch version + 1 + k // B: it is enough to look at the last of each.
-        before = itertools.accumulate(rest[admitted_at] for admitted_at in sorted(rest))
-        return all(version + 1 + (count - 1) // self.batch_groups <= admitted_at + self.eta
-                   for admitted_at, count in zip(sorted(rest), before, strict=True) if rest[admitted_at])
+        count = 0
+        for admitted_at in sorted(rest):
+            count += rest[admitted_at]
+            if version + 1 + (count - 1) // self.batch_groups > admitted_at + self.eta:
+                return False
+        return True

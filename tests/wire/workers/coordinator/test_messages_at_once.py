@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.control_plane.__main__ import make_run
+from benchmarks.control_plane.both_sides import make_run
 from benchmarks.control_plane.figures import EPOCH, Load
 from tests.support.groups import make_group
 from workers.coordinator.process.main import CoordinatorWorker

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.control_plane.__main__ import make_run, start_coordinator
+from benchmarks.control_plane.both_sides import make_run, start_coordinator
 from benchmarks.control_plane.figures import Load
 from benchmarks.control_plane.fleet import Fleet
 from workers.coordinator.process.replay_run import audit
