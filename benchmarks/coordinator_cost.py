@@ -1,4 +1,4 @@
-"""What a message costs the coordinator, by the size of the fleet: CPU time for a heartbeat, for a finished group, for the status.
+"""What a message costs the coordinator, by the size of the fleet: CPU time for a heartbeat, a finished group, the status, a version of the weights.
 
     python -m benchmarks.coordinator_cost [--workers 64 512 4096] [--leases 4] [--rounds 5]
 
@@ -26,8 +26,8 @@ from workers.config import Config
 from workers.coordinator.core import Coordinator
 from workers.coordinator.monitoring import reporting
 from workers.messages.arrays import Bool, Float32, Int32
-from workers.messages.from_coordinator import Leases
-from workers.messages.from_worker import BatchRequest, GroupFinished, Heartbeat, Register, StepFinished
+from workers.messages.from_coordinator import Leases, LoadGranted
+from workers.messages.from_worker import BatchRequest, GroupFinished, Heartbeat, LoadRequest, Register, SourcesRequest, StepFinished
 from workers.messages.parts import Announcement, Group, HeldLease, Lease, Message, Role, Version
 
 EPOCH, SAMPLES, TOKENS = 1, 4, 8
@@ -48,10 +48,11 @@ class Fleet:
     def __init__(self, num_workers: int, leases_each: int) -> None:
         self.core, self.now, self._leases_each = Coordinator(make_config(num_workers, leases_each), Prompts(), EPOCH, 0.0), 0.0, leases_each
         self.leases: dict[bytes, dict[str, Lease]] = {b"w%d" % number: {} for number in range(num_workers)}
+        self.granted: list[bytes] = []
         self.spent_s, self._step = 0.0, -1
         self.say(b"trainer", Register(Role.trainer, "train0", 1))
         for number, peer in enumerate(self.leases):
-            self.say(peer, Register(Role.rollout, f"node{number // 4}", number))
+            self.say(peer, Register(Role.rollout, f"node{number}", number, serves=f"tcp://node{number}:4000"))
         self._publish()
         for peer in self.leases:
             self.beat(peer)
@@ -66,6 +67,8 @@ class Fleet:
         for receiver, answer in sent:
             if isinstance(answer, Leases) and receiver is not None:
                 self.leases[receiver] |= {lease.group_id: lease for lease in answer.leases}
+            elif isinstance(answer, LoadGranted) and receiver is not None:
+                self.granted.append(receiver)
 
     def beat(self, peer: bytes) -> None:
         """One heartbeat."""
@@ -79,6 +82,19 @@ class Fleet:
         self.say(peer, GroupFinished(make_group(lease)))
         if len(self.core.ledger.finished) < self.core.policy.batch_groups and self.core.training.in_training:
             self._publish()
+
+    def deliver(self) -> None:
+        """A new version goes to all, each on a host of its own: who fetches from whom, who may load, who has loaded."""
+        self._publish()
+        version = Version(EPOCH, self._step)
+        for request in (SourcesRequest(version), LoadRequest(version)):
+            for peer in self.leases:
+                self.say(peer, request)
+        num_loaded = 0
+        while self.granted:
+            self.beat(self.granted.pop())
+            num_loaded += 1
+        assert num_loaded == len(self.leases), f"{num_loaded} of {len(self.leases)} workers could load"
 
     def _publish(self) -> None:
         self._step += 1
@@ -129,12 +145,16 @@ def main(arguments: list[str]) -> None:
     fleets, first_leases = {}, {}
     for num_workers in sorted(options.workers):
         began = time.process_time()
-        fleets[num_workers], times[num_workers] = Fleet(num_workers, options.leases), {"heartbeat": [], "group": [], "tick": [], "status": []}
+        fleets[num_workers] = Fleet(num_workers, options.leases)
+        times[num_workers] = {"heartbeat": [], "group": [], "tick": [], "status": [], "version": []}
         first_leases[num_workers] = time.process_time() - began
     for _ in range(options.rounds):
         for num_workers, fleet in fleets.items():
             for name, what in (("heartbeat", fleet.beat), ("group", fleet.finish)):
                 times[num_workers][name].append(measure(fleet, what, options.messages))
+            before = fleet.spent_s
+            fleet.deliver()
+            times[num_workers]["version"].append((fleet.spent_s - before) * 1000)
             times[num_workers]["tick"].append(clocked(lambda fleet=fleet: fleet.core.tick(fleet.now), 10))  # type: ignore[misc]
             times[num_workers]["status"].append(clocked(
                 lambda fleet=fleet: msgspec.json.encode(reporting.status(fleet.core, fleet.now, 0.0, 0.0, 0, 0)), 2))  # type: ignore[misc]
@@ -147,7 +167,8 @@ def main(arguments: list[str]) -> None:
         "name": f"CPU time of the coordinator for a finished group, {max(medians)} workers over {min(medians)}", "value": round(large["group"], 4),
         "unit": "ms", "against": round(small["group"], 4), "ratio": round(large["group"] / small["group"], 3),
         "heartbeat_ratio": round(large["heartbeat"] / small["heartbeat"], 3), "heartbeat_ms": round(large["heartbeat"], 4),
-        "status_ms": round(large["status"], 2), "tick_ms": round(large["tick"], 3), "first_leases_s": round(first_leases[max(medians)], 3)}))
+        "status_ms": round(large["status"], 2), "tick_ms": round(large["tick"], 3),
+        "version_s": round(large["version"] / 1000, 3), "first_leases_s": round(first_leases[max(medians)], 3)}))
 
 
 if __name__ == "__main__":

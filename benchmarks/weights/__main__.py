@@ -1,6 +1,6 @@
 """How fast new weights reach the nodes: Headway's network transport against plain TCP, and against files on disk.
 
-    python -m benchmarks.weights [--sizes 0.27 2] [--receivers 1 4 16] [--security digest curve] [--repetitions 5] [--disk DIR]
+    python -m benchmarks.weights [--sizes 0.27 2] [--receivers 1 4 16] [--security digest curve] [--streams 4] [--repetitions 5] [--disk DIR]
                                  [--no-delta] [--quick]
 
 All processes are real and on this machine, connected by loopback: one that serves as the trainer does, and receivers that fetch into
@@ -9,6 +9,8 @@ memory (/dev/shm), each with a store of its own, so each stands for a node. The 
            trainer's digests, made once a version while it trains on, are told apart (`publish_s`)
 - limit    one plain TCP stream of the same bytes with the same digests into a file in memory, by one thread or two, whichever is faster
 - streams  as many plain TCP streams as receivers, all from the trainer: the same work without the tree
+- bare     as many plain TCP streams as there are connections (receivers times `--streams`) whose bytes are forgotten as they come, as iperf3
+           does it: no digest, nothing put in its place. `bare_one`: a single one
 - disk     written and synced by the trainer, with digests, then read and checked by each receiver from the storage itself (past this
            machine's memory, which nodes do not share). Here that is one local disk: shared storage is mostly slower, and serves all readers
 Receivers of one machine share its cores: with many of them these, not the network, are what is measured. What does not depend on that is the
@@ -36,6 +38,7 @@ import psutil
 from benchmarks.quiet import QUIET, Others
 from benchmarks.weights import delta as weights_delta
 from benchmarks.weights.ways import Disk, Place, Plain, Zmq, make_weights
+from workers.config import WeightsConfig
 from workers.run.paths import MEMORY
 
 RESERVE_BYTES = 1 << 30
@@ -55,7 +58,7 @@ class Case:
         return "" if needed <= free else f"takes {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
 
 
-def measure(case: Case, place: Place, securities: list[str], repetitions: int) -> dict[str, Any]:
+def measure(case: Case, place: Place, securities: list[str], repetitions: int, streams: int) -> dict[str, Any]:
     """All kinds in turn; seconds of the best repetition of each."""
     best: dict[str, float] = {}
     figures: dict[str, Any] = {"gb": case.size / 1e9, "receivers": case.receivers}
@@ -64,7 +67,7 @@ def measure(case: Case, place: Place, securities: list[str], repetitions: int) -
         best[name] = min(best.get(name, seconds), seconds)
 
     with contextlib.ExitStack() as stack:
-        ours = {security: Zmq(stack, place, case.receivers, security) for security in securities}
+        ours = {security: Zmq(stack, place, case.receivers, security, streams) for security in securities}
         one, all_at_once, disk = Plain(stack, place, 1), Plain(stack, place, case.receivers), Disk(stack, place, case.receivers)
         beside = Others()
         for _ in range(repetitions):
@@ -75,6 +78,8 @@ def measure(case: Case, place: Place, securities: list[str], repetitions: int) -
                 note("publish_s", turn["publish_s"])
                 figures[f"{security}_egress_copies"] = turn["egress_copies"]
             note("streams", min(all_at_once.turn(threads) for threads in (1, 2)))
+            note("bare", all_at_once.bare(streams))
+            note("bare_one", one.bare(1))
             written, read = disk.turn()
             note("disk_write", written)
             note("disk_read", read)
@@ -91,14 +96,15 @@ def explain(figures: dict[str, Any], securities: list[str]) -> dict[str, Any]:
         seconds = figures[f"{security}_s"]
         figures |= {
             f"{security}_gb_per_s": copies * figures["gb"] / seconds, f"{security}_of_limit": copies * figures["limit_s"] / seconds,
-            f"{security}_of_streams": figures["streams_s"] / seconds,
+            f"{security}_of_streams": figures["streams_s"] / seconds, f"{security}_of_bare": figures["bare_s"] / seconds,
             f"{security}_over_disk": (figures["disk_write_s"] + figures["disk_read_s"]) / (figures["publish_s"] + seconds)}
         print(f"{figures['gb']:.2f} GB to {copies:2d}, {security:<6}: {seconds:.3f} s, {figures[f'{security}_gb_per_s']:.2f} GB/s in all, "
               f"{figures[f'{security}_of_limit']:.2f} of the limit, {figures[f'{security}_of_streams']:.2f} of plain streams, trainer sends "
               f"{figures[f'{security}_egress_copies']:.2f} copies; {figures[f'{security}_over_disk']:.1f} times as fast as disk", flush=True)
-    print(f"    limit {figures['limit_s']:.3f} s; streams {figures['streams_s']:.3f} s; disk {figures['disk_write_s']:.2f} s to write and "
-          f"{figures['disk_read_s']:.2f} s to read; digests {figures['publish_s']:.3f} s; others used {figures['others_cores']:.2f} cores",
-          flush=True)
+    names = ("limit", "streams", "bare", "bare_one", "disk_write", "disk_read", "publish")
+    limit, streams, bare, bare_one, written, read, digests = (figures[f"{name}_s"] for name in names)
+    print(f"    limit {limit:.3f} s; streams {streams:.3f} s; bare {bare:.3f} s, one {bare_one:.3f} s; disk {written:.2f} s to write and "
+          f"{read:.2f} s to read; digests {digests:.3f} s; others used {figures['others_cores']:.2f} cores", flush=True)
     return figures
 
 
@@ -109,6 +115,7 @@ def main() -> None:
     parser.add_argument("--receivers", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--security", nargs="+", choices=("digest", "curve"), default=["digest", "curve"])
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--streams", type=int, default=WeightsConfig().streams, help="connections of a receiver to each of its sources")
     parser.add_argument("--disk", type=Path, default=None, help="folder on the storage to compare with (default: $TMPDIR)")
     parser.add_argument("--no-delta", dest="delta", action="store_false", help="leave out the training runs")
     parser.add_argument("--quick", action="store_true", help="seconds, to see that it runs: the figures mean little")
@@ -125,7 +132,7 @@ def main() -> None:
                     left_out.append(f"{size:g} GB to {case.receivers}: {room}")
                     print(f"left out: {left_out[-1]}", flush=True)
                 else:
-                    cases.append(explain(measure(case, place, options.security, options.repetitions), options.security))
+                    cases.append(explain(measure(case, place, options.security, options.repetitions, options.streams), options.security))
     if not cases:
         raise SystemExit("no case has room in this machine's memory: give smaller --sizes or fewer --receivers")
     delta = weights_delta.figures(weights_delta.LEARNING_RATES, weights_delta.STEPS, weights_delta.CHAIN) if options.delta else None

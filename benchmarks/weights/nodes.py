@@ -1,7 +1,7 @@
 """The processes of benchmarks.weights that hold weights: a trainer's and any number of nodes, each with a store of its own.
 
-    python -m benchmarks.weights.nodes trainer RUN SECURITY PARENT     describes the files of a version and serves them
-    python -m benchmarks.weights.nodes node RUN SECURITY STORE PARENT  fetches a version into its store, and serves it on as it arrives
+    python -m benchmarks.weights.nodes trainer RUN SECURITY STREAMS PARENT     describes the files of a version and serves them
+    python -m benchmarks.weights.nodes node RUN SECURITY STREAMS STORE PARENT  fetches a version into its store, and serves it on as it arrives
     python -m benchmarks.weights.nodes disk PARENT                     writes a version as files, or reads and checks one
 
 What a run's processes do for each new version is done here by the same calls; the coordinator's part, who fetches from whom, comes with the
@@ -34,9 +34,9 @@ MIB = 1 << 20
 LOOPBACK = TransportConfig(interface="127.0.0.1")
 
 
-def weights_config(security: str) -> WeightsConfig:
-    """The defaults, with this security."""
-    return WeightsConfig(security=Security(security))
+def weights_config(security: str, streams: str) -> WeightsConfig:
+    """The defaults, with this security and so many streams."""
+    return WeightsConfig(security=Security(security), streams=int(streams))
 
 
 class Trainer:
@@ -119,8 +119,8 @@ def main() -> None:
     if kind == "disk":
         answer_orders(disk)
         return
-    run, config = RunFolder(Path(arguments[0])), weights_config(arguments[1])
-    served: Trainer | Node = Trainer(run, config) if kind == "trainer" else Node(run, config, Path(arguments[2]))
+    run, config = RunFolder(Path(arguments[0])), weights_config(*arguments[1:3])
+    served: Trainer | Node = Trainer(run, config) if kind == "trainer" else Node(run, config, Path(arguments[3]))
     answer_orders(served.answer, endpoint=served.server.endpoint)
     served.server.close()
     if isinstance(served, Node):

@@ -2,10 +2,11 @@
 
     python -m benchmarks.weights.plain serve FOLDER PARENT       files --sendfile--> connection
     python -m benchmarks.weights.plain receive PARENT            connection --> buffer --digest--> pwrite: file, its memory reserved first
+                                                                 connections --> buffers, and nothing else: what iperf3 measures
 
-One connection brings all files, back to back; sizes are known. Every chunk is hashed (BLAKE3) while it is in the cache and written into its
-place: by the receiving thread itself, or by a second one beside it (`threads`). Reading into the mapped file instead saves a copy but takes
-a page fault for every 4 KiB, and came out slower.
+A connection says which part of how many it takes, and brings that of each file, back to back; sizes are known. Every chunk is hashed (BLAKE3) while
+it is in the cache and written into its place: by the receiving thread itself, or by a second one beside it (`threads`). Reading into the mapped
+file instead saves a copy but takes a page fault for every 4 KiB, and came out slower.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,11 @@ def serve(folder: Path) -> None:
     def send(connection: socket.socket) -> None:
         nonlocal sent
         with connection:
+            part, parts = connection.recv(2, socket.MSG_WAITALL)
             for path in sorted(folder.iterdir()):
+                start, end = part_of(path.stat().st_size, part, parts)
                 with path.open("rb") as file:
-                    sent += connection.sendfile(file)
+                    sent += connection.sendfile(file, start, end - start) if end > start else 0
 
     def accept() -> None:
         while True:
@@ -44,6 +48,34 @@ def serve(folder: Path) -> None:
 
     threading.Thread(target=accept, daemon=True).start()
     answer_orders(lambda order: {"bytes_sent": sent}, port=listener.getsockname()[1])
+
+
+def part_of(size: int, part: int, parts: int) -> tuple[int, int]:
+    """Where that part of so many bytes begins, and ends."""
+    return size * part // parts, size * (part + 1) // parts
+
+
+def connect(port: int, part: int = 0, parts: int = 1) -> socket.socket:
+    """A connection that brings that part."""
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(bytes([part, parts]))
+    return connection
+
+
+def take(order: dict[str, Any]) -> dict[str, Any]:
+    """Receive files of `sizes` from `port` over so many `streams` at once, each by a thread, and forget them."""
+    started, streams = time.perf_counter(), order["streams"]
+
+    def one(part: int) -> None:
+        buffer, left = memoryview(bytearray(order["chunk_bytes"])), sum(end - start for start, end in (
+            part_of(size, part, streams) for size in order["sizes"].values()))
+        with connect(order["port"], part, streams) as connection:
+            while left:
+                left -= len(_filled(connection, buffer[: min(left, len(buffer))]))
+
+    with ThreadPoolExecutor(streams) as pool:
+        list(pool.map(one, range(streams)))
+    return {"seconds": time.perf_counter() - started}
 
 
 def receive(order: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +89,7 @@ def receive(order: dict[str, Any]) -> dict[str, Any]:
         digests.append(blake3(content).digest())
         assert os.pwrite(descriptor, content, offset) == len(content)
 
-    with socket.create_connection(("127.0.0.1", order["port"])) as connection:
+    with connect(order["port"]) as connection:
         for name, size in sorted(order["sizes"].items()):
             descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:
@@ -107,4 +139,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve(Path(sys.argv[2]))
     else:
-        answer_orders(receive)
+        answer_orders(lambda order: take(order) if "streams" in order else receive(order))

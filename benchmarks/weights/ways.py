@@ -52,14 +52,14 @@ def parents_of(endpoints: list[str], version: Version) -> list[list[str]]:
 class Zmq:
     """A trainer and nodes that stay; each turn is another version."""
 
-    def __init__(self, stack: contextlib.ExitStack, place: Place, receivers: int, security: str) -> None:
+    def __init__(self, stack: contextlib.ExitStack, place: Place, receivers: int, security: str, streams: int) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place.memory)))
         run = RunFolder.create(folder / "run")
         make_keys(run)
         module = "benchmarks.weights.nodes"
         self._place, self._num_turns = place, 0
-        self._trainer = stack.enter_context(Child(module, "trainer", str(run.path), security))
-        self._nodes = [stack.enter_context(Child(module, "node", str(run.path), security, str(folder / f"node{number}")))
+        self._trainer = stack.enter_context(Child(module, "trainer", str(run.path), security, str(streams)))
+        self._nodes = [stack.enter_context(Child(module, "node", str(run.path), security, str(streams), str(folder / f"node{number}")))
                        for number in range(receivers)]
 
     def turn(self) -> dict[str, float]:
@@ -98,6 +98,12 @@ class Plain:
         for folder in folders:
             shutil.rmtree(folder)
         return seconds
+
+    def bare(self, streams: int) -> float:
+        """Seconds until the last one has received everything over so many streams, and kept nothing."""
+        for receiver in self._receivers:
+            receiver.order(port=self._sender.ready["port"], sizes=self._place.sizes(), chunk_bytes=CHUNK_BYTES, streams=streams)
+        return max(receiver.answer()["seconds"] for receiver in self._receivers)
 
 
 class Disk:

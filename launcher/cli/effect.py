@@ -93,7 +93,7 @@ RULES = (
     Rule("engine.prefill_chunk", lambda config: config.engine.server is Server.embedded, "only engine.server=embedded reads it"),
     Rule("engine.synthetic_tokens_per_s engine.synthetic_mean_tokens", lambda config: config.engine.server is Server.synthetic,
          "only engine.server=synthetic reads it"),
-    Rule("weights.security weights.delta weights.fanout", lambda config: config.weights.transport is not Transport.disk,
+    Rule("weights.security weights.delta weights.streams weights.fanout", lambda config: config.weights.transport is not Transport.disk,
          "with weights=disk nothing is streamed"),
     Rule("staleness.warmup_steps", lambda config: config.staleness.eta > 0, "staleness.eta=0 has nothing to grow to"),
     Rule("algorithm.clip_epsilon", lambda config: config.algorithm.surrogate in (Surrogate.clip, Surrogate.cispo),

@@ -112,6 +112,9 @@ class TrainerConfig:
         require(self.num_threads >= 1, "trainer.num_threads", self.num_threads, "must be at least 1", "Give 1 or more")
 
 
+MAX_STREAMS = 16
+
+
 @dataclass
 class WeightsConfig:
     """How new weights reach the rollout workers."""
@@ -121,6 +124,7 @@ class WeightsConfig:
     security: Security = Security.digest  # of streamed weights: digests, or encryption too
     delta: bool = False  # only what has changed is sent
     chunk_mb: int = 4  # of one streamed piece
+    streams: int = 4  # connections over which a node fetches from each source
     fanout: int = 2  # workers that fetch from the trainer, and from each worker
     rolling: bool = True  # never all workers load at once
     timeout_s: float = 120.0  # after which a transport that brings nothing has failed
@@ -132,6 +136,8 @@ class WeightsConfig:
         require(1 <= self.chunk_mb <= 256, "weights.chunk_mb", self.chunk_mb, "must be from 1 to 256", "4 suits most networks")
         require(1 <= self.fanout <= 64, "weights.fanout", self.fanout, "must be from 1 to 64",
                 "So many workers fetch from the trainer, and as many from each worker")
+        require(1 <= self.streams <= MAX_STREAMS, "weights.streams", self.streams, f"must be from 1 to {MAX_STREAMS}",
+                "One connection brings 1 to 2 GB/s at most; each takes a thread on both sides")
         require(self.timeout_s > 0, "weights.timeout_s", self.timeout_s, "must be positive",
                 "A transport that brings nothing for so long has failed")
 

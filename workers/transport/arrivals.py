@@ -45,6 +45,11 @@ class Arrivals:
         return list(self._accepted_at)
 
     @property
+    def num_admitted(self) -> int:
+        """Connections that have shown a key."""
+        return self._num_admitted
+
+    @property
     def num_refused(self) -> int:
         """Connections that have ended without a key. Those of peers that are young are taken for strangers': it is never too high."""
         return max(self._num_denied, self._num_refused)

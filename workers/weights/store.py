@@ -26,7 +26,7 @@ from pathlib import Path
 from workers.messages.parts import Version
 from workers.weights.locks import Lock
 from workers.weights.manifest import WeightsError
-from workers.weights.partial_version import Incoming, allocate
+from workers.weights.partial_version import Incoming, allocate, remove_files
 
 LOOK_S = 0.05
 JOIN_S = 60.0
@@ -163,7 +163,7 @@ class NodeStore:
         lock = Lock.take(self._lock_path(version))
         if lock is None:
             return
-        shutil.rmtree(self.held(version), ignore_errors=True)
+        remove_files(self.held(version))
         Incoming.abandon(self.held(version))
         lock.remove()
 

@@ -54,18 +54,27 @@ class Gone:
 
 
 class _Link:
-    """The connections to one server: `control`, and `bulk`, the same one where all is encrypted, once there is a ticket."""
+    """The connections to one server: `control`, and once there are tickets those that bring chunks, weights.streams of them: where all is encrypted,
+    `control` and more like it."""
 
     def __init__(self, context: zmq.Context, endpoint: str, weights: WeightsConfig, keys: WeightKeys) -> None:
-        self._context, self._endpoint, self._weights = context, endpoint, weights
-        self._wanted: list[ChunkWanted] = []  # until there is a ticket
+        self._context, self._endpoint, self._weights, self._keys = context, endpoint, weights, keys
+        self._wanted: list[ChunkWanted] = []  # until there are as many tickets as streams
         self.monitors: dict[zmq.Socket, zmq.Socket] = {}
-        self.bulk: zmq.Socket | None = None
-        self.control = self._dealer()
-        self.control.curve_serverkey = keys.server.public
-        self.control.curve_publickey, self.control.curve_secretkey = keys.client.public, keys.client.secret
-        self._connect(self.control, endpoint)
-        self.ask(TicketWanted())
+        self._bulk: list[zmq.Socket] = []
+        self.control = self._encrypted()
+        self.ask(TicketWanted(weights.streams))
+
+    def _encrypted(self) -> zmq.Socket:
+        dealer = self._dealer()
+        dealer.curve_serverkey = self._keys.server.public
+        dealer.curve_publickey, dealer.curve_secretkey = self._keys.client.public, self._keys.client.secret
+        return self._connect(dealer, self._endpoint)
+
+    def _by_ticket(self, ticket: Ticket) -> zmq.Socket:
+        dealer = self._dealer()
+        dealer.plain_username, dealer.plain_password = ticket.name.encode(), ticket.secret.encode()
+        return self._connect(dealer, f"{self._endpoint.rpartition(':')[0]}:{ticket.port}")
 
     def _dealer(self) -> zmq.Socket:
         dealer = self._context.socket(zmq.DEALER)
@@ -74,29 +83,32 @@ class _Link:
         dealer.heartbeat_ivl, dealer.heartbeat_timeout, dealer.connect_timeout = ALIVE_MS, DEAD_MS, DEAD_MS
         return dealer
 
-    def _connect(self, dealer: zmq.Socket, endpoint: str) -> None:
+    def _connect(self, dealer: zmq.Socket, endpoint: str) -> zmq.Socket:
         self.monitors[dealer] = dealer.get_monitor_socket(sum(GONE))
         dealer.connect(endpoint)
+        return dealer
 
     def admitted(self, ticket: Ticket) -> None:
-        """The server has given a ticket. Harmless to repeat."""
-        if self.bulk is None:
-            self.bulk = self.control
-            if ticket.port:
-                self.bulk = self._dealer()
-                self.bulk.plain_username, self.bulk.plain_password = ticket.name.encode(), ticket.secret.encode()
-                self._connect(self.bulk, f"{self._endpoint.rpartition(':')[0]}:{ticket.port}")
-            while self._wanted:
-                _send(self.bulk, self._wanted.pop(0))
+        """The server has given a ticket. One too many is ignored."""
+        if self._opened:
+            return
+        self._bulk.append(self._by_ticket(ticket) if ticket.port else self._encrypted() if self._bulk else self.control)
+        if self._opened:
+            for wanted in self._wanted:
+                self.ask(wanted)
+
+    @property
+    def _opened(self) -> bool:
+        return len(self._bulk) == self._weights.streams
 
     def ask(self, message: FromFetcher) -> None:
         """Ask for something, as soon as that can be."""
         if not isinstance(message, ChunkWanted):
             _send(self.control, message)
-        elif self.bulk is None:
-            self._wanted.append(message)
+        elif self._opened:
+            _send(self._bulk[message.number % len(self._bulk)], message)
         else:
-            _send(self.bulk, message)
+            self._wanted.append(message)
 
     def close(self) -> None:
         for dealer in self.monitors:
@@ -114,7 +126,7 @@ class WeightLinks:
 
     def __init__(self, weights: WeightsConfig, keys: WeightKeys, version: Version) -> None:
         self._weights, self._keys, self._version = weights, keys, version
-        self._context = zmq.Context()
+        self._context = zmq.Context(io_threads=weights.streams)
         self._links: dict[str, _Link] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 

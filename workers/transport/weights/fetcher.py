@@ -33,8 +33,8 @@ from workers.weights.store import Cancelled, NodeStore
 __all__ = ["Cancelled", "FetchProgress", "fetch"]
 
 SILENT_TIMEOUTS = 2  # weights.timeout_s for which another process of the node may bring nothing: it tries several sources
-WINDOW_BYTES = 32 << 20
-MAX_THREADS = 4
+WINDOW_BYTES = 32 << 20  # of a source, and at least two chunks a stream
+MAX_THREADS = 16
 TICK_MS = 100
 REPORT_S = 0.2
 
@@ -143,7 +143,7 @@ class _Fetch:
         missing = self._incoming.missing()
         self._progress.size = self._incoming.manifest.size
         self._progress.arrived = self._progress.resumed = self._progress.size - sum(chunk.size for chunk in missing)
-        window = max(2, WINDOW_BYTES // self._incoming.manifest.chunk_bytes)
+        window = max(2 * self._config.streams, WINDOW_BYTES // self._incoming.manifest.chunk_bytes)
         self._plan = FetchPlan(missing, self._parents, self._announcement.sources, window=window, patience_s=self._patience_s,
                                delta=self._base is not None)
         self._on_begin(self._incoming)

@@ -17,6 +17,7 @@ from typing import Annotated
 
 import msgspec
 
+from workers.config.training import MAX_STREAMS
 from workers.messages.parts import Version
 from workers.run.folder import RunFolder
 from workers.transport.keys import KeyPair, read_keys
@@ -32,7 +33,9 @@ class WeightMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class TicketWanted(WeightMessage, frozen=True):
-    """Asks for a ticket, good for one connection."""
+    """Asks for so many tickets, each good for one connection, and each an answer of its own."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_STREAMS)] = 1
 
 
 class ManifestWanted(WeightMessage, frozen=True):

@@ -5,7 +5,8 @@
                           mapped files, differences -------------+-->          chunks: in the clear, by ticket; or encrypted as well
                                                                                what is still on its way is sent when it has arrived
 
-The sockets never wait for anybody: a fetcher that reads slowly has no more than its own window underway. Who does not have the run's keys
+The thread only says what is to be sent: encryption, and copying into the network's buffers, are the work of weights.streams I/O threads. The
+sockets never wait for anybody: a fetcher that reads slowly has no more than its own window underway. Who does not have the run's keys
 gets nothing, not even to say anything, and is counted (door.py).
 """
 
@@ -54,13 +55,14 @@ END_S = 30.0
 
 @dataclasses.dataclass
 class ServerCounters:
-    """What a server has done since it started. `num_refused`: connections without a key or a ticket; `num_failures`: how often a thread of
-    its has failed."""
+    """What a server has done since it started. `num_connections`: those that have shown a key or a ticket; `num_refused`: those without;
+    `num_failures`: how often a thread of its has failed."""
 
     bytes_sent: int = 0
     chunks_sent: int = 0
     deltas_sent: int = 0
     num_fetchers: int = 0
+    num_connections: int = 0
     num_refused: int = 0
     num_malformed: int = 0
     num_failures: int = 0
@@ -82,7 +84,7 @@ class WeightServer:
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._wake).atexit = False  # a writer may still report a chunk after `close`
-        self._context = zmq.Context()
+        self._context = zmq.Context(io_threads=weights.streams)
         self._door = Door(self._context, keys.server, keys.client.public)
         self._sockets: list[zmq.Socket] = []
         try:
@@ -109,7 +111,7 @@ class WeightServer:
     @property
     def counters(self) -> ServerCounters:
         """The counters as they stand."""
-        return dataclasses.replace(self._counters, num_refused=self._door.num_refused,
+        return dataclasses.replace(self._counters, num_connections=self._door.arrivals.num_admitted, num_refused=self._door.num_refused,
                                    num_failures=self._thread.num_failures + self._door.num_failures)
 
     def expect(self, version: Version) -> None:
@@ -192,7 +194,8 @@ class WeightServer:
             self._obey()  # what was offered before it was asked for is there
             if isinstance(request, TicketWanted):
                 self._counters.num_fetchers += 1
-                self._send((socket, name), Ticket(self._bulk_port, *self._door.tickets.issue()) if self._bulk_port else Ticket(0))
+                for _ in range(request.count):
+                    self._send((socket, name), Ticket(self._bulk_port, *self._door.tickets.issue()) if self._bulk_port else Ticket(0))
             else:
                 self._answer((socket, name), request)
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,22 @@ def test_a_version_comes_from_the_trainer(origin: Origin, make_worker: Callable[
     assert (counters.num_fetchers, counters.chunks_sent, counters.num_refused, counters.num_malformed) == (1, NUM_CHUNKS, 0, 0)
     assert counters.bytes_sent == SIZE + len((folder / MANIFEST).read_bytes())
     assert worker.fetch(announcement) == folder and origin.server.counters.num_fetchers == 1, "what is here is not fetched again"
+
+
+@pytest.mark.parametrize(("security", "others"), [(Security.digest, 1), (Security.curve, 0)])
+def test_chunks_come_over_as_many_connections_as_streams(run: RunFolder, tmp_path: Path, make_worker: Callable[..., Worker], security: Security,
+                                                         others: int) -> None:
+    config = replace(CONFIG, security=security, streams=3)
+    origin = Origin(run, tmp_path / "trainer", config=config)
+    try:
+        worker = make_worker("node", config)
+        assert np.array_equal(read(worker.fetch(origin.publish(VERSION, WEIGHTS))), WEIGHTS)
+        deadline = time.monotonic() + WAIT_S  # the door hears of them a little later
+        while (connected := origin.server.counters.num_connections) < 3 + others:
+            assert time.monotonic() < deadline, connected
+        assert (connected, origin.server.counters.num_fetchers, origin.server.counters.chunks_sent) == (3 + others, 1, NUM_CHUNKS)
+    finally:
+        origin.close()
 
 
 def test_each_rank_of_the_trainer_gives_its_own_files(run: RunFolder, tmp_path: Path, make_worker: Callable[..., Worker]) -> None:
