@@ -25,9 +25,12 @@ UNUSABLE = {
     errno.ENAMETOOLONG: "is too long for the name of a file. Give a shorter path",
     errno.ELOOP: "is a symbolic link that leads to itself. Give another path",
 }
-MODULES = {"config": "launcher.cli.config_reference", "runs": "launcher.cli.runs", "report": "launcher.report", "resume": "launcher.launch.resume",
+MODULES = {"config": "launcher.cli.config_reference", "plan": "launcher.cli.plan",
+           "runs": "launcher.cli.runs", "report": "launcher.report", "resume": "launcher.launch.resume",
            **{name: f"launcher.monitoring.{name}" for name in ("status", "watch", "logs", "replay", "stop")}}
 """Of the commands that start nothing."""
+COMPOSING = "config", "plan"
+"""Those of them that read conf/."""
 
 
 def main() -> None:
@@ -67,12 +70,12 @@ def _answer(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help", "--version"):
         return _about(arguments)
     command, rest = command_of(arguments)
-    if command not in STARTS and command != "config":
+    if command not in STARTS and command not in COMPOSING:
         return importlib.import_module(MODULES[command]).main(rest)
     if not CONF.is_dir():
         return refuse(f"{CONF}: not found: this copy of Headway is not whole. "
                       "Install it again, from a wheel or from a checkout with its symbolic links")
-    if command == "config":
+    if command in COMPOSING:
         return importlib.import_module(MODULES[command]).main(rest, CONF)
     if any(one in arguments for one in ("--shell-completion", "-sc")):
         return _hydra(list(arguments))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.cli.composing import hydra_itself
-from launcher.cli.help_page import COMMANDS, STARTS
+from launcher.cli.help_page import COMMANDS, TAKES_KEYS
 from workers.config import ConfigError
 
 _REQUEST = re.compile(r"(install|uninstall|query)=(bash|zsh|fish)")
@@ -26,8 +26,8 @@ def answer(arguments: Sequence[str], conf: Path) -> None:
     if match is not None and any(argument.startswith("query=") for argument in arguments):
         if not match["rest"]:
             print(" ".join(name for name in COMMANDS if name.startswith(match["word"])))
-        elif match["word"] in COMMANDS and match["word"] not in STARTS:  # what follows are folders, which the shell knows
+        elif match["word"] in COMMANDS and match["word"] not in TAKES_KEYS:  # what follows are folders, which the shell knows
             return
-        elif match["word"] in STARTS:
+        elif match["word"] in TAKES_KEYS:
             os.environ["COMP_LINE"] = f"{match['program']} {match['rest'].lstrip()}"
     hydra_itself(list(arguments), conf)

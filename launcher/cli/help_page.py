@@ -7,6 +7,7 @@ COMMANDS = {
     "sweep": "one run for each combination of values: headway sweep experiment=demo staleness.eta=0,4",
     "eval": "judge a model on held-out prompts: headway eval greedy evaluation.run=RUN",
     "selftest": "do engine and trainer compute the same log-probs with this config?",
+    "plan": "what a config will give: tokens/s, seconds a step, ages, what limits it; --from RUN goes by what a run has measured",
     "config": "groups, options and keys, each with type, default, unit and a line: headway config trainer.lr",
     "runs": "the runs in a folder (default runs/): state, step, held-out score, age",
     "status": "what every part of a run does and waits for, now",
@@ -18,6 +19,7 @@ COMMANDS = {
     "resume": "go on with a run that was drained, was stopped, or failed",
 }
 STARTS = "run", "sweep", "eval", "selftest"
+TAKES_KEYS = *STARTS, "plan"
 WITH_VALUE = "-c", "--cfg", "-p", "--package", "-cd", "--config-dir"
 RUN_FLAGS = {
     "--dry-run": "show the plan and what would be submitted, start nothing",

@@ -8,24 +8,21 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from secrets import token_hex
 
-import msgspec
 from rich.console import Console
 
 from launcher.config.gpu_types import TOKENS_UNKNOWN
-from launcher.config.schema import FullConfig, as_yaml
+from launcher.config.schema import FullConfig
 from launcher.interrupts import Interrupted, interruptible
 from launcher.jobs.job_specs import JobSpec, job_specs
 from launcher.jobs.sbatch_script import python_path
 from launcher.jobs.submit import describe, submit
+from launcher.launch.before_start import in_shared_memory, model_folder, prepare, tell_memory, tell_speed
 from launcher.launch.local import start_here
-from launcher.memory import capacity, fit, micro_batches
 from launcher.monitoring.watch import supervise_and_follow
 from launcher.preflight import check, device_choice, fake_step
 from launcher.preflight.node_probe import probing
@@ -35,9 +32,8 @@ from launcher.sweep import Sweep
 from launcher.views import plan_advice
 from launcher.views.terminal import terminal
 from workers import node_look
-from workers.config import ClusterKind, ConfigError, Device, ModelSource, SelfTestAction, require
-from workers.model.architecture import ModelError, read_architecture
-from workers.run.files import is_full, write_atomic
+from workers.config import ClusterKind, Device, SelfTestAction, require
+from workers.run.files import is_full
 from workers.run.folder import RunFolder, RunFolderError
 from workers.slurm.command import SlurmError
 
@@ -58,23 +54,6 @@ def absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute()) if path else path
 
 
-def prepare(run: RunFolder, config: FullConfig, only_look: bool = False) -> None:
-    """Write the config and have the run folder prepared. Raises `ConfigError` with what the preparation found wrong."""
-    write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config.for_workers())))
-    write_atomic(run.config_yaml, as_yaml(config))
-    flags = [*(["--only-look"] if only_look else []), *([] if config.launch.try_functions else ["--no-trial"])]
-    # No pipes: what the user's code has started may hold them open.
-    with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryFile("w+", errors="replace") as said:
-        result = subprocess.run([sys.executable, "-m", "workers.prepare", str(run.path), str(answer.fileno()), *flags], stdin=subprocess.DEVNULL,
-                                stderr=said, check=False, pass_fds=[answer.fileno()], env={**os.environ, "PYTHONPATH": python_path()})
-        answer.seek(0)
-        said.seek(0)
-        if result.returncode == 2:
-            raise ConfigError(answer.read())
-        if result.returncode:
-            raise ConfigError(f"the preparation failed with status {result.returncode}:\n{said.read().strip()}")
-
-
 def dry_run(config: FullConfig, run: RunFolder, specs: tuple[JobSpec, ...], told: bool, console: Console) -> int:
     """Show what would be submitted, and look at all that a run is prepared from, in a folder that is gone afterwards. Raises `ConfigError`."""
     for spec in specs:
@@ -83,6 +62,7 @@ def dry_run(config: FullConfig, run: RunFolder, specs: tuple[JobSpec, ...], told
         prepare(trial := RunFolder.create(Path(folder) / "run"), config, only_look=True)
         if not told:
             tell_memory(config, trial, console)
+            tell_speed(config, trial, console)
         if config.launch.fake_step:
             for line in fake_step.ask(config, trial.path, model_folder(config, trial)):
                 console.print(f"      {line}", soft_wrap=True)
@@ -119,34 +99,6 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
             console.print(f"      {told}", soft_wrap=True)
 
 
-def model_folder(config: FullConfig, run: RunFolder) -> Path:
-    """Where the starting model is, once it is there."""
-    return run.model if config.model.source is ModelSource.tiny else Path(config.model.path).expanduser()
-
-
-def tell_memory(config: FullConfig, run: RunFolder, console: Console) -> bool:
-    """Tell what each part takes, and whether that could be told: false while the model is not there. Raises `ConfigError` where it cannot fit."""
-    folder = model_folder(config, run)
-    if not (folder / "config.json").is_file():
-        return False
-    try:
-        architecture = read_architecture(folder)
-    except ModelError as error:
-        raise ConfigError(str(error)) from error
-    capacities = capacity.look(config)
-    if config.tokens_chosen and not config.evaluates and micro_batches.lower(config, architecture, capacities):
-        console.print(f"      trainer.microbatch_tokens={config.trainer.microbatch_tokens}: so many fit", soft_wrap=True)
-    for line in fit.check(config, architecture, capacities):
-        console.print(f"      {line}", soft_wrap=True)
-    return True
-
-
-def in_shared_memory(config: FullConfig, run: RunFolder) -> dict[str, float]:
-    """Bytes of weights that will lie in /dev/shm of a node of each role; nothing is known while the model is not there."""
-    folder = model_folder(config, run)
-    return fit.in_shared_memory(config, read_architecture(folder)) if (folder / "config.json").is_file() else {}
-
-
 def _settle_nodes(config: FullConfig) -> str:
     if "train" not in config.roles:
         return ""
@@ -169,6 +121,8 @@ def launch(config: FullConfig, sweep: Sweep | None = None) -> int:
             console.print(f"not checked by SLURM, which gives no answer here: {silent}", soft_wrap=True)
         settle(config, run, console)
         told = tell_memory(config, run, console)
+        if config.launch.dry_run:
+            tell_speed(config, run, console)
         specs: tuple[JobSpec, ...] = job_specs(config.plan(), config, run)
         if config.launch.dry_run:
             return dry_run(config, run, specs, told, console)

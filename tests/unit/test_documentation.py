@@ -38,7 +38,7 @@ OWN_KEYS = "|".join(part.name for part in dataclasses.fields(FullConfig))
 ALL = list({command.words: command for command in reversed(commands())}.values())[::-1]
 PATH = os.environ["PATH"]
 SHOWS = ("config", "runs")
-ABOUT_RUNS = ("status", "watch", "logs", "replay", "stop", "resume", "report")
+PARSED = ("plan", "status", "watch", "logs", "replay", "stop", "resume", "report")
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +121,9 @@ def try_headway(words: list[str], world: World, monkeypatch: pytest.MonkeyPatch)
     """Plan what would be started, show what is shown, and parse the rest."""
     if not words:
         assert headway() == 0
-    elif "--help" in words or words in ([name] for name in (*STARTS, *SHOWS, *ABOUT_RUNS)):
+    elif "--help" in words or words in ([name] for name in (*STARTS, *SHOWS, *PARSED)):
         assert headway(world.here(words[0]), "--help") == 0
-    elif words[0] in ABOUT_RUNS:
+    elif words[0] in PARSED:
         understood([world.here(word) for word in words], monkeypatch)
     elif words[0] in SHOWS:
         assert headway(*(world.here(word) for word in words if not word.startswith("["))) == 0

@@ -16,7 +16,7 @@ from rich.console import Console
 from launcher.config.cluster import GpuRequest
 from launcher.config.gpu_types import gib_of_type
 from launcher.config.schema import FullConfig
-from launcher.launch import on_slurm
+from launcher.launch import before_start, on_slurm
 from launcher.memory import capacity, micro_batches
 from launcher.memory.activations import GIB, Layout, kept_bytes, layout
 from launcher.memory.capacity import Capacities, Capacity, bytes_of, look, types_in
@@ -381,9 +381,9 @@ def test_a_model_that_is_not_there_yet_is_told_of_later(tmp_path: Path) -> None:
     full, run = FullConfig(), RunFolder(tmp_path)
     full.model.source = ModelSource.tiny
     console = Console(record=True, width=400)
-    assert not on_slurm.tell_memory(full, run, console) and not console.export_text()
+    assert not before_start.tell_memory(full, run, console) and not console.export_text()
     model_folder(run.model, 64)
-    assert on_slurm.tell_memory(full, run, console) and "a training rank takes" in console.export_text()
+    assert before_start.tell_memory(full, run, console) and "a training rank takes" in console.export_text()
 
 
 def test_a_model_that_is_not_supported_is_refused_at_once(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_a_model_that_is_not_supported_is_refused_at_once(tmp_path: Path) -> Non
     full.model.path = str(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
     with pytest.raises(ConfigError, match="'GPT2LMHeadModel' is not supported"):
-        on_slurm.tell_memory(full, RunFolder(tmp_path / "run"), Console())
+        before_start.tell_memory(full, RunFolder(tmp_path / "run"), Console())
 
 
 def test_layouts_are_plain_values() -> None:
