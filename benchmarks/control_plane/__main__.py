@@ -40,6 +40,7 @@ def measure(load: Load, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="headway-benchmark-") as folder:
         run = make_run(Path(folder), load)
         coordinator = start_coordinator(run)
+        started_s, _ = used(coordinator.pid)
         try:
             command = fleet_command(run, load, seconds)
             told = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, timeout=seconds + 300).stdout
@@ -48,8 +49,8 @@ def measure(load: Load, seconds: float) -> dict[str, Any]:
             coordinator.kill()
             coordinator.wait()
     found = json.loads(told.splitlines()[-1])
-    return found | {"cpu_ms_per_group": round(1000 * cpu_s / max(1, found["groups"]), 2), "cpu_share": round(cpu_s / seconds, 3),
-                    "memory_mb": round(peak_mb)}
+    return found | {"cpu_ms_per_group": round(1000 * (cpu_s - started_s) / max(1, found["groups"]), 2),
+                    "cpu_share": round((cpu_s - started_s) / seconds, 3), "memory_mb": round(peak_mb)}
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,9 @@ from workers.config import ClusterKind, Config
 from workers.run import incarnations
 from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys
+from workers.transport.rendezvous import newest
+
+LIMIT_S = 120.0
 
 
 def make_run(folder: Path, load: Load) -> RunFolder:
@@ -35,9 +39,16 @@ def make_run(folder: Path, load: Load) -> RunFolder:
 
 
 def start_coordinator(run: RunFolder) -> subprocess.Popen:
-    """As the trainer starts it; it ends with this process."""
-    return subprocess.Popen([sys.executable, "-m", "workers.coordinator.process.main", str(run.path), str(os.getpid()), str(EPOCH)], cwd=ROOT,
-                            stdout=subprocess.DEVNULL)
+    """As the trainer starts it; it ends with this process. Returns when it can be reached."""
+    started = subprocess.Popen([sys.executable, "-m", "workers.coordinator.process.main", str(run.path), str(os.getpid()), str(EPOCH)], cwd=ROOT,
+                               stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + LIMIT_S
+    while newest(run) is None:
+        if time.monotonic() > deadline:
+            started.kill()
+            raise TimeoutError("no coordinator has appeared")
+        time.sleep(0.05)
+    return started
 
 
 def fleet_command(run: RunFolder, load: Load, seconds: float) -> list[str]:

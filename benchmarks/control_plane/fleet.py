@@ -58,11 +58,8 @@ class Fleet:
         self._context.max_sockets = load.workers + 16
         self._keys = read_keys(run, "server").public, read_keys(run, "client")
         raise_limit()
-        deadline = time.monotonic() + LIMIT_S
-        while (address := newest(run)) is None:
-            if time.monotonic() > deadline:
-                raise TimeoutError("no coordinator has appeared")
-            time.sleep(0.05)
+        address = newest(run)
+        assert address is not None, "the coordinator has been started"
         self._address, self._subscriber = address, self._socket(zmq.SUB, address.publisher)
         self._subscriber.subscribe(b"")
         self.rollouts = {socket: Rollout(socket) for socket in (self._socket(zmq.DEALER, address.router) for _ in range(load.workers))}

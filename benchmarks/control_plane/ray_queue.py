@@ -2,11 +2,12 @@
 
     python -m benchmarks.control_plane.ray_queue [--rate 30] [--samples 16] [--tokens 8000] [--batch 64] [--seconds 60] [--quick]
 
-    producer (actor) --put(group)--> Queue (async actor) --take(batch)--> trainer (actor)
+    producers (actors of one node) --put(group)--> Queue (async actor of another one) --take(batch)--> trainer (actor, there)
 
+Both nodes of Ray are on this machine, each with a raylet and an object store of its own, so that groups go over TCP, as those of a cluster do.
 What a queue of asynchronous RL on Ray does at least: no leases, no staleness, no record, no encryption. Producers send at random times, all of them
-together `rate` groups a second, and wait for each answer. Counted is the CPU time of the queue's process and of Ray's own (raylet, GCS), not of those
-that produce and train. Needs Ray, in an environment of its own or as `pip install -e '.[benchmark]'`; it says so where Ray is missing.
+together `rate` groups a second, and wait for each answer. Counted is the CPU time of the queue's process and of Ray's own on its node (raylet, GCS), not
+of those that produce and train. Needs Ray, in an environment of its own or by `pip install -e '.[benchmark]'`; it says so where Ray is missing.
 
 The last line is one JSON object: name, value (CPU milliseconds a group), unit, groups_per_s, acknowledged_p50_ms, acknowledged_p99_ms.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -26,7 +28,6 @@ import psutil
 from benchmarks.control_plane.figures import Load, Seen, figures
 
 QUICK = Load(rate=20.0, samples=2, tokens=20, batch_groups=4)
-OURS = ("raylet", "gcs_server", "ray::Queue")
 
 
 class Queue:
@@ -39,6 +40,10 @@ class Queue:
         """A finished group."""
         self._groups.put_nowait(group)
         return True
+
+    async def pid(self) -> int:
+        """Of this actor's process."""
+        return os.getpid()
 
     async def take(self, number: int) -> list[dict[str, np.ndarray]]:
         """The next batch, when it is there."""
@@ -79,28 +84,22 @@ class Trainer:
             await queue.take.remote(number)
 
 
-def cpu_s() -> float:
-    """CPU seconds so far of the queue's process and Ray's own."""
-    total = 0.0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            words = " ".join([process.name(), *process.cmdline()[:1]])
-            total += sum(process.cpu_times()[:2]) if any(name in words for name in OURS) else 0.0
-        except psutil.Error:  # it has ended
-            continue
-    return total
+def cpu_s(pids: list[int]) -> float:
+    """CPU seconds so far of processes."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
-def measure(ray: Any, load: Load, seconds: float) -> dict[str, Any]:
-    """Both sides, for so long."""
-    queue = ray.remote(Queue).options(max_concurrency=1000).remote()
-    producers = [ray.remote(Producer).options(max_concurrency=1000, num_cpus=0).remote(queue, load, seed) for seed in range(2)]
-    trainer = ray.remote(Trainer).options(num_cpus=0).remote()
+def measure(ray: Any, load: Load, seconds: float, own: list[int]) -> dict[str, Any]:
+    """Both sides, for so long; `own`: Ray's processes on the queue's node."""
+    queue = ray.remote(Queue).options(max_concurrency=1000, resources={"trains": 1}).remote()
+    producers = [ray.remote(Producer).options(max_concurrency=1000, resources={"generates": 1}).remote(queue, load, seed) for seed in range(2)]
+    trainer = ray.remote(Trainer).options(resources={"trains": 1}).remote()
     ray.get([producer.play.remote(load.rate / 2, min(2.0, seconds)) for producer in producers])  # started, and warm
     trainer.play.remote(queue, load.batch_groups)
-    before = cpu_s()
+    counted = [*own, ray.get(queue.pid.remote())]
+    before = cpu_s(counted)
     times = [each for found in ray.get([producer.play.remote(load.rate / 2, seconds) for producer in producers]) for each in found]
-    spent = cpu_s() - before
+    spent = cpu_s(counted) - before
     found = figures(Seen(acknowledged_s=times), seconds)
     return {name: value for name, value in found.items() if "acknowledged" in name or name in ("groups", "groups_per_s")} | {
         "cpu_ms_per_group": round(1000 * spent / max(1, len(times)), 2)}
@@ -118,15 +117,20 @@ def main() -> None:
     options = parser.parse_args()
     try:
         import ray
+        from ray.cluster_utils import Cluster
     except ImportError:
         print("Ray is not installed here: nothing to compare with (pip install -e '.[benchmark]')", file=sys.stderr)
         print(json.dumps({"name": "ray_queue", "skipped": "no Ray"}))
         return
     load = QUICK if options.quick else Load(rate=options.rate, samples=options.samples, tokens=options.tokens, batch_groups=options.batch)
     seconds = 3.0 if options.quick else options.seconds
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", configure_logging=False)
-    found = measure(ray, load, seconds)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"trains": 2}, "include_dashboard": False})
+    cluster.add_node(num_cpus=2, resources={"generates": 2})
+    ray.init(address=cluster.address, logging_level="ERROR", configure_logging=False)
+    own = [each.process.pid for name in ("raylet", "gcs_server") for each in cluster.head_node.all_processes[name]]
+    found = measure(ray, load, seconds, own)
     ray.shutdown()
+    cluster.shutdown()
     name = f"a Ray actor as the queue, {load.samples} x {load.tokens} tokens"
     print(json.dumps({"name": name, "value": found["cpu_ms_per_group"], "unit": "ms"} | found))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -54,6 +55,11 @@ def test_what_one_coordinator_takes_is_measured_on_the_wire() -> None:
     assert figures["refused"] == 0 and figures["groups"] > 20 and figures["steps"] > 4
     assert figures["acknowledged_p50_ms"] <= figures["acknowledged_p99_ms"] == figures["value"] <= figures["acknowledged_p100_ms"]
     assert figures["memory_mb"] > 10 and figures["cpu_ms_per_group"] > 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
+def test_without_ray_there_is_nothing_to_compare_with_and_it_says_so() -> None:
+    assert last_line("benchmarks.control_plane.ray_queue", "--quick") == {"name": "ray_queue", "skipped": "no Ray"}
 
 
 def test_larger_fleets_are_simulated_around_the_real_coordinator() -> None:
