@@ -6,8 +6,9 @@
 Virtual time (benchmarks/bounds/simulation.py): the coordinator is the real one, message by message; engines and trainer are models. ASSUMED, and
 options for the most part: an engine a GPU for 0.75 of them, `slots` samples at once, peak * n / (n + half) tokens/s with n of them running; new
 weights stop it for `pause` seconds; answers lognormal with a sigma of 0.8, cut off; a trainer that takes `balance` times what all engines bring with
-all slots in use; batches of 4 groups a GPU, grown with the fleet (`grown`), or as large as for 32 GPUs (`fixed`); no failures, a network without
-delay. Lengths are reckoned in units of 64 tokens.
+all slots in use; batches of 4 groups a GPU, grown with the fleet (`grown`), or as large as for 32 GPUs (`fixed`); with `--mtbf` an engine is
+lost every so many hours, with all that it had begun, and there again after `--repair` seconds (away, lost: shares of their time, and tokens over
+those trained on); a network without delay. Lengths are reckoned in units of 64 tokens.
 
 The ideal is what would be trained on if neither side ever waited. The last line is one JSON object: name, value (share of the ideal with the largest
 fleet, batches grown, eta=4), unit, against (with the smallest from 128 GPUs on), ratio, cases.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from dataclasses import asdict
 from typing import Any
@@ -34,7 +36,7 @@ GROUPS_A_GPU, SMALLEST = 4, 32
 def measure(options: argparse.Namespace, gpus: int, eta: int, grown: bool) -> dict[str, Any]:
     """One simulated run."""
     fleet = Fleet(num_engines=round(gpus * 0.75), slots=options.slots, peak=options.peak / UNIT, half=options.half, pause_s=options.pause,
-                  balance=options.balance)
+                  balance=options.balance, between_s=options.mtbf * 3600 or math.inf, repair_s=options.repair)
     batch = GROUPS_A_GPU * (gpus if grown else SMALLEST)
     began, mean = time.process_time(), options.mean / UNIT
     figures = simulate(Setting(f"lognormal:{mean:g}", eta, Bound.admission, AUTO, fleet=fleet, group_size=options.group, batch_groups=batch,
@@ -57,19 +59,23 @@ def main() -> None:
     parser.add_argument("--most", type=float, default=32000.0, help="tokens at which an answer is cut off")
     parser.add_argument("--group", type=int, default=16, help="samples of a prompt")
     parser.add_argument("--balance", type=float, default=1.0, help="what the trainer takes, over what engines bring")
+    parser.add_argument("--mtbf", type=float, default=0.0, help="hours after which an engine is lost, on average; 0: never")
+    parser.add_argument("--repair", type=float, default=600.0, help="seconds until it is there again")
     parser.add_argument("--quick", action="store_true", help="the smallest form: shows that it works")
     options = parser.parse_args()
     if options.quick:
         options.gpus, options.eta, options.steps = [4, 8], [4], 6
     cases = []
-    print(f"{'GPUs':>6} {'eta':>3} {'batch':>12} {'tokens/s':>11} {'of ideal':>8} {'slots':>6} {'mean age':>8} {'oldest':>6} {'trainer waits':>13}")
+    print(f"{'GPUs':>6} {'eta':>3} {'batch':>12} {'tokens/s':>11} {'of ideal':>8} {'slots':>6} {'mean age':>8} {'oldest':>6} {'waits':>6} "
+          f"{'away':>6} {'lost':>6}")
     for gpus in sorted(options.gpus):
         for eta in options.eta:
             for grown in (True, False) if gpus > SMALLEST else (True,):
                 case = measure(options, gpus, eta, grown)
                 cases.append(case)
                 head, told = case["head"], f"{gpus:6d} {eta:3d} {case['groups']:6d} {case['batch']:>5} {case['tokens_per_s']:11,d}"
-                print(f"{told} {case['speed']:8.3f} {case['slots']:6.1%} {head['mean']:8.2f} {head['most']:6d} {case['wait']:13.1%}", flush=True)
+                seen = " ".join(f"{case[name]:6.1%}" for name in ("wait", "away", "lost"))
+                print(f"{told} {case['speed']:8.3f} {case['slots']:6.1%} {head['mean']:8.2f} {head['most']:6d} {seen}", flush=True)
     compared = [case for case in cases if case["batch"] == "grown" and case["eta"] == (4 if 4 in options.eta else options.eta[0])]
     large, small = compared[-1], next((case for case in compared if case["gpus"] >= 128), compared[0])
     print(json.dumps({

@@ -34,7 +34,8 @@ class Ages:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one simulated run. `speed` is relative to the ideal; the rest are shares of the time, and of the slots; `concurrency`: the mean limit."""
+    """Of one simulated run. `speed` is relative to the ideal; the rest are shares of the time, and of the slots; `concurrency`: the mean limit;
+    `away`: of the engines' time, in which they were lost and not there again; `lost`: tokens that were lost with them, over those trained on."""
 
     speed: float
     head: Ages
@@ -43,6 +44,8 @@ class Figures:
     idle: float
     slots: float
     concurrency: float
+    away: float = 0.0
+    lost: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.speed:5.3f}   {self.head}   {self.token}   {self.wait:5.1%} {self.idle:5.1%} {self.slots:5.1%}"
@@ -61,4 +64,5 @@ def simulate(setting: Setting) -> Figures:
     return Figures(
         round(tokens / seconds / setting.fleet.ideal_rate, 4), Ages.of(heads, setting.eta), Ages.of(played.token_ages, setting.eta),
         round(played.wait_s / seconds, 4), round(played.idle_s / played.engine_s, 4),
-        round(played.slot_s / played.engine_s / setting.fleet.slots, 4), round(sum(limits) / len(limits), 1))
+        round(played.slot_s / played.engine_s / setting.fleet.slots, 4), round(sum(limits) / len(limits), 1),
+        round(max(0.0, 1 - played.engine_s / seconds / setting.fleet.num_engines), 4), round(played.lost_tokens / tokens, 4))

@@ -47,7 +47,8 @@ def drawn(name: str) -> Draw:
 @dataclass(frozen=True)
 class Fleet:
     """The engines, each with `slots` samples at once, and the trainer. `balance`: the trainer's tokens/s over those of all engines with all slots
-    in use. `peak`, `half` and `pause_s` are those of the embedded engine with a model of 7 million parameters."""
+    in use. An engine is lost every `between_s`, on average, and there again after
+    `repair_s`. `peak`, `half` and `pause_s` are those of the embedded engine with a model of 7 million parameters."""
 
     num_engines: int = 4
     slots: int = 32
@@ -55,6 +56,8 @@ class Fleet:
     half: float = 55.0
     pause_s: float = 0.02
     balance: float = 1.0
+    between_s: float = math.inf
+    repair_s: float = 600.0
 
     def rate(self, num_running: float) -> float:
         """Tokens/s of one engine that decodes so many samples."""
@@ -69,6 +72,31 @@ class Fleet:
     def ideal_rate(self) -> float:
         """Tokens/s where neither ever waits for the other."""
         return min(self.trained_rate, self.num_engines * self.rate(self.slots))
+
+
+class Faults:
+    """When engines are lost, and come again. `at`: the next of either, in virtual seconds; infinite where nothing fails."""
+
+    def __init__(self, fleet: Fleet, seed: int) -> None:
+        self._fleet, self._draw, self._back = fleet, np.random.default_rng((seed, 1)), deque[float]()
+        self._next = self._after(0.0, fleet.num_engines)
+
+    @property
+    def at(self) -> float:
+        """The time."""
+        return min(self._next, self._back[0] if self._back else math.inf)
+
+    def take(self, now: float, num_engines: int) -> int:
+        """What happens now with so many engines there: one is lost (-1), or there again (1)."""
+        if self._back and self._back[0] <= now:
+            self._back.popleft()
+            return 1
+        self._back.append(now + self._fleet.repair_s)
+        self._next = self._after(now, max(1, num_engines - 1))
+        return -1
+
+    def _after(self, now: float, num_engines: int) -> float:
+        return now + (self._draw.exponential(self._fleet.between_s / num_engines) if self._fleet.between_s < math.inf else math.inf)
 
 
 @dataclass
@@ -140,6 +168,12 @@ class Engine:
         """New weights."""
         self.held.append((self.tokens, step))
         self.paused_until = self.now + self.fleet.pause_s
+
+    @property
+    def begun(self) -> float:
+        """Tokens of all samples whose groups have not ended: what is lost with it."""
+        return sum(max(0.0, min(length, self.tokens - begin)) for work in self.works.values()
+                   for begin, length in zip(work.begins, work.lengths, strict=False))
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self.fleet.slots:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.bounds.simulated_workers import EPOCH, MAX_TOKENS, Engine, Fleet, Work, drawn
+from benchmarks.bounds.simulated_workers import EPOCH, MAX_TOKENS, Engine, Faults, Fleet, Work, drawn
 from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import Coordinator
 from workers.coordinator.ranking import Ranking
@@ -90,7 +90,8 @@ class Simulation:
         self.token_ages: Counter[int] = Counter()
         self.step_ends: list[float] = []
         self.concurrency: list[int] = []
-        self.wait_s, self.engine_s, self.idle_s, self.slot_s = 0.0, 0.0, 0.0, 0.0
+        self.wait_s, self.engine_s, self.idle_s, self.slot_s, self.lost_tokens = 0.0, 0.0, 0.0, 0.0, 0.0
+        self._faults = Faults(setting.fleet, setting.seed)
         self._draw = np.random.default_rng(setting.seed)
         self._asking, self._batches, self._done_at = Prefetch(), dict[int, Batch](), math.inf
         self._names = itertools.count()
@@ -106,9 +107,11 @@ class Simulation:
         while self._step < self.setting.num_steps:
             peer = self._ends.first()
             engine = self.engines[peer] if peer is not None else None
-            self._to(min(math.inf if engine is None else engine.next_end, self._done_at))
+            self._to(min(math.inf if engine is None else engine.next_end, self._done_at, self._faults.at))
             if self.now == self._done_at:
                 self._end_step()
+            elif self.now == self._faults.at:
+                (self._come if self._faults.take(self.now, len(self.engines)) > 0 else self._go)(1)
             elif engine is not None:
                 self._end_sample(engine)
         self._settle(-1)
@@ -186,6 +189,7 @@ class Simulation:
         for peer in list(self.engines)[:number]:
             engine = self.engines.pop(peer)
             engine.advance(self.now)
+            self.lost_tokens += self.counts * engine.begun
             self.idle_s, self.slot_s = self.idle_s + self.counts * engine.idle_s, self.slot_s + self.counts * engine.slot_s
             self._ends.drop(peer)
             self.core.lost(self.core.registry.workers[peer], "its node lost power")

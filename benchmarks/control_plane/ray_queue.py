@@ -5,9 +5,10 @@
     producers (actors of one node) --put(group)--> Queue (async actor of another one) --take(batch)--> trainer (actor, there)
 
 Both nodes of Ray are on this machine, each with a raylet and an object store of its own, so that groups go over TCP, as those of a cluster do.
-What a queue of asynchronous RL on Ray does at least: no leases, no staleness, no record, no encryption. Producers send at random times, all of them
-together `rate` groups a second, and wait for each answer. Counted is the CPU time of the queue's process and of Ray's own on its node (raylet, GCS), not
-of those that produce and train. Needs Ray, in an environment of its own or by `pip install -e '.[benchmark]'`; it says so where Ray is missing.
+What a queue of asynchronous RL on Ray does at least: no leases, no staleness, no record, no encryption. Producers send at random times, all of
+them together `rate` groups a second, and wait for each answer. Counted is the CPU time of the queue's process and of Ray's own on its node
+(raylet, GCS), not of those that produce and train. Needs Ray, in an environment of its own or by `pip install -e '.[benchmark]'`; it says so
+where Ray is missing.
 
 The last line is one JSON object: name, value (CPU milliseconds a group), unit, groups_per_s, acknowledged_p50_ms, acknowledged_p99_ms.
 """
