@@ -131,6 +131,15 @@ def others(record: Record) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
+def slots_used(record: Record) -> list[Point]:
+    """(step, share of the engines' slots in which a sample ran, on average since the step before)."""
+    slots, size, tp, pp = (number(record.config.get(key)) or 1.0 for key in (
+        "engine.num_slots", "allocation.replica_size", "engine.parallel.tp", "engine.parallel.pp"))
+    there = dict(values(record.steps, "replicas"))
+    return [(step, min(1.0, running / (there[step] * slots * max(1.0, size // (tp * pp)))))
+            for step, running in rates(record.steps, "rollout_sample_s") if there.get(step)]
+
+
 def throughput(record: Record) -> list[Chart]:
     """Tokens a second, and what was ready and under way."""
     marks = incarnation_steps(record)
@@ -139,6 +148,8 @@ def throughput(record: Record) -> list[Chart]:
     charts = (plot.line_chart("Tokens a second", tokens, plot.HALF, include=(0.0,), marks=marks),
               plot.line_chart("Seconds a step", [Trace("", step_seconds(record.steps))], plot.HALF, include=(0.0,), marks=marks),
               plot.line_chart("Groups", groups, plot.HALF, include=(0.0,), marks=marks),
+              plot.line_chart("Slots in use", [Trace("", slots_used(record))], plot.HALF, "share; the rest waits for long answers, or for leases",
+                              (0.0, 1.0), marks=marks),
               plot.line_chart("A weight update", [Trace("generation stood still", per_update(record.steps, "weight_update_s"), 1),
                                                   Trace("until weights were on the node", per_update(record.steps, "weight_fetch_s"), 2)],
                               plot.HALF, "seconds each, means", (0.0,), marks=marks))

@@ -55,7 +55,8 @@ def step(number: int) -> dict[str, Any]:
         "behavior_weight_mean": 1.0, "behavior_weight_max": 10.0 ** (number % 5), "behavior_ess": 0.9, "kl_proximal": 0.0,
         "tokens_generated": 120 * number, "tokens_trained": 100 * (number - 1), "wait_batch_s": 0.5, "train_s": 1.0, "publish_s": 0.25,
         "checkpoint_s": 0.0, "export_s": 0.0,
-        "replicas": 2, "rollout_idle_s": 1.0 * number, "weight_updates": number, "weight_update_s": 0.5 * number, "weight_fetch_s": 0.1 * number,
+        "replicas": 2, "rollout_idle_s": 1.0 * number, "rollout_sample_s": 24.0 * number,
+        "weight_updates": number, "weight_update_s": 0.5 * number, "weight_fetch_s": 0.1 * number,
         "reward_wait_s": 0.0, "reward_busy_s": 0.2 * number, "buffer": 3, "running": 5, "num_microbatches": 4}
 
 

@@ -205,6 +205,7 @@ class WorkerStatus(Struct, frozen=True):
     `reward_busy_s`: of reward processes at work; `rewards_killed`: those that were replaced; `rewards_failed`: requests without an answer,
     `rewards_late`: attempts without one in time; `rewards_done`: requests that have their answer;
     `num_refused`, `num_malformed`: connections to its servers without the run's keys, and messages to them that cannot be read;
+    `idle_s`: without any lease; `sample_s`: of every sample while it was generated, added up;
     `rewards_waiting`, `rewards_wait_s`: requests that wait for a process, or for a reward element, and how long requests have waited.
     """
 
@@ -231,5 +232,6 @@ class WorkerStatus(Struct, frozen=True):
     rewards_waiting: Count = 0
     rewards_wait_s: Seconds = 0.0
     idle_s: Seconds = 0.0
+    sample_s: Seconds = 0.0
     num_refused: Count = 0
     num_malformed: Count = 0

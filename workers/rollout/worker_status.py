@@ -16,6 +16,7 @@ def worker_status(waiting_for: str, leases: LeaseRunner, engines: Engines, holde
     return WorkerStatus(
         waiting_for=waiting_for,
         num_running=leases.num_running, tokens_generated=leases.tokens_generated, tokens_interrupted=leases.tokens_interrupted, idle_s=leases.idle_s,
+        sample_s=leases.count_sample_s(),
         num_updates=holder.num_updates, update_s=engines.mean("update_s"), pause_s=engines.mean("pause_s"), load_s=engines.mean("load_s"),
         num_restarts=sum(engine.num_restarts for engine in engines.engines), fetch_s=fetch.fetch_s,
         weights_via="nccl" if holder.by_broadcast else fetch.via,

@@ -50,7 +50,7 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, re
         "tokens_interrupted": coordinator.totals.tokens_interrupted, "buffer": len(coordinator.ledger.finished),
         "running": len(coordinator.ledger.running), "concurrency": coordinator.concurrency.limit, "num_set_aside": len(coordinator.ledger.set_aside),
         "num_retries": coordinator.totals.num_retries, "replicas": coordinator.registry.num_ready, "rollout_idle_s": round(rollouts.idle_s, 3),
-        "weight_updates": rollouts.num_updates, "weight_update_s": round(rollouts.update_s, 3),
+        "rollout_sample_s": round(rollouts.sample_s, 3), "weight_updates": rollouts.num_updates, "weight_update_s": round(rollouts.update_s, 3),
         **{f"weight_{name}": round(getattr(rollouts, name), 3) for name in ("pause_s", "load_s", "prefill_s", "fetch_s")},
         "weight_fetch_bytes": rollouts.fetch_bytes, "weight_fallbacks": rollouts.num_fallbacks, "weight_chunks_refetched": rollouts.num_refetched,
         "engine_restarts": rollouts.num_restarts,

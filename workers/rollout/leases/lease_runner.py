@@ -46,6 +46,7 @@ class LeaseRunner:
         self._running: dict[Key, Running] = {}
         self._parks = False
         self._idle_s, self._idle_since = 0.0, time.monotonic()
+        self._sample_s, self._counted_at = 0.0, self._idle_since
         self.tokens_generated = self.tokens_interrupted = 0
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -63,6 +64,12 @@ class LeaseRunner:
     def idle_s(self) -> float:
         """Seconds without any lease so far."""
         return self._idle_s + (0.0 if self._running else time.monotonic() - self._idle_since)
+
+    def count_sample_s(self) -> float:
+        """Seconds of every sample while it was generated, added up: of those that run now, since this was asked last (with every heartbeat)."""
+        now = time.monotonic()
+        self._sample_s, self._counted_at = self._sample_s + self.num_live * (now - self._counted_at), now
+        return self._sample_s
 
     def held(self) -> list[HeldLease]:
         """The leases in flight."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.report import ages, plot, timeline
 from launcher.report.changes import Change, changes, defaults
-from launcher.report.curves import interval
+from launcher.report.curves import interval, slots_used
 from launcher.report.plot import Label, Trace, line_chart, nice_ticks, scale_of, spread
 from launcher.report.record import number, read
 from launcher.report.series import increments, rates, smooth, thin, values, wilson, words
@@ -145,6 +145,13 @@ def test_workers_that_come_and_go_make_no_time(tmp_path: Path) -> None:
     layers = timeline.rollout_layers(read(run), 1)
     assert all(value >= 0 for layer in layers for value in layer.seconds)
     assert [sum(layer.seconds[at] for layer in layers) for at in (0, 1)] == [10.0, 10.0]
+
+
+def test_slots_in_use_are_the_samples_that_ran_over_all_that_could(tmp_path: Path) -> None:
+    engine = {"engine": {"num_slots": 8, "parallel": {"tp": 1, "pp": 1}}, "allocation": {"replica_size": 2}}
+    record = read(make(tmp_path / "run", engine, (), 4))
+    expected = pytest.approx(12 / (2 * 2 * 8))  # 24 sample seconds in 2 s, two workers of two servers
+    assert slots_used(record) == [(step, expected) for step in (2, 3, 4)]
 
 
 def test_ages_of_all_consumed_groups(tmp_path: Path) -> None:

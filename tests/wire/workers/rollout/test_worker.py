@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,9 @@ def engines_of(worker: RolloutWorker) -> list:
 
 async def test_a_server_that_dies_costs_no_lease_and_is_told(run: RunFolder, weights: Weights) -> None:
     async with playing(run, 1, weights.publish(Version(1, 1))) as play, working(run, two_servers(weights)) as (worker, task):
-        ready = await play.until_ready()
+        ready, began = await play.until_ready(), time.monotonic()
         await play.until(lambda: play.all(Heartbeat)[-1].capacity == 24)
-        assert ready.held == Version(1, 1)
+        assert ready.held == Version(1, 1) and ready.status.sample_s == 0
         await play.lease(*(make_lease(f"g{index}") for index in range(1, 5)))
         await play.until(lambda: play.all(Heartbeat)[-1].tokens_in_flight >= 4 * 3 * 300)
         engines = engines_of(worker)
@@ -62,6 +63,7 @@ async def test_a_server_that_dies_costs_no_lease_and_is_told(run: RunFolder, wei
         await play.until(lambda: play.all(Heartbeat)[-1].capacity == 24 and not play.all(Heartbeat)[-1].leases)
         last = play.all(Heartbeat)[-1]
         assert (last.status.num_restarts, last.status.waiting_for, last.tokens_in_flight) == (1, "leases", 0)
+        assert 0 < last.status.sample_s < 12 * (time.monotonic() - began)
         await play.say(Finish(""))
         assert await ended(task) == Termination("finished", "")
     for message in play.all(GroupFinished):
