@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from launcher.memory.activations import BYTES
 from launcher.memory.estimate import SGLANG_SHARE, Weights, count_weights
 from launcher.prediction.assumptions import Assumptions
-from launcher.prediction.device_speeds import Device
+from launcher.prediction.device_speeds import DeviceSpeed
 from workers.config import Config, Recompute, Server
 from workers.config.choices import Proximal
 from workers.model.architecture import Architecture
@@ -48,7 +48,7 @@ class Shapes:
         return Shapes(weights, active, 2 * heads * architecture.num_kv_heads, 4.0 * heads * architecture.num_heads, architecture.num_layers)
 
 
-def decoding(config: Config, shapes: Shapes, device: Device, context: float, assumed: Assumptions) -> tuple[float, float]:
+def decoding(config: Config, shapes: Shapes, device: DeviceSpeed, context: float, assumed: Assumptions) -> tuple[float, float]:
     """Seconds of a decoding step of one server: those that do not grow with its samples, and those for each of them. `context`: tokens before the
     one that is sampled, on average."""
     engine, parallel = config.engine, config.engine.parallel
@@ -72,7 +72,7 @@ def slots(config: Config, shapes: Shapes, gpu_bytes: float, context: float) -> i
     return max(1, min(engine.num_slots, math.floor(room / (shapes.cache * size * context))))
 
 
-def prompt_s(config: Config, shapes: Shapes, device: Device, tokens: float, assumed: Assumptions) -> float:
+def prompt_s(config: Config, shapes: Shapes, device: DeviceSpeed, tokens: float, assumed: Assumptions) -> float:
     """Seconds in which one server computes so many tokens that are there already: prompts, or what runs when new weights come."""
     if config.engine.server is Server.synthetic:
         return 0.0
@@ -80,7 +80,7 @@ def prompt_s(config: Config, shapes: Shapes, device: Device, tokens: float, assu
     return tokens * 2 * shapes.active / (unit * device.flops * assumed.prefill_share) * assumed.engine_factor
 
 
-def training(config: Config, shapes: Shapes, device: Device, num_devices: int, assumed: Assumptions) -> float:
+def training(config: Config, shapes: Shapes, device: DeviceSpeed, num_devices: int, assumed: Assumptions) -> float:
     """Seconds of a training step on so many devices, without the copying of weights."""
     trainer, prompts = config.trainer, 1 if config.trainer.share_prompts else config.workflow.group_size
     tokens = trainer.batch_groups * (prompts * assumed.prompt_tokens + config.workflow.group_size * assumed.lengths.mean)
@@ -91,7 +91,7 @@ def training(config: Config, shapes: Shapes, device: Device, num_devices: int, a
     return computing_s + updating(config, shapes, device, num_devices, assumed)
 
 
-def updating(config: Config, shapes: Shapes, device: Device, num_devices: int, assumed: Assumptions) -> float:
+def updating(config: Config, shapes: Shapes, device: DeviceSpeed, num_devices: int, assumed: Assumptions) -> float:
     """Seconds of a step's updates, one a minibatch, whatever its tokens: the optimizer reads and writes its state, which all copies share."""
     moved = config.trainer.num_minibatches * OPTIMIZER_BYTES * shapes.weights.total * (2 if config.algorithm.critic else 1)
     return moved / (num_devices * device.bandwidth * assumed.bandwidth_share)

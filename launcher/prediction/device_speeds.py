@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceSpeed:
     """`flops`: operations a second; `bandwidth`: bytes a second of its memory; `said`: what this was taken from."""
 
     flops: float
@@ -20,14 +20,14 @@ GPUS = {"t4": (65, 320), "v100": (125, 900), "a10": (125, 600), "a30": (165, 933
         "h200": (989, 4800), "b200": (2250, 8000), "mi210": (181, 1638), "mi250x": (192, 1638), "mi300x": (1307, 5300)}
 """TFLOPS and GB/s by type; of an MI250X half, as programs see it."""
 USUAL = "h100"
-CPU = Device(100e9, 10e9, "a core of a CPU")
+CPU = DeviceSpeed(100e9, 10e9, "a core of a CPU")
 
 
-def device(on_gpus: bool, gpu_type: str) -> Device:
+def device(on_gpus: bool, gpu_type: str) -> DeviceSpeed:
     """What a role's devices are; GPUs of an unknown type are taken for `USUAL` ones."""
     if not on_gpus:
         return CPU
     words = re.split(r"[^a-z0-9]+", gpu_type.lower())
     known = next((word for word in words if word in GPUS), "")
     tflops, gbs = GPUS[known or USUAL]
-    return Device(tflops * 1e12, gbs * 1e9, known or f"{USUAL} (the type is not known: cluster.ROLE.gpu_type names it)")
+    return DeviceSpeed(tflops * 1e12, gbs * 1e9, known or f"{USUAL} (the type is not known: cluster.ROLE.gpu_type names it)")

@@ -16,11 +16,10 @@ from launcher.memory.fit import changed
 from launcher.prediction import costs
 from launcher.prediction.assumptions import Assumptions
 from launcher.prediction.costs import Shapes
-from launcher.prediction.device_speeds import CPU, Device, device
+from launcher.prediction.device_speeds import CPU, DeviceSpeed, device
 from launcher.prediction.earlier_run import from_run, measured
 from launcher.prediction.steady_state import Engine, Prediction, Work, predict
-from workers.config import ClusterKind, ConfigError, Server, require
-from workers.config import Device as Place
+from workers.config import ClusterKind, ConfigError, Device, Server, require
 from workers.model.architecture import Architecture
 from workers.model.parallel_limits import check_engine
 
@@ -49,11 +48,11 @@ def check(config: FullConfig) -> None:
             "It is about generation and training side by side: run.kind=rl")
 
 
-def devices(config: FullConfig) -> tuple[Device, Device]:
+def devices(config: FullConfig) -> tuple[DeviceSpeed, DeviceSpeed]:
     """What generates, and what trains."""
     on_slurm = config.cluster.kind is ClusterKind.slurm
     inference = on_slurm and config.gives_gpus("inference") and config.engine.server is Server.sglang and config.engine.device != "cpu"
-    train = on_slurm and config.gives_gpus("train") and config.trainer.device is not Place.cpu
+    train = on_slurm and config.gives_gpus("train") and config.trainer.device is not Device.cpu
     return (device(inference, config.cluster.inference.gpu_type), device(train, config.cluster.train.gpu_type))
 
 
@@ -74,7 +73,7 @@ def work(config: FullConfig, assumed: Assumptions) -> Work:
                 limit if isinstance(limit, int) else None, assumed.kept)
 
 
-def _engine(config: FullConfig, shapes: Shapes, generates: Device, assumed: Assumptions) -> Engine:
+def _engine(config: FullConfig, shapes: Shapes, generates: DeviceSpeed, assumed: Assumptions) -> Engine:
     context = assumed.prompt_tokens + assumed.lengths.mean / 2
     gib = config.cluster.inference.gpu_memory_gb or gib_of_type(config.cluster.inference.gpu_type)
     room = costs.slots(config, shapes, 0.0 if generates is CPU else gib * costs.GIB, context)

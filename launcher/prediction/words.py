@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.config.schema import FullConfig
 from launcher.prediction.assumptions import UNITS, Assumptions
-from launcher.prediction.device_speeds import Device
+from launcher.prediction.device_speeds import DeviceSpeed
 from launcher.prediction.forecast import Forecast
 from launcher.views.queue_view import duration
 
@@ -39,7 +39,7 @@ def others(better: Iterable[tuple[str, float]]) -> list[str]:
     return [f"{keys} would give {times:.2f} times as many tokens" for keys, times in better]
 
 
-def assumed(assumptions: Assumptions, generates: Device, trains: Device) -> list[str]:
+def assumed(assumptions: Assumptions, generates: DeviceSpeed, trains: DeviceSpeed) -> list[str]:
     """All that was assumed, each with where it is from."""
     lines = [f"  {'engines':<16}{generates.said}: {_device(generates)}", f"  {'training':<16}{trains.said}: {_device(trains)}"]
     for name, value in values(assumptions).items():
@@ -54,5 +54,5 @@ def values(assumptions: Assumptions) -> dict[str, Any]:
     return {name: lengths.get(name, getattr(assumptions, name, None)) for name in (*UNITS, *MEASURED)}
 
 
-def _device(device: Device) -> str:
+def _device(device: DeviceSpeed) -> str:
     return f"{device.flops / 1e12:.3g} TFLOPS, {device.bandwidth / 1e9:.3g} GB/s"
