@@ -14,6 +14,8 @@ from launcher.prediction.assumptions import Assumptions, usual
 from workers.config import Config, ConfigError, Server
 
 FEWEST = 4
+FIELDS = ("seconds", "tokens_generated", "tokens_trained", "rollout_idle_s", "weight_update_s", "weight_updates", "replicas", "running", "response_tokens",
+          "num_tokens", "num_packed_tokens", "train_s", "publish_s")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ def measured(config: Config, steps: Sequence[dict], name: str) -> Measured:
         raise ConfigError(f"--from {name}: has {len(steps)} steps in its metrics.jsonl, and {FEWEST + 1} of reinforcement learning are needed. "
                           "Give a run that has come further")
     counted = steps[len(steps) // 3:]
+    if absent := [field for field in FIELDS if any(not isinstance(record.get(field), int | float) for record in counted)]:
+        raise ConfigError(f"--from {name}: its metrics.jsonl has steps without {', '.join(absent)}: another version of Headway has written it. "
+                          "Give a newer run")
     first, last = counted[0], counted[-1]
 
     def grown(key: str) -> float:

@@ -116,6 +116,16 @@ def test_a_run_of_a_few_steps_says_nothing() -> None:
         forecast.assume(on_gpus(), QWEN_7B, metrics(on_gpus(), 3, 1.0), "runs/short")
 
 
+def test_metrics_without_what_is_needed_are_refused() -> None:
+    steps = metrics(on_gpus(), 12, 1.0)
+    del steps[-1]["running"]
+    with pytest.raises(ConfigError, match="has steps without running: another version"):
+        forecast.assume(on_gpus(), QWEN_7B, steps, "runs/old")
+    steps[-1]["running"] = None
+    with pytest.raises(ConfigError, match="has steps without running"):
+        forecast.assume(on_gpus(), QWEN_7B, steps, "runs/old")
+
+
 # -- the command -----------------------------------------------------------------------------------------------------------
 
 def test_the_command_tells_all_that_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
