@@ -14,8 +14,8 @@ from launcher.prediction.assumptions import Assumptions, usual
 from workers.config import Config, ConfigError, Server
 
 FEWEST = 4
-FIELDS = ("seconds", "tokens_generated", "tokens_trained", "rollout_idle_s", "weight_update_s", "weight_updates", "replicas", "running", "response_tokens",
-          "num_tokens", "num_packed_tokens", "train_s", "publish_s")
+FIELDS = ("seconds", "tokens_generated", "tokens_trained", "rollout_idle_s", "weight_update_s", "weight_updates", "replicas", "running",
+          "response_tokens", "num_tokens", "num_packed_tokens", "train_s", "publish_s")
 
 
 @dataclass(frozen=True)
