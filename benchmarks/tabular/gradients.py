@@ -4,7 +4,8 @@
     many batches of one behaviour policy --the objective's gradient of each--> their mean against the gradient of success, and their scatter
 
 Biased is a mean that points elsewhere: objectives have scales of their own (advantages are normalised), so the angle is what counts. Noisy is a
-scatter that is large against the mean: `batches` is how many it takes until both are as long. """
+scatter that is large against the mean: `batches` is how many it takes until both are as long.
+"""
 
 from __future__ import annotations
 

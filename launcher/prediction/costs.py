@@ -2,7 +2,8 @@
 
 A decoding step reads all weights once and each sample's keys and values, and computes: which of both takes longer is what it takes (roofline). A
 training step computes 6 operations a parameter and token (arXiv 2204.02311, appendix B), 2 more for each further forward pass. What devices reach
-of their data sheets is assumed (assumptions.py), or measured in an earlier run. """
+of their data sheets is assumed (assumptions.py), or measured in an earlier run.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,11 @@ def devices(config: FullConfig) -> tuple[DeviceSpeed, DeviceSpeed]:
 
 def of(config: FullConfig, architecture: Architecture, assumed: Assumptions) -> Forecast:
     """Predict a config that is settled and checked. Raises `ConfigError` where its devices cannot be split."""
-    shapes, (generates, trains), split = Shapes.of(architecture), devices(config), config.plan()
+    return _of(config, Shapes.of(architecture), assumed)
+
+
+def _of(config: FullConfig, shapes: Shapes, assumed: Assumptions) -> Forecast:
+    (generates, trains), split = devices(config), config.plan()
     engine, num_engines = _engine(config, shapes, generates, assumed), split.num_replicas * config.num_servers
     size = costs.weights_bytes(config, shapes)
     publish_s = size / (assumed.publish_gbs * 1e9) if assumed.publish_s is None else assumed.publish_s
@@ -101,11 +105,12 @@ def assume(config: FullConfig, architecture: Architecture, steps: list[dict], na
 
 def better(config: FullConfig, architecture: Architecture, assumed: Assumptions) -> list[tuple[str, float]]:
     """Of the other splits, and of the other servers, the one that gives most: its keys, and how many times the tokens; none that is not worth it."""
-    now, found = of(config, architecture, assumed).prediction.tokens_per_s, []
-    for others in (_splits(config), _servers(config, architecture)):
+    shapes = Shapes.of(architecture)
+    now, found = _of(config, shapes, assumed).prediction.tokens_per_s, []
+    for others in (_splits(config), _servers(config, architecture, shapes)):
         best = ("", 0.0)
         for keys, other in others:
-            speed = of(other, architecture, assumed).prediction.tokens_per_s / now
+            speed = _of(other, shapes, assumed).prediction.tokens_per_s / now
             best = max(best, (keys, speed), key=lambda choice: choice[1])
         if best[1] >= WORTH:
             found.append(best)
@@ -129,7 +134,7 @@ def _splits(config: FullConfig) -> Iterator[tuple[str, FullConfig]]:
                 yield f"allocation.inference_fraction={fraction:g}", with_it
 
 
-def _servers(config: FullConfig, architecture: Architecture) -> Iterator[tuple[str, FullConfig]]:
+def _servers(config: FullConfig, architecture: Architecture, shapes: Shapes) -> Iterator[tuple[str, FullConfig]]:
     """Servers of fewer or more GPUs that fit."""
     if config.engine.server is not Server.sglang:
         return
@@ -145,6 +150,6 @@ def _servers(config: FullConfig, architecture: Architecture) -> Iterator[tuple[s
             other.plan()
         except ConfigError:  # the model cannot be split so, or the devices
             continue
-        needed = sum(server_memory(other, architecture, Shapes.of(architecture).weights).values())
+        needed = sum(server_memory(other, architecture, shapes.weights).values())
         if tp != config.engine.parallel.tp and (not gib or needed < 0.9 * gib * costs.GIB):
             yield " ".join(f"{key}={value}" for key, value in keys.items()), other

@@ -23,9 +23,9 @@ class Lengths:
 
     def longest(self, number: int) -> float:
         """Tokens of the longest of `number` answers, on average: over the quantiles of the largest, which are those of the `number`th root."""
-        normal = NormalDist(self._middle(), self.sigma) if self.sigma > 0 else None
-        if normal is None:
+        if self.sigma <= 0:
             return self.mean
+        normal = NormalDist(self._middle(), self.sigma)
         levels = [((index + 0.5) / POINTS) ** (1 / number) for index in range(POINTS)]
         return sum(min(math.exp(normal.inv_cdf(min(level, TOP))), self.most) for level in levels) / POINTS
 

@@ -6,12 +6,14 @@
 
 A decoding step of an engine with n samples takes `fixed_s + n * each_s`. Of a group in flight, so many samples run on average as its longest answer
 leaves (Little's law); with eta = 0 all engines wait for the longest of a batch. Where both sides are about as fast, either waits for the other now
-and then: the harmonic mean of order `EVEN` stands for that, as in virtual time with the real coordinator (benchmarks.scaling). """
+and then: the harmonic mean of order `EVEN` stands for that, as in virtual time with the real coordinator (benchmarks.scaling).
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from launcher.prediction.lengths import Lengths
 
@@ -38,7 +40,13 @@ class Engine:
 
     def running(self, rate: float) -> float:
         """Samples with which it brings so many tokens/s; infinite where it never does, or any number does."""
-        return math.inf if not self.fixed_s else rate * self.fixed_s / (1 - rate * self.each_s) if rate * self.each_s < 1 else math.inf
+        if not self.fixed_s or rate * self.each_s >= 1:
+            return math.inf
+        return rate * self.fixed_s / (1 - rate * self.each_s)
+
+    def share_of(self, step_s: float) -> float:
+        """The share of a training step in which it generates: new weights stop it once."""
+        return 1 - min(0.9, self.pause_s / step_s)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Work:
         """Of a step, those of answers."""
         return self.batch * self.samples * self.lengths.mean
 
-    @property
+    @cached_property
     def alive(self) -> float:
         """Samples of a group in flight that still run, on average."""
         return self.samples * self.lengths.mean / self.lengths.longest(self.samples)
@@ -86,14 +94,14 @@ def predict(engine: Engine, num_engines: int, work: Work, train_s: float) -> Pre
     for _ in range(ROUNDS):
         step_s = work.tokens / speed
         running = min(engine.slots, _in_flight(work, train_s / step_s) * work.alive / num_engines)
-        generated = num_engines * _of_answers(engine, work, running) * (1 - min(0.9, engine.pause_s / step_s)) * work.kept
+        generated = num_engines * _of_answers(engine, work, running) * engine.share_of(step_s) * work.kept
         both = (generated**-EVEN + (work.tokens / train_s) ** -EVEN) ** (-1 / EVEN)
         speed += (min(both, _coordinated(work)) - speed) / 2
     step_s = work.tokens / speed
-    limit = _limit(engine, work, running, train_s / step_s, speed)
-    running = min(running, engine.running(speed / (num_engines * work.kept * (1 - min(0.9, engine.pause_s / step_s)))))  # more would be for nothing
-    groups = running * num_engines / work.alive
     busy = train_s / step_s
+    limit = _limit(engine, work, running, busy, speed)
+    running = min(running, engine.running(speed / (num_engines * work.kept * engine.share_of(step_s))))  # more would be for nothing
+    groups = running * num_engines / work.alive
     held_back = work.eta - 0.5 if busy > 0.95 and work.concurrency is not None else groups / work.batch + 0.5
     return Prediction(speed, step_s, running, running / engine.slots, max(0.0, min(held_back, work.eta)), max(0.0, 1 - busy), limit)
 
