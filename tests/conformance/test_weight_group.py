@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -22,16 +21,11 @@ from tests.conformance.endpoint import TOLERANCE, Client, Endpoint
 from tests.conformance.engines import start_embedded
 from tests.conformance.models import prompt_of
 from tests.conformance.test_pauses import spans
+from tests.wire.ports import free_port
 from workers.weights.update_group import BroadcastGroup, GroupError
 
 TIMEOUT_S = 60.0
 Tensors = dict[str, torch.Tensor]
-
-
-def free_port() -> int:
-    """A port that nobody has just now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import socket
 import sys
 import time
 import warnings
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import tests.support.megatron_case  # noqa: F401 -- for the ranks
 import workers.trainer.worker  # noqa: F401
+from tests.wire.ports import free_port
 from workers.trainer.megatron.parallel import collectives, process_group
 from workers.trainer.megatron.parallel.gang import Gang
 
@@ -22,12 +22,6 @@ SETTLED_S = 300.0
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([__name__])
 """Ranks are forked from a process that has done their imports and nothing else: done by each of them, these are most of what it does."""
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def start_rank(module: str, log: Path, *arguments: str) -> BaseProcess:

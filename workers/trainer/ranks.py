@@ -9,7 +9,6 @@ A rank that dies ends the element: srun kills the others (--kill-on-bad-exit), a
 
 from __future__ import annotations
 
-import socket
 import time
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from workers.run.files import write_once
 from workers.run.folder import RunFolder
 from workers.run.outage import patiently
 from workers.slurm.job import Place
-from workers.trainer.megatron.parallel import collectives, process_group
+from workers.trainer.megatron.parallel import collectives, process_group, store_guard
 from workers.trainer.megatron.parallel.gang import Gang
 from workers.trainer.orders import Order
 from workers.transport.addresses import address_of, interface_of
@@ -76,13 +75,12 @@ def gather(run: RunFolder, config: Config, element: Place, epoch: int, checkpoin
     if element.world_size == 1:
         return Ranks()
     address = address_of(config.transport.interface)
-    with socket.socket() as probe:  # a free port; taken between here and the store's listening, the element fails and the next one tries
-        probe.bind((address, 0))
-        port = probe.getsockname()[1]
+    listener = store_guard.reserve(address)
+    port = listener.getsockname()[1]
     meeting, roster = Meeting(epoch, address, port, str(checkpoint or "")), roster_of(run, element)
     patiently(run, lambda: roster.mkdir(mode=0o700, exist_ok=True))
     patiently(run, lambda: write_once(_meeting_file(run, element), msgspec.json.encode(meeting)))
-    return Ranks(Gang(0, element.world_size, element.local_rank, address, port, interface_of(address), roster))
+    return Ranks(Gang(0, element.world_size, element.local_rank, address, port, interface_of(address), roster, listener))
 
 
 def roster_of(run: RunFolder, element: Place) -> Path:

@@ -128,7 +128,7 @@ async def play(run: RunFolder, world: int, kind: type[PlayedRollout] = PlayedRol
     rollout, processes = kind(run, TransportConfig(heartbeat_s=0.2)), []
     try:
         for rank in range(world):
-            processes.append(start_rank("tests.wire.gang_rank", run.jobs / f"rank{rank}.log", str(run.path), str(rank), str(world)))
+            processes.append(start_rank("tests.wire.ranks.gang_rank", run.jobs / f"rank{rank}.log", str(run.path), str(rank), str(world)))
         async with asyncio.timeout(DEADLINE_S), rollout.peer as peer:
             await peer.serve()
         codes = await_ranks(processes, DEADLINE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from pathlib import Path
 class Gang:
     """This process's place among `world_size` ranks, one for each device, and where they meet.
 
-    Rank 0 listens at `master_addr`:`master_port`, a fixed free port, and all others connect to it. `local_rank` counts on
-    this node and names the device. `interface` is the network interface that the ranks talk over, such as "ib0"; '' leaves
-    the choice to gloo and NCCL. `roster`: the folder in which ranks say where they come from (store_guard.py); None: connections come from anywhere.
+    Rank 0 listens at `master_addr`:`master_port`, a fixed free port, and all others connect to it; `listener`: rank 0's socket
+    that has been bound there (store_guard.reserve), None to bind one when they meet. `local_rank` counts on this node and names
+    the device. `interface` is the network interface that the ranks talk over, such as "ib0"; '' leaves the choice to gloo and
+    NCCL. `roster`: the folder in which ranks say where they come from (store_guard.py); None: connections come from anywhere.
     """
 
     rank: int
@@ -22,6 +24,7 @@ class Gang:
     master_port: int
     interface: str = ""
     roster: Path | None = None
+    listener: socket.socket | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError on values that cannot be."""

@@ -192,12 +192,12 @@ def _store(gang: Gang) -> dist.TCPStore:
         if gang.roster is not None:
             store_guard.sign(gang.roster, gang.rank, (gang.master_addr, gang.master_port))
         return dist.TCPStore(gang.master_addr, gang.master_port, gang.world_size, is_master=False, timeout=deadline)
-    if gang.roster is not None:
-        sources = store_guard.signed(gang.roster, gang.world_size, RENDEZVOUS_TIMEOUT_S)
-        listener = store_guard.listen(gang.master_addr, gang.master_port, sources, gang.world_size + 16)
-    else:
+    listener = gang.listener
+    if listener is None:
         family = socket.getaddrinfo(gang.master_addr, gang.master_port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((gang.master_addr, gang.master_port), family=family, backlog=gang.world_size + 16)
+    if gang.roster is not None:
+        store_guard.listen(listener, store_guard.signed(gang.roster, gang.world_size, RENDEZVOUS_TIMEOUT_S), gang.world_size + 16)
     return dist.TCPStore(gang.master_addr, gang.master_port, gang.world_size, is_master=True, timeout=deadline,
                          master_listen_fd=listener.detach())
 

@@ -48,18 +48,22 @@ def signed(roster: Path, world_size: int, limit_s: float) -> set[str]:
     return {(roster / rank).read_text() for rank in ranks}
 
 
-def listen(address: str, port: int, sources: Iterable[str], backlog: int) -> socket.socket:
-    """A socket that takes connections at address:port from `sources` (IPv4) and `address` alone. Raises OSError, ValueError."""
+def reserve(address: str) -> socket.socket:
+    """A socket that has a free port of `address` (IPv4) for itself and refuses connections until `listen`: nobody else is given that port between
+    the choice of it and then. Raises OSError."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        _admit_only(listener, {address, *sources})
-        listener.listen(backlog)
+        listener.bind((address, 0))
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def listen(listener: socket.socket, sources: Iterable[str], backlog: int) -> None:
+    """Let a bound socket take connections from `sources` (IPv4) and its own address alone. Raises OSError, ValueError."""
+    _admit_only(listener, {listener.getsockname()[0], *sources})
+    listener.listen(backlog)
 
 
 def listening() -> dict[int, int]:

@@ -13,7 +13,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
 from tests.support.megatron_case import write_model
-from tests.wire.gangs import await_ranks, free_port, start_rank
+from tests.wire.gangs import await_ranks, start_rank
+from tests.wire.ports import free_port
 from workers.trainer.megatron.parallel import process_group
 from workers.trainer.megatron.parallel.gang import Gang
 from workers.trainer.megatron.parallel.process_group import GangError
@@ -25,7 +26,8 @@ Results = dict[str, np.ndarray]
 def run(folder: Path, world: int, *scenarios: str, codes: list[int] | None = None) -> None:
     """Run scenarios, one after the other in the same processes, to their end."""
     port, logs = str(free_port()), [folder / f"{scenarios[0]}.{rank}of{world}.log" for rank in range(world)]
-    processes = [start_rank("tests.wire.trainer_rank", log, str(folder), str(rank), str(world), port, *scenarios) for rank, log in enumerate(logs)]
+    module = "tests.wire.ranks.trainer_rank"
+    processes = [start_rank(module, log, str(folder), str(rank), str(world), port, *scenarios) for rank, log in enumerate(logs)]
     ends = await_ranks(processes, DEADLINE_S)
     assert ends == (codes or [0] * world), "\n".join(log.read_text() for log in logs)
 

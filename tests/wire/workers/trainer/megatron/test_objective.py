@@ -12,7 +12,7 @@ pytest.importorskip("megatron.core")
 
 from tests.support.megatron_case import write_model
 from tests.wire.gangs import run_ranks
-from tests.wire.objective_rank import LAYOUTS, NAMES
+from tests.wire.ranks.objective_rank import LAYOUTS, NAMES
 
 TWO = [layout for layout in LAYOUTS if layout != "alone"]
 OF_THE_LAYOUT = {"num_microbatches", "num_packed_tokens"}
@@ -23,8 +23,8 @@ Results = dict[str, dict[str, float]]
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     folder = tmp_path_factory.mktemp("objectives")
     write_model("qwen3-tied", folder / "model")
-    run_ranks("tests.wire.objective_rank", folder, 1, "alone")
-    run_ranks("tests.wire.objective_rank", folder, 2, *TWO)
+    run_ranks("tests.wire.ranks.objective_rank", folder, 1, "alone")
+    run_ranks("tests.wire.ranks.objective_rank", folder, 2, *TWO)
     return {layout: json.loads((Path(folder) / f"{layout}.json").read_bytes()) for layout in LAYOUTS}
 
 

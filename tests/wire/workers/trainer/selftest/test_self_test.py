@@ -21,8 +21,8 @@ from tests.conformance.models import prompt_of
 from tests.conformance.models import write_model as write_engine_model
 from tests.support.groups import make_group
 from tests.support.megatron_case import write_model
-from tests.wire import selftest_rank
 from tests.wire.gangs import run_ranks
+from tests.wire.ranks import selftest_rank
 from workers.config import Config, EngineConfig, TrainerConfig
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.from_coordinator import Batch
@@ -49,7 +49,7 @@ def groups_of_this_process() -> Iterator[None]:
 def test_every_layout_finds_the_same_gap_and_refuses_alike(tmp_path: Path) -> None:
     write_model(selftest_rank.KIND, tmp_path / selftest_rank.KIND)
     alone = selftest_rank.found(tmp_path, None, "")
-    run_ranks("tests.wire.selftest_rank", tmp_path, 2, *LAYOUTS)
+    run_ranks("tests.wire.ranks.selftest_rank", tmp_path, 2, *LAYOUTS)
     for layout in LAYOUTS:
         ranks = [dict(np.load(tmp_path / f"{layout}.{rank}.npz")) for rank in range(2)]
         for result in ranks:

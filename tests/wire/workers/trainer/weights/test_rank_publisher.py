@@ -12,12 +12,12 @@ pytest.importorskip("megatron.core")
 
 from tests.support.megatron_case import write_model
 from tests.wire.gangs import run_ranks
-from tests.wire.publishing_rank import LAYOUTS
+from tests.wire.ranks.publishing_rank import LAYOUTS
 from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys
 from workers.weights.store import NodeStore
 
-MODULE = "tests.wire.publishing_rank"
+MODULE = "tests.wire.ranks.publishing_rank"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import load as load_tensors
 
 from tests.support.megatron_case import VOCAB, write_model
 from tests.wire.gangs import run_ranks
-from tests.wire.resharding_rank import KINDS, LAYOUTS, WITH_CRITIC, found, layouts_of, setup, step
+from tests.wire.ranks.resharding_rank import KINDS, LAYOUTS, WITH_CRITIC, found, layouts_of, setup, step
 from workers.config import Dtype
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import process_group
@@ -38,8 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"one.{kind}.state").mkdir(mode=0o700)
         engine.save_state(folder / f"one.{kind}.state")
         np.savez(folder / f"one.{kind}.npz", **found(engine, step(engine)))
-    run_ranks("tests.wire.resharding_rank", folder, 2, "one", *TWO)
-    run_ranks("tests.wire.resharding_rank", folder, 4, TWO[-1], *FOUR)
+    run_ranks("tests.wire.ranks.resharding_rank", folder, 2, "one", *TWO)
+    run_ranks("tests.wire.ranks.resharding_rank", folder, 4, TWO[-1], *FOUR)
     for kind in KINDS:
         engine = MegatronEngine(setup(kind), folder / kind)
         engine.load_state(folder / f"{FOUR[-1]}.{kind}.state")

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("megatron.core")
 
 from tests.wire.gangs import SETTLED_S, await_ranks, start_rank
-from tests.wire.lm_head_rank import CASES
+from tests.wire.ranks.lm_head_rank import CASES
 
 WORLD = 2
 Results = dict[str, np.ndarray]
@@ -18,8 +18,8 @@ Results = dict[str, np.ndarray]
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Results], Results]:
     """What the ranks found, and what one process with all rows does."""
     folder = tmp_path_factory.mktemp("lm_head")
-    logs = [folder / f"{rank}.log" for rank in range(WORLD)]
-    ends = await_ranks([start_rank("tests.wire.lm_head_rank", log, str(folder), str(rank), str(WORLD)) for rank, log in enumerate(logs)], SETTLED_S)
+    module, logs = "tests.wire.ranks.lm_head_rank", [folder / f"{rank}.log" for rank in range(WORLD)]
+    ends = await_ranks([start_rank(module, log, str(folder), str(rank), str(WORLD)) for rank, log in enumerate(logs)], SETTLED_S)
     assert ends == [0] * WORLD, "\n".join(log.read_text() for log in logs)
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(WORLD)], dict(np.load(folder / "whole.npz"))
 

@@ -15,7 +15,7 @@ pytest.importorskip("megatron.core")
 from tests.support.hf_reference import ReferenceTraining, adamw, load_reference, reference_logprobs, reference_loss, saved_tensors
 from tests.support.megatron_case import write_model
 from tests.wire.gangs import run_ranks
-from tests.wire.parallel_rank import KINDS, NUM_STEPS, batch, kinds, setup
+from tests.wire.ranks.parallel_rank import KINDS, NUM_STEPS, batch, kinds, setup
 
 TWO = ["tp2", "pp2", "cp2", "dp2", "ep2", "tp2-recompute", "cp2-selective"]
 WITH_CRITIC = ["tp2-critic", "tp2-whole-critic", "pp2-critic", "cp2-critic", "dp2-critic"]
@@ -58,13 +58,13 @@ def trained_by_hugging_face(folder: Path) -> Results:
 
 @pytest.fixture(scope="module")
 def of_two(folder: Path) -> Path:
-    run_ranks("tests.wire.parallel_rank", folder, 2, *TWO, *WITH_CRITIC)
+    run_ranks("tests.wire.ranks.parallel_rank", folder, 2, *TWO, *WITH_CRITIC)
     return folder
 
 
 @pytest.fixture(scope="module")
 def of_four(folder: Path) -> Path:
-    run_ranks("tests.wire.parallel_rank", folder, 4, *FOUR)
+    run_ranks("tests.wire.ranks.parallel_rank", folder, 4, *FOUR)
     return folder
 
 

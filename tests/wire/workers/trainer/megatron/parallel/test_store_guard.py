@@ -28,8 +28,14 @@ def test_only_ranks_that_have_signed_reach_the_store(tmp_path: Path) -> None:
     store_guard.sign(roster, 1, (ADDRESS, 9))
     assert (roster / "1").read_text() == ADDRESS, "that is where a connection to it comes from"
     (roster / "2").write_text(RANK)
-    listener = store_guard.listen(ADDRESS, 0, store_guard.signed(roster, 3, PATIENCE_S), 16)
+    listener = store_guard.reserve(ADDRESS)
     port = listener.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):
+        connect(port, RANK)
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind((ADDRESS, port))
+    store_guard.listen(listener, store_guard.signed(roster, 3, PATIENCE_S), 16)
 
     def serve() -> None:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""One tensor-parallel rank, as the test starts it: python -m tests.wire.lm_head_rank FOLDER RANK WORLD.
+"""One tensor-parallel rank, as the test starts it: python -m tests.wire.ranks.lm_head_rank FOLDER RANK WORLD.
 
 Its shard's log-probs, entropies and gradients go to FOLDER/RANK.npz, those of the whole vocabulary, from the same function
 without a shard, to FOLDER/whole.npz.

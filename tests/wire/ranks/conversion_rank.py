@@ -1,4 +1,4 @@
-"""One rank of a gang that converts models: python -m tests.wire.conversion_rank FOLDER RANK WORLD PORT.
+"""One rank of a gang that converts models: python -m tests.wire.ranks.conversion_rank FOLDER RANK WORLD PORT.
 
 In every layout of `LAYOUTS` for this number of ranks, each model in FOLDER that can be split so is loaded and exported again, to rank 0 and by
 those who publish it, those with tied embeddings in bfloat16.

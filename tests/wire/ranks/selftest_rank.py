@@ -1,4 +1,4 @@
-"""One rank of a gang that compares log-probs in several layouts: python -m tests.wire.selftest_rank FOLDER RANK WORLD PORT LAYOUT...
+"""One rank of a gang that compares log-probs in several layouts: python -m tests.wire.ranks.selftest_rank FOLDER RANK WORLD PORT LAYOUT...
 
 Each rank writes what it has found to FOLDER/LAYOUT.RANK.npz.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.support.megatron_case import make_groups, train
 from tests.wire.gangs import in_turn
-from tests.wire.parallel_rank import setup
+from tests.wire.ranks.parallel_rank import setup
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import Comparison, MegatronEngine
 from workers.trainer.megatron.parallel import process_group

@@ -1,4 +1,4 @@
-"""One rank of a training element of a whole run, as the tests start it without SLURM: python -m tests.wire.gang_rank RUN RANK WORLD"""
+"""One rank of a training element of a whole run, as the tests start it without SLURM: python -m tests.wire.ranks.gang_rank RUN RANK WORLD"""
 
 from __future__ import annotations
 
