@@ -56,7 +56,12 @@ HEADER = f"{'speed':>5}   {'head: mean p99 most over':<20}   {'token: mean p99 m
 
 def simulate(setting: Setting) -> Figures:
     """Play one run and measure the steps that count."""
-    played = Simulation(setting).run()
+    return figures_of(Simulation(setting).run())
+
+
+def figures_of(played: Simulation) -> Figures:
+    """Of a run that was played to its end."""
+    setting = played.setting
     seconds = played.step_ends[-1] - played.step_ends[setting.warm_up - 1]
     limits = played.concurrency[setting.warm_up:]
     heads = Counter(age for record in played.records for age in record.ages.head_ages)

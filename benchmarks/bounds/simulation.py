@@ -89,6 +89,7 @@ class Simulation:
         self.records: list[StepRecord] = []
         self.token_ages: Counter[int] = Counter()
         self.step_ends: list[float] = []
+        self.metrics: dict[str, float] = {}
         self.concurrency: list[int] = []
         self.wait_s, self.engine_s, self.idle_s, self.slot_s, self.lost_tokens = 0.0, 0.0, 0.0, 0.0, 0.0
         self._faults = Faults(setting.fleet, setting.seed)
@@ -213,7 +214,7 @@ class Simulation:
             self._say(TRAINER, BatchRequest(step))
 
     def _publish(self) -> None:
-        self._say(TRAINER, StepFinished(Announcement(Version(EPOCH, self._step), "/weights", "digest"), {}))
+        self._say(TRAINER, StepFinished(Announcement(Version(EPOCH, self._step), "/weights", "digest"), self.metrics))
         self._ask(self._asking.announced(self._step))
 
     def _train(self) -> None:

@@ -16,7 +16,20 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.cli import config_files, mistakes, schema_keys
 from launcher.config.schema import FullConfig
-from workers.config import Advantage, ClusterKind, ConfigError, DataKind, ModelSource, OffPolicy, Placement, Schedule, Server, Surrogate, Transport
+from workers.config import (
+    Advantage,
+    ClusterKind,
+    ConfigError,
+    Control,
+    DataKind,
+    ModelSource,
+    OffPolicy,
+    Placement,
+    Schedule,
+    Server,
+    Surrogate,
+    Transport,
+)
 from workers.config.alarms import SUPERVISED_ALARMS
 from workers.config.data import FILE_KINDS
 
@@ -96,6 +109,8 @@ RULES = (
     Rule("weights.security weights.delta weights.streams weights.fanout", lambda config: config.weights.transport is not Transport.disk,
          "with weights=disk nothing is streamed"),
     Rule("staleness.warmup_steps", lambda config: config.staleness.eta > 0, "staleness.eta=0 has nothing to grow to"),
+    Rule("staleness.max_divergence staleness.max_divergence_p99 staleness.min_ess", lambda config: config.staleness.control is Control.divergence,
+         "only staleness.control=divergence keeps a budget"),
     Rule("algorithm.clip_epsilon", lambda config: config.algorithm.surrogate in (Surrogate.clip, Surrogate.cispo),
          "only algorithm.surrogate=clip and cispo clip"),
     Rule("algorithm.sapo_tau_positive algorithm.sapo_tau_negative", lambda config: config.algorithm.surrogate is Surrogate.sapo,

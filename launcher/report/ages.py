@@ -10,6 +10,7 @@ from launcher.report.curves import incarnation_steps
 from launcher.report.plot import Chart, Frame, Label, Path, Tick, Trace
 from launcher.report.record import Record, number
 from launcher.report.series import values, words
+from workers.config import Control
 
 MAX_BARS = 40
 FRAME = plot.HALF
@@ -96,6 +97,8 @@ def over_steps(record: Record, eta: float | None) -> Chart | None:
     """Ages of groups and tokens over the steps, with eta as a line."""
     traces = [Trace("groups, mean", values(record.steps, "staleness_mean"), 0), Trace("tokens, mean", values(record.steps, "token_age_mean"), 2),
               Trace("oldest group", values(record.steps, "staleness_max"), 1)]
+    if record.text("staleness.control") == Control.divergence.value:
+        traces.append(Trace("lead", values(record.steps, "lead"), 3))
     chart = plot.line_chart("Age over the steps", traces, FRAME, "in steps", (0.0, *([] if eta is None else [eta])), marks=incarnation_steps(record))
     if chart is None or eta is None:
         return chart

@@ -40,6 +40,7 @@ UPDATES = (
           "nats a token", (0.0,)),
     Panel("Gaps of log-probs", {"gap_current_proximal": "current, proximal", "gap_proximal_behavior": "proximal, behaviour",
                                 "gap_current_behavior": "current, behaviour"}, "mean absolute, nats", (0.0,)),
+    Panel("Gaps, the farthest tokens", {"gap_proximal_behavior_p99": ""}, "proximal, behaviour: 99% within, nats", (0.0,)),
     Panel("Engine against trainer", {"logprob_gap_mean": "mean", "logprob_gap_max": "largest"}, "same weights, nats", (), log=True),
     Panel("Critic", {"value_loss": "loss", "explained_variance": "explained variance"}, "", (0.0,)),
     Panel("Values and returns", {"value_mean": "values", "return_mean": "returns"}, "means"),
@@ -53,8 +54,8 @@ SUPERVISED = (
     Panel("Response length", {"response_tokens": ""}, "tokens, mean", (0.0,)),
 )
 ELSEWHERE = frozenset((
-    "step", "seconds", "heldout_loss", "heldout_tokens", "staleness_mean", "staleness_max", "token_age_mean", "token_age_max", "tokens_trained",
-    "tokens_generated", "tokens_interrupted", "alarms", "num_samples"))
+    "step", "seconds", "heldout_loss", "heldout_tokens", "staleness_mean", "staleness_max", "token_age_mean", "token_age_max", "lead",
+    "tokens_trained", "tokens_generated", "tokens_interrupted", "alarms", "num_samples"))
 """Fields that other parts of the report show, or that say nothing as a curve."""
 
 

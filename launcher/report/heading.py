@@ -102,6 +102,12 @@ def facts(record: Record) -> list[Fact]:
     return [line for line in lines if line.text]
 
 
+def _lead(record: Record) -> str:
+    """How far ahead was allowed at the end, and why."""
+    last = record.steps[-1] if record.steps else {}
+    return f"{last['lead']:.2g} steps, {reason}" if (reason := last.get("lead_reason")) else ""
+
+
 def _rl_facts(record: Record) -> list[Fact]:
     chosen = [f"{key.removeprefix('algorithm.')}={value}" for key, value in record.config.items()
               if key.startswith("algorithm.") and isinstance(value, str) and value]
@@ -109,6 +115,7 @@ def _rl_facts(record: Record) -> list[Fact]:
     return [
         Fact("algorithm", ", ".join(chosen)),
         Fact("staleness", f"η = {record.text('staleness.eta')}, {record.text('staleness.bound')}"),
+        Fact("lead", _lead(record)),
         Fact("rollouts", f"{record.text('workflow.name')}, {group} samples a prompt of at most {tokens} tokens; engine {engine}"),
     ]
 

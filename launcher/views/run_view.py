@@ -108,6 +108,7 @@ def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tup
         ("reward", f"{last['reward']:+.3f}   sampled score {last['accuracy']:.3f}" if last else "-"),
         ("held-out", held + (f"   evaluating {status['evaluating']}" if status["evaluating"] else "")),
         ("staleness", f"eta {status['eta']} ({status['bound']})   groups by age  {histogram(status['staleness']) or '-'}"),
+        *([("lead", f"{status['lead']:.2g} steps   {reason}")] if (reason := status.get("lead_reason")) else []),
         ("tokens/s", f"{generated:.1f} generated   {trained:.1f} trained   {status['tokens_interrupted']} kept across interruptions"),
         ("groups", f"{status['running']} running{_limit(status)}   {status['buffer']} in the buffer   {status['set_aside']} set aside"
          + _rejected(status)),

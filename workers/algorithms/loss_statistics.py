@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 Stats = dict[str, Tensor | float]
+DISTANCES = [2.0 ** (half / 2 - 7) for half in range(23)]
+"""Nats, from 1/128 to 16: where tokens are counted for percentiles of the gap."""
 
 
 def merge_stats(parts: Sequence[Mapping[str, Tensor | float]]) -> dict[str, float]:
@@ -34,7 +36,6 @@ def weight_sums(weight: Tensor, mask: Tensor) -> Stats:
 def gap_sums(current: Tensor, proximal: Tensor, behavior: Tensor) -> Stats:
     """Sums of |differences| and of k1 = log pi_old - log pi of log-probs [N], all zero where the mask has made the inputs equal."""
     return {
-        "gap_proximal_behavior": (proximal - behavior).abs().sum(),
         "gap_current_proximal": (current - proximal).abs().sum(),
         "gap_current_behavior": (current - behavior).abs().sum(),
         "kl_proximal": (proximal - current).sum(),
@@ -42,11 +43,32 @@ def gap_sums(current: Tensor, proximal: Tensor, behavior: Tensor) -> Stats:
     }
 
 
+def divergence_sums(before: Tensor, behavior: Tensor, mask: Tensor) -> Stats:
+    """How far the policies that sampled lie from that of `before` the step, by log-probs [N] where `mask` is set: of how many tokens, the sum of
+    |differences|, and how many of these are above each of `DISTANCES`."""
+    gap = torch.where(mask, before - behavior, 0.0).abs()
+    counts = (gap.unsqueeze(1) > torch.tensor(DISTANCES, dtype=gap.dtype, device=gap.device)).sum(0).unbind()
+    stats: Stats = {"gap_tokens": mask.sum(), "gap_proximal_behavior": gap.sum()}
+    return stats | {f"gap_above_{distance:g}": count for distance, count in zip(DISTANCES, counts, strict=True)}
+
+
+def gap_percentile(stats: Mapping[str, float], share: float) -> float:
+    """The distance that `share` of the tokens lie below, in nats: between two of `DISTANCES` by the logarithm, 0 below the smallest."""
+    beyond = (1 - share) * max(stats["gap_tokens"], 1.0)
+    counts = [stats[f"gap_above_{distance:g}"] for distance in DISTANCES]
+    at = next((number for number, count in enumerate(counts) if count <= beyond), len(DISTANCES) - 1)
+    if at == 0 or counts[at] > beyond:
+        return DISTANCES[at] if at else 0.0
+    part = (counts[at - 1] - beyond) / (counts[at - 1] - counts[at])
+    return DISTANCES[at - 1] * (DISTANCES[at] / DISTANCES[at - 1]) ** part
+
+
 def summarize(stats: dict[str, float]) -> dict[str, float]:
     """Metrics of merged statistics: means over valid tokens, shares in [0, 1], effective sample size in (0, 1].
 
     `behavior_ess` is (sum w)^2 / (n sum w^2). `kl_proximal` and `kl_behavior` are the k1 estimates, mean of log pi_old - log pi on sampled
-    tokens; `kl_reference`, where there is one, is the mean of k3.
+    tokens; `kl_reference`, where there is one, is the mean of k3. `gap_proximal_behavior` and its 99th percentile are of the policy before the
+    step, whatever the objective: over all tokens, or, where only the first minibatch knows that policy, over those of that one.
     """
     tokens = max(stats["tokens"], 1.0)
     squares = stats["weight_squared"]
@@ -57,7 +79,10 @@ def summarize(stats: dict[str, float]) -> dict[str, float]:
         "behavior_masked_share": stats["capped"] / tokens,
         "clip_share": stats["clipped"] / tokens,
     }
-    for name in ("gap_proximal_behavior", "gap_current_proximal", "gap_current_behavior", "kl_proximal", "kl_behavior", "kl_reference"):
+    for name in ("gap_current_proximal", "gap_current_behavior", "kl_proximal", "kl_behavior", "kl_reference"):
         if name in stats:
             metrics[name] = stats[name] / tokens
+    if stats.get("gap_tokens"):
+        metrics["gap_proximal_behavior"] = stats["gap_proximal_behavior"] / stats["gap_tokens"]
+        metrics["gap_proximal_behavior_p99"] = gap_percentile(stats, 0.99)
     return metrics

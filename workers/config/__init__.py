@@ -20,6 +20,7 @@ from workers.config.choices import (
     Aggregation,
     Bound,
     ClusterKind,
+    Control,
     DataKind,
     Device,
     Dtype,
@@ -68,7 +69,7 @@ from workers.config.workflow import WorkflowConfig
 
 __all__ = [
     "Advantage", "Aggregation", "AlarmsConfig", "AlgorithmConfig", "AllocationConfig", "Bound", "CheckpointConfig", "ClusterConfig",
-    "ClusterKind", "Config", "ConfigError", "DataConfig", "DataKind", "Device", "Dtype", "EngineConfig", "EngineParallelConfig",
+    "ClusterKind", "Config", "ConfigError", "Control", "DataConfig", "DataKind", "Device", "Dtype", "EngineConfig", "EngineParallelConfig",
     "EvaluationConfig", "ImportanceLevel", "Interrupt", "KlEstimator", "KlPlace", "ModelConfig", "ModelSource", "OffPolicy", "ParallelConfig",
     "Placement", "Proximal", "Recompute", "RewardConfig", "RolloutConfig", "RunConfig", "RunKind", "SandboxBackend", "SandboxConfig",
     "SandboxPolicy", "Schedule", "Security", "SelfTestAction", "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "TrainerConfig",
@@ -185,6 +186,8 @@ class Config:
 
     def _check_rl(self) -> None:
         self._check_inference()
+        require(self.staleness.min_ess is None or self.algorithm.decoupled, "staleness.min_ess", self.staleness.min_ess,
+                "must be null with algorithm.decoupled=false", "There are no weights then; bound staleness.max_divergence")
         require(not self.algorithm.compares_groups or self.workflow.group_size >= 2, "workflow.group_size",
                 self.workflow.group_size, f"must be 2 or more with algorithm.advantage={self.algorithm.advantage.value}",
                 "A group of one has nothing to be compared with; use algorithm.advantage=batch_norm")

@@ -27,6 +27,13 @@ class Bound(str, enum.Enum):
     hard = "hard"
 
 
+class Control(str, enum.Enum):
+    """What says how far rollouts may run ahead within eta: eta alone, or besides how far the policies that sampled lie from the one in training."""
+
+    eta = "eta"
+    divergence = "divergence"
+
+
 class Server(str, enum.Enum):
     """Which inference server a rollout worker starts."""
 

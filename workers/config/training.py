@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-from workers.config.choices import Bound, Device, Dtype, Recompute, Schedule, Security, SelfTestAction, Transport
+from workers.config.choices import Bound, Control, Device, Dtype, Recompute, Schedule, Security, SelfTestAction, Transport
 from workers.config.rules import require
 
 
@@ -12,12 +13,17 @@ from workers.config.rules import require
 class StalenessConfig:
     """How far rollouts may run ahead of the trainer. `target`: the mean age in training steps up to which groups are admitted, at most `eta` (null:
     `eta` itself); room below `eta` is time for stragglers, which `bound=hard` would wait for (docs/staleness.md). `warmup_steps`: training steps in
-    which that grows from 0, where the policy moves fastest."""
+    which that grows from 0, where the policy moves fastest. `control=divergence` admits less than that, where samples would come from policies
+    farther from the one in training than the budget: `max_divergence`, `max_divergence_p99` and `min_ess`, null for no such bound."""
 
     eta: int = 4  # [training steps] that rollouts may be older than the weights they train; 0: synchronous
     bound: Bound = Bound.admission  # how that is kept: by admission, or as a hard bound for every token
     target: float | None = None  # [training steps] of mean age up to which groups are admitted; null: eta
     warmup_steps: int = 0  # [training steps] in which eta grows from 0
+    control: Control = Control.eta  # how far ahead within eta: all of it, or as far as the divergence of what is trained on allows
+    max_divergence: float | None = 0.1  # [nats a token] mean |log pi_prox - log pi_behav| of a batch, with control=divergence; null: any
+    max_divergence_p99: float | None = None  # [nats] that 99% of a batch's tokens are to be within; null: any
+    min_ess: float | None = None  # effective sample size of the behaviour weights, as a share of the tokens, to stay above; null: any
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -26,6 +32,16 @@ class StalenessConfig:
                 "0 is synchronous training, 4 the paper's choice for code, 8 for mathematics")
         require(self.target is None or 0 <= self.target <= self.eta, "staleness.target", self.target,
                 f"must be from 0 to staleness.eta={self.eta}", "null admits as far ahead as eta allows")
+        budgets = {"max_divergence": self.max_divergence, "max_divergence_p99": self.max_divergence_p99}
+        for name, budget in budgets.items():
+            require(budget is None or 0 < budget < math.inf, f"staleness.{name}", budget, "must be positive",
+                    "0.1 nats a token is where uncorrected objectives begin to fail; null bounds nothing")
+        require(self.min_ess is None or 0 < self.min_ess < 1, "staleness.min_ess", self.min_ess, "must be between 0 and 1, without these",
+                "0.8 keeps four fifths of the tokens' worth; null bounds nothing")
+        if self.control is Control.divergence:
+            require(self.eta > 0, "staleness.control", self.control.value, "must be eta with staleness.eta=0", "Nothing runs ahead then; raise eta")
+            require(any(budget is not None for budget in (*budgets.values(), self.min_ess)), "staleness.control", self.control.value,
+                    "needs a budget", "Give staleness.max_divergence, max_divergence_p99 or min_ess")
 
 
 @dataclass

@@ -13,6 +13,7 @@ from workers.coordinator.groups.concurrency import ConcurrencyState
 from workers.coordinator.groups.consumption import Totals
 from workers.coordinator.groups.group_states import Finished, Parked, Running, index_of
 from workers.coordinator.groups.heldout_evaluation import Evaluation
+from workers.coordinator.groups.lead import LeadState
 from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.rejections import RejectionsState
 from workers.messages.codec import MANY_ARRAYS, Decoder, MessageError, buffers, pack
@@ -93,8 +94,8 @@ class TotalsState(Struct, frozen=True):
 
 
 class Snapshot(Message, frozen=True):
-    """All of it. `positions`: bytes of each metrics file that belong to this state; `seconds`: time trained so far; `rejections`, `concurrency`:
-    None in states of runs that knew none."""
+    """All of it. `positions`: bytes of each metrics file that belong to this state; `seconds`: time trained so far; `rejections`, `concurrency`,
+    `lead`: None in states of runs that knew none."""
 
     step: int
     epoch: int
@@ -107,6 +108,7 @@ class Snapshot(Message, frozen=True):
     positions: dict[str, int]
     rejections: RejectionsState | None = None
     concurrency: ConcurrencyState | None = None
+    lead: LeadState | None = None
 
     def encode(self) -> bytes:
         """As bytes; `decode` is the inverse."""

@@ -9,6 +9,7 @@ from workers.config import ClusterKind, Config
 from workers.coordinator.groups.concurrency import Concurrency
 from workers.coordinator.groups.consumption import Totals
 from workers.coordinator.groups.heldout_evaluation import Evaluation
+from workers.coordinator.groups.lead import Lead
 from workers.coordinator.groups.leases import LeaseOffice, Prompts
 from workers.coordinator.groups.ledger import ATTEMPTS_PER_EPOCH, Ledger
 from workers.coordinator.groups.lineage import Lineage
@@ -44,8 +45,9 @@ class State:
     def __init__(self, config: Config, prompts: Prompts, epoch: int, now: float, snapshot: Snapshot | None = None,
                  examples: TrainingExamples | None = None) -> None:
         self.config, self.epoch = config, epoch
+        self.lead = Lead(config.staleness)
         self.policy = StalenessPolicy(config.staleness.eta, config.trainer.batch_groups, config.staleness.bound,
-                                      config.staleness.target, config.staleness.warmup_steps)
+                                      config.staleness.target, config.staleness.warmup_steps, self.lead)
         self.concurrency = Concurrency(config.rollout.concurrency, config.trainer.batch_groups)
         self.ledger = Ledger(config.rollout.max_attempts, epoch * ATTEMPTS_PER_EPOCH)
         self.registry = Registry(config.transport.heartbeat_s, config.transport.heartbeat_timeout_s, config.transport.reconnect_grace_s)
@@ -87,6 +89,8 @@ class State:
             self.rejections.restore(snapshot.rejections)
         if snapshot.concurrency is not None:
             self.concurrency.restore(snapshot.concurrency)
+        if snapshot.lead is not None:
+            self.lead.restore(snapshot.lead)
         self.delivery.notices += leave_out(self.ledger, self.results.check)
         self.reconciliation.expect()
 
@@ -95,7 +99,7 @@ class State:
         training = self.training
         return Snapshot(training.step, self.epoch, save_ledger(self.ledger), save_evaluation(self.evaluation), save_totals(self.totals),
                         dict(self.lineage.forks), training.early_reason, seconds, positions, self.rejections.save(),
-                        self.concurrency.save())
+                        self.concurrency.save(), self.lead.save())
 
     @property
     def newest(self) -> Version:

@@ -9,7 +9,8 @@ Admission (AReaL, arXiv 2505.24298, Eq. 3, in groups): a group may start iff
 A failed group gives its place back. eta = 0 is synchronous RL. This bounds how far rollouts run ahead, not the age of
 a straggler when it is consumed. The mean age of what is consumed it does bound: whatever order groups are consumed in, their batches' numbers
 add up to the same as in the order of admission, in which none is older than eta. So a `target` < eta in place of eta bounds that mean.
-In the first `warmup_steps` steps, in which a policy moves fastest, what stands there for eta grows from 0.
+In the first `warmup_steps` steps, in which a policy moves fastest, what stands there for eta grows from 0. Besides, a `lead` (lead.py) that moves
+between 0 and that, up and down, may stand there: as long as it is never above eta, everything here holds.
 
 Hard: nothing consumed is older than eta, and nothing is dropped to get there. A group admitted at version a has the
 deadline a + eta: batch i may take it only if i <= a + eta. Batch i takes finished groups by earliest deadline, and
@@ -26,12 +27,14 @@ only if afterwards, for every j >= i, the unconsumed groups (running ones too) w
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from workers.config import Bound
+from workers.coordinator.groups.lead import Lead
 
 
 class FinishedGroup(NamedTuple):
@@ -51,15 +54,24 @@ class StalenessPolicy:
     bound: Bound
     target: float | None = None
     warmup_steps: int = 0
+    lead: Lead | None = None
 
     def ahead(self, version: int) -> float:
-        """How many steps rollouts may run ahead at `version`; never falls as that grows."""
+        """How many steps rollouts may run ahead at `version`."""
+        return self.furthest(version) if self.lead is None else min(self.lead.lead, self.furthest(version))
+
+    def furthest(self, version: int) -> float:
+        """The same, however far the lead is; never falls as `version` grows."""
         most = self.eta if self.target is None else min(self.target, self.eta)
         return most * version / self.warmup_steps if version < self.warmup_steps else most
 
     def may_admit(self, admitted: int, version: int) -> bool:
         """Whether one more group may start at `version` when `admitted` are running, finished or consumed."""
         return admitted < (version + self.ahead(version) + 1) * self.batch_groups
+
+    def may_be(self, admitted: int, version: int) -> bool:
+        """Whether so many may be admitted at `version`, now or since the lead was wider."""
+        return admitted <= math.ceil((version + self.furthest(version) + 1) * self.batch_groups)
 
     def may_return(self, admitted: int, version: int, admitted_at: int, unconsumed: Mapping[int, int], next_batch: int) -> bool:
         """Whether a group that was given up for lost may be admitted once more, with what was generated since version `admitted_at`.

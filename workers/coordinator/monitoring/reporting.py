@@ -41,6 +41,7 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, re
         **own, "reward": ages.mean_reward, "accuracy": ages.mean_score,
         "response_tokens": ages.mean_length, "share_truncated": ages.share_truncated, "num_samples": ages.num_samples,
         "share_no_spread": ages.share_no_spread,
+        "lead": round(coordinator.policy.ahead(record.step), 3), "lead_reason": coordinator.lead.reason,
         "staleness_mean": sum(ages.head_ages) / len(ages.head_ages), "staleness_max": max(ages.head_ages),
         "staleness_histogram": {str(age): histogram[age] for age in sorted(histogram)},
         "token_age_mean": ages.mean_token_age, "token_age_max": ages.max_token_age, "share_mixed_versions": ages.share_mixed,
@@ -92,6 +93,7 @@ def status(coordinator: Coordinator, now: float, seconds: float, wall: float, re
     return {
         "time": wall, "kind": state.config.run.kind.value, "epoch": state.epoch, "seconds": round(seconds, 1), "step": max(0, state.training.step),
         "complete": state.ended == "", "num_steps": state.config.run.num_steps, "eta": state.policy.eta, "bound": state.policy.bound.value,
+        "lead": round(state.policy.ahead(max(0, state.training.step)), 3), "lead_reason": state.lead.reason,
         "waiting": waiting(state), "buffer": len(state.ledger.finished), "running": len(state.ledger.running),
         "concurrency": state.concurrency.limit, "admitted": state.ledger.admitted, "set_aside": len(state.ledger.set_aside),
         "rejected": state.ledger.num_rejected, "share_rejected": round(state.rejections.share, 4),

@@ -62,4 +62,5 @@ def _rollout(state: State) -> str:
     if training.is_over:
         return "the end of the run"
     policy, grows = state.policy, training.step < state.policy.warmup_steps
-    return f"the trainer: the staleness limit (eta={policy.eta}{f', growing until step {policy.warmup_steps}' if grows else ''}) is reached"
+    allowed = f", {policy.ahead(training.step):.2g} allowed by divergence" if state.lead.controlled else ""
+    return f"the trainer: the staleness limit (eta={policy.eta}{f', growing until step {policy.warmup_steps}' if grows else ''}{allowed}) is reached"

@@ -138,7 +138,7 @@ def numbers(core: Coordinator) -> Iterator[str]:
     known = held + ledger.num_consumed + ledger.num_rejected + len(ledger.set_aside)
     if known != ledger.next_index:
         yield f"prompts: {ledger.next_index} have been leased, {known} are known of"
-    if core.supervision is None and not core.policy.may_admit(ledger.admitted - 1, step):
+    if core.supervision is None and not core.policy.may_be(ledger.admitted, step):
         yield f"admission: {ledger.admitted} groups at version {step}, eta={core.policy.eta}, {core.policy.batch_groups} a batch"
 
 

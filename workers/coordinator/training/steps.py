@@ -154,6 +154,8 @@ class Training:
             batch = self.in_training.pop(0)
             self.ledger.consume(batch.group_ids)
             self.totals.consumed(batch.ages)
+            if self.policy.lead is not None:
+                self.policy.lead.measured(version.step, message.metrics, batch.ages.mean_token_age)
             consumed = [index_of(group_id) for group_id in batch.group_ids]
             self.records.append(StepRecord(version.step, batch.ages, message.metrics, consumed, self.rejections.next_step()))
         if self.config.supervised:

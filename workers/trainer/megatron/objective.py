@@ -14,7 +14,7 @@ from torch import Tensor
 from workers.algorithms.aggregation import normalizer
 from workers.algorithms.agreement import agreement
 from workers.algorithms.likelihood import negative_log_likelihood
-from workers.algorithms.loss_statistics import Stats, merge_stats
+from workers.algorithms.loss_statistics import Stats, divergence_sums, merge_stats
 from workers.algorithms.policy_loss import Objective, TokenInputs, policy_loss
 from workers.algorithms.proximal import loglinear_logprobs
 from workers.algorithms.ratios import Responses
@@ -36,7 +36,8 @@ class PolicyTargets:
     Without `proximal` log-probs the current ones of a training pass take their place, which is exact where the weights have not moved yet;
     where they have, `version`, the one before the step, has them interpolated (loglinear_logprobs). `reference`: the reference model's log-probs.
     `fresh`: the tokens that the weights from before the step have sampled, where `proximal` or the pass itself has these weights' log-probs.
-    `kept`: the tokens that the second moment leaves (None: all).
+    `kept`: the tokens that the second moment leaves (None: all). `moved`: the weights have moved since, and `proximal` is not there: nothing is
+    known of the policy before the step any more.
     """
 
     advantages: TokenValues
@@ -45,6 +46,7 @@ class PolicyTargets:
     version: int | None = None
     fresh: TokenMasks | None = None
     kept: TokenMasks | None = None
+    moved: bool = False
 
     def have_gradient(self, group: int) -> bool:
         """Whether the group at `group` has any advantage."""
@@ -89,7 +91,8 @@ def microbatch_loss(batch: PackedBatch, part: RankPart, output: Tensor, *, group
         kept=None if targets.kept is None else own(targets.kept).bool(),
         responses=_responses(batch, part, groups, output.device)), objective, normalizer=normalizer)
     compared = torch.zeros_like(mask) if targets.fresh is None else mask & own(targets.fresh).bool()
-    stats |= agreement(current.detach() if targets.proximal is None else centre, behavior, compared)
+    before = current.detach() if targets.proximal is None else centre
+    stats |= agreement(before, behavior, compared) | divergence_sums(before, behavior, torch.zeros_like(mask) if targets.moved else mask)
     total = torch.where(mask, entropy.detach(), 0.0).sum()
     return loss, stats | _own_stats(total, _share(batch.num_real, part, batch), _share(1, part, batch))
 
@@ -180,7 +183,8 @@ def no_stats(objective: Objective, with_reference: bool) -> Stats:
     zero, mask = torch.zeros(1), torch.zeros(1, dtype=torch.bool)
     nowhere = Responses(torch.zeros(1, dtype=torch.int64), zero)
     inputs = TokenInputs(zero, zero, zero, zero, mask, reference=zero if with_reference else None, entropy=zero, responses=nowhere)
-    return policy_loss(inputs, objective, normalizer=1.0)[1] | agreement(zero, zero, mask) | _own_stats(torch.zeros(()), 0, 0)
+    stats = policy_loss(inputs, objective, normalizer=1.0)[1] | agreement(zero, zero, mask) | divergence_sums(zero, zero, mask)
+    return stats | _own_stats(torch.zeros(()), 0, 0)
 
 
 def no_supervised_stats() -> Stats:

@@ -60,7 +60,7 @@ class Policy:
         """
         if first.proximal is not None or self._supervised:
             return first
-        unknown = dataclasses.replace(first, fresh=None)  # the weights from before the step are gone by then
+        unknown = dataclasses.replace(first, fresh=None, moved=True)  # the weights from before the step are gone by then
         if not self._algorithm.decoupled:
             return unknown
         match self._algorithm.proximal:

@@ -54,6 +54,7 @@ def test_unknown_keys_and_wrong_types_fail(override: str) -> None:
 @pytest.mark.parametrize(("override", "words"), [
     ("allocation.inference_fraction=0", "greater than 0"), ("allocation.inference_fraction=1", "less than 1"),
     ("allocation.inference_fraction=1.5", "less than 1"), ("staleness.eta=-1", "0 or more"),
+    ("staleness.max_divergence=0", "must be positive"), ("staleness.max_divergence_p99=-1", "must be positive"), ("staleness.min_ess=1", "min_ess"),
     ("staleness.warmup_steps=-1", "must not be negative"), ("trainer.num_minibatches=3", r"\[1, 2, 4, 8\]"),
     ("trainer.batch_groups=0", "at least 1"), ("workflow.temperature=0", "greater than 0"), ("workflow.group_size=1", "batch_norm"),
     ("workflow.top_p=0", "top_p"), ("workflow.max_new_tokens=256", "context_length"), ("run.num_steps=0", "at least 1"),
@@ -67,6 +68,15 @@ def test_impossible_values_fail_with_rule_and_remedy(override: str, words: str) 
     with pytest.raises(ConfigError, match=words) as caught:
         composed(override)
     assert override.split("=")[0].split(".")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(("overrides", "words"), [
+    (["staleness.eta=0"], "staleness.control='divergence': must be eta with staleness.eta=0"), (["staleness.max_divergence=null"], "needs a budget"),
+    (["algorithm=ppo", "staleness.min_ess=0.5"], "must be null with algorithm.decoupled=false")])
+def test_a_controlled_lead_needs_something_to_go_by(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        composed("staleness.control=divergence", *overrides)
+    composed("staleness.control=divergence", "staleness.max_divergence=null", "staleness.min_ess=0.5")
 
 
 @pytest.mark.parametrize(("overrides", "words"), [

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.groups import make_group, make_partial
 from tests.support.ticking import pass_time
-from workers.config import Bound, ClusterKind, Config
+from workers.config import Bound, ClusterKind, Config, Control
 from workers.coordinator.core import DRAIN_S, Coordinator
 from workers.coordinator.groups.heldout_evaluation import Result
 from workers.coordinator.groups.ledger import LOST_AFTER_S
@@ -546,6 +546,25 @@ def test_in_the_warm_up_one_batch_is_admitted_at_first() -> None:
     for lease in granted:
         play.finish(lease)
     assert waiting(play.core)["rollout"] == "the trainer: the staleness limit (eta=1, growing until step 2) is reached"
+
+
+def test_the_lead_follows_what_the_trainer_measures() -> None:
+    play = Play(staleness__control=Control.divergence, staleness__eta=3, run__num_steps=9, evaluation__enabled=False)
+    granted = play.begin()
+    assert len(granted) == 4, "one step ahead: (0 + 1 + 1) * 2"
+    for lease in granted:
+        play.finish(lease)
+    for step, gap in ((1, 0.01), (2, 0.5)):
+        play.tell(TRAINER, BatchRequest(step - 1))
+        finished = StepFinished(Announcement(Version(7, step), "/weights", "digest"), {"gap_proximal_behavior": gap})
+        for lease in (granted := leases(play.tell(TRAINER, finished)) + leases(play.beat(step))):
+            granted += leases(play.finish(lease, step))
+    assert play.core.lead.lead < 1 and play.core.lead.reason == "narrowed: mean 0.5 of 0.1 nats at a mean age of 1 in step 2"
+    assert "eta=3, " in waiting(play.core)["rollout"] and "allowed by divergence" in waiting(play.core)["rollout"]
+    shown = status(play.core, play.now, 1.0, 1.0, 0, 0)
+    assert (shown["lead"], shown["lead_reason"]) == (round(play.core.lead.lead, 3), play.core.lead.reason)
+    again = Play(8, play.save(), staleness__control=Control.divergence, staleness__eta=3, run__num_steps=9, evaluation__enabled=False)
+    assert again.core.lead.lead == play.core.lead.lead
 
 
 def test_every_leader_gets_its_share() -> None:

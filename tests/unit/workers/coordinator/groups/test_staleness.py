@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.groups import make_group, make_partial
-from workers.config import Bound
+from workers.config import Bound, Control, StalenessConfig
+from workers.coordinator.groups.lead import Lead
 from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.staleness import FinishedGroup, StalenessPolicy
 from workers.messages.parts import HeldLease, Purpose, Version
 
-NAMES = ["nothing", "admit", "admit", "admit", "finish", "finish", "reject", "fail", "park", "lose", "come_back", "appear", "form", "train"]
+NAMES = [
+    "nothing", "admit", "admit", "admit", "finish", "finish", "reject", "fail", "park", "lose", "come_back", "appear", "form", "train",
+    "measure"]
 # The length is bounded from below, or most histories would be of five events; shrunk ones have `nothing` instead.
 EVENTS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 1000)), min_size=30, max_size=150)
 WORKER = b"worker"
@@ -28,9 +31,10 @@ class Simulation:
     `formed`: the batches of this step and the next ones that are not trained on yet; the trainer asks for `ahead` of them in advance.
     """
 
-    def __init__(self, eta: int, batch: int, bound: Bound, ahead: int = 0, warmup: int = 0) -> None:
+    def __init__(self, eta: int, batch: int, bound: Bound, ahead: int = 0, warmup: int = 0, control: Control = Control.eta) -> None:
         self.ahead, self.formed = ahead, list[list[str]]()
-        self.policy, self.ledger, self.version = StalenessPolicy(eta, batch, bound, warmup_steps=warmup), Ledger(max_attempts=2), 0
+        self.lead = Lead(StalenessConfig(eta, control=control))
+        self.policy, self.ledger, self.version = StalenessPolicy(eta, batch, bound, warmup_steps=warmup, lead=self.lead), Ledger(max_attempts=2), 0
         self.begun: dict[tuple[str, int], int] = {}
         self.lost: list[tuple[str, int]] = []
         self.consumed: list[str] = []
@@ -120,7 +124,13 @@ class Simulation:
         self.version += 1
         return True
 
+    def measure(self, number: int) -> None:
+        """Whatever the last step found; 1000 is not a number."""
+        self.lead.measured(self.version, {"gap_proximal_behavior": number / 500 if number < 1000 else math.nan}, number % 7)
+
     def check(self) -> None:
+        assert 0 <= self.policy.ahead(self.version) <= self.policy.eta
+        assert self.policy.may_be(self.ledger.admitted, self.version)
         warmup = self.policy.warmup_steps
         lead = self.policy.eta * min(1.0, self.version / warmup) if warmup else self.policy.eta
         assert self.ledger.admitted <= math.ceil((self.version + lead + 1) * self.policy.batch_groups)
@@ -131,11 +141,13 @@ class Simulation:
 
 
 @pytest.mark.parametrize("bound", list(Bound))
-@given(eta=st.integers(0, 5), batch=st.integers(1, 5), ahead=st.integers(0, 2), warmup=st.sampled_from([0, 0, 3, 10]), events=EVENTS)
-@settings(max_examples=300, deadline=None)
-def test_invariants_hold_for_any_interleaving(bound: Bound, eta: int, batch: int, ahead: int, warmup: int, events: list[tuple[str, int]]) -> None:
-    """However far ahead of its step a batch is formed."""
-    simulation = Simulation(eta, batch, bound, ahead, warmup)
+@given(eta=st.integers(0, 5), batch=st.integers(1, 5), ahead=st.integers(0, 2), warmup=st.sampled_from([0, 0, 3, 10]),
+       control=st.sampled_from(Control), events=EVENTS)
+@settings(max_examples=400, deadline=None)
+def test_invariants_hold_for_any_interleaving(bound: Bound, eta: int, batch: int, ahead: int, warmup: int, control: Control,
+                                              events: list[tuple[str, int]]) -> None:
+    """However far ahead of its step a batch is formed, and wherever the lead goes."""
+    simulation = Simulation(eta, batch, bound, ahead, warmup, control)
     for name, number in events:
         getattr(simulation, name)(number)
         simulation.check()

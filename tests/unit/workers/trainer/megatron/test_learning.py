@@ -66,5 +66,7 @@ def test_it_learns_from_what_an_older_policy_has_sampled(folder: Path, name: str
         rewards.append(float(np.mean([group.rewards.mean() for group in groups])))
         metrics = engine.train_step(groups, [[0, 1], [2, 3]])
         stale = max(stale, metrics["gap_current_behavior"])
+        moves = step % 2 and step >= setup.algorithm.critic_warmup_steps
+        assert (metrics["gap_proximal_behavior"] > 1e-3) is bool(moves), "of the policy before the step, whatever the objective"
     assert stale > 1e-3, "the policy has moved between sampling and training"
     assert np.mean(rewards[-4:]) > np.mean(rewards[:2]) + 0.1

@@ -1,0 +1,119 @@
+"""The lead that follows divergence: within its bounds whatever is measured, and where the budget is, whatever the policy does."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.bounds.drift import Drift, Drifting
+from workers.config import Bound, Control, StalenessConfig
+from workers.coordinator.groups import lead as leads
+from workers.coordinator.groups.lead import Lead, pressures
+
+ETA = 8
+VALUES = st.one_of(st.floats(0, 3), st.sampled_from([math.nan, math.inf, 0.0, 1e300]))
+STEPS = st.lists(st.tuples(VALUES, st.floats(0, 30)), max_size=40)
+
+
+def staleness(**values: float | None) -> StalenessConfig:
+    return dataclasses.replace(StalenessConfig(ETA, control=Control.divergence), **values)
+
+
+def after(steps: Sequence[tuple[float, float]], config: StalenessConfig | None = None) -> Lead:
+    """The lead after steps with so many nats at such an age; a negative gap was not measured."""
+    lead = Lead(config or staleness())
+    for number, (gap, age) in enumerate(steps, 1):
+        lead.measured(number, {} if gap < 0 else {"gap_proximal_behavior": gap}, age)
+    return lead
+
+
+@given(steps=STEPS)
+def test_bounds_and_pace_hold_whatever_is_measured(steps: list[tuple[float, float]]) -> None:
+    before = Lead(staleness()).lead
+    for number in range(len(steps)):
+        now = after(steps[:number + 1]).lead
+        assert 0 <= now <= ETA
+        assert now <= max(before * leads.PACE, before + leads.LEAST_PACE) + 1e-9
+        if not math.isfinite(steps[number][0]) or steps[number][0] >= 0.1:
+            assert now <= before, "beyond the budget, and without a measurement, nothing widens"
+        before = now
+
+
+@given(steps=STEPS, gap=st.floats(0, 1), more=st.floats(0, 1), age=st.floats(0, 10))
+def test_more_divergence_never_widens(steps: list[tuple[float, float]], gap: float, more: float, age: float) -> None:
+    """Up to what is not worth a change."""
+    lead = after([*steps, (gap, age)]).lead
+    assert after([*steps, (gap + more, age)]).lead <= lead + leads.HYSTERESIS * max(1.0, lead) + 1e-9
+
+
+def test_what_is_not_measured_narrows_to_nothing() -> None:
+    lead = after([(0.001, 4.0)] * 30)
+    assert lead.lead == ETA and lead.reason.startswith("as wide as eta allows: mean 0.001 of 0.1 nats at a mean age of 4")
+    for number in range(40):
+        lead.measured(number, {}, 4.0)
+    assert lead.lead < 0.01 and lead.reason == "narrowed: step 39 brought no measurement"
+
+
+def test_without_control_it_bounds_nothing() -> None:
+    lead = Lead(StalenessConfig(ETA))
+    lead.measured(1, {"gap_proximal_behavior": 9.0}, 5.0)
+    assert lead.lead == math.inf and lead.reason == "" and lead.save() is None
+
+
+@given(steps=STEPS, later=STEPS)
+def test_a_checkpoint_changes_nothing(steps: list[tuple[float, float]], later: list[tuple[float, float]]) -> None:
+    first, second = after(steps), Lead(staleness())
+    state = first.save()
+    assert state is not None
+    second.restore(state)
+    for number, (gap, age) in enumerate(later):
+        for lead in (first, second):
+            lead.measured(number, {"gap_proximal_behavior": gap}, age)
+    assert (first.lead, first.reason) == (second.lead, second.reason)
+
+
+def test_the_tightest_budget_counts() -> None:
+    config = staleness(max_divergence_p99=0.5, min_ess=0.8)
+    metrics = {"gap_proximal_behavior": 0.05, "gap_proximal_behavior_p99": 0.4, "behavior_ess": 0.8}
+    assert [share for share, _ in pressures(config, metrics)] == pytest.approx([0.5, 0.8, 1.0])
+    assert max(pressures(config, metrics))[1] == "effective sample size 0.8, must be 0.8"
+    for name in metrics:
+        lead = Lead(config)
+        lead.measured(1, {key: value for key, value in metrics.items() if key != name}, 1.0)
+        assert lead.lead < leads.BEGINNING, f"{name} is bounded, and was not measured"
+    lead = Lead(staleness(max_divergence=None, min_ess=0.8))
+    lead.measured(1, {"behavior_ess": 1.0}, 1.0)
+    assert lead.lead > leads.BEGINNING
+
+
+def settled(**values: float) -> tuple[float, float, Drift]:
+    """Mean and standard deviation of the lead over the last 60 steps."""
+    played = Drift(dataclasses.replace(Drifting("short", ETA, Bound.admission, 96, num_steps=120, warm_up=40), **values))
+    played.run()
+    last = np.array(played.leads[-60:])
+    return float(last.mean()), float(last.std()), played
+
+
+@pytest.mark.parametrize(("values", "expected"), [
+    ({"speed": 0.05}, 2.0), ({"speed": 0.05, "power": 0.5}, 3.2), ({"speed": 0.02, "faster": 3.0, "at": 30}, 1.7),
+    ({"speed": 0.15, "faster": 1 / 3, "at": 30}, 2.0), ({"speed": 0.05, "mismatch": 0.05}, 1.0), ({"speed": 0.001}, 8.0),
+    ({"speed": 0.05, "mismatch": 0.15}, 0.0)])
+def test_it_settles_where_the_budget_is(values: dict[str, float], expected: float) -> None:
+    """The real coordinator in virtual time, with noise, the delay of what is in flight, and steps in the policy's speed."""
+    mean, deviation, played = settled(**values)
+    assert mean == pytest.approx(expected, rel=0.2, abs=0.02) and deviation < 0.15 * max(mean, 0.2)
+    assert max(played.leads) <= ETA
+    if expected:
+        assert np.mean(played.apart[-60:]) < 1.1 * 0.1
+
+
+def test_a_policy_that_speeds_up_is_followed_within_a_few_steps() -> None:
+    _, _, played = settled(speed=0.05, faster=3.0, at=40)
+    assert played.leads[39] == pytest.approx(2.0, rel=0.25) and played.leads[50] < 0.9
+    assert max(played.apart[50:]) < 0.17, "no swinging back beyond the budget"

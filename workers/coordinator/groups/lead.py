@@ -1,0 +1,124 @@
+"""How far rollouts are let ahead with `staleness.control=divergence`: as far as what is trained on stays within the budget. A pure state machine.
+
+    a training step is finished: how far the policies that sampled lay from the one in training, as shares of the budget --+
+                                 how old its tokens were ------------------------------------------------------------------+--> Lead.lead
+    StalenessPolicy.ahead = the smaller of eta's own rule and the lead --> admission
+
+Both are measured of the same tokens, so that it does not matter how long ago these were admitted: at a mean age A the divergence is the share p of
+its budget, so at A / p it would be all of it. The lead goes there: down at once, up by at most a factor of PACE a step. (Long answers may make A
+more than the lead under which they were admitted; then that stands for A.) Where divergence grows slower or faster than age, but slower than its
+square, it ends where p = 1; overshoot is of one step's growth. Means are over the last MEMORY steps.
+
+Beyond the budget nothing widens, and where nothing could be measured it narrows. eta's bounds hold whatever is measured: the lead only holds back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+
+from workers.config import Control, StalenessConfig
+from workers.messages.parts import Struct
+
+BEGINNING = 1.0
+"""Steps: the next batch is sampled while the first is trained on."""
+PACE, LEAST_PACE = 1.25, 0.25
+"""Widening in a step: at most by this factor, or by so many steps."""
+MEMORY = 3.0
+"""Training steps that means are over."""
+LOOK_BACK = 100
+"""Leads that are known, one for each step; what is older was admitted under the oldest of them."""
+LEAST_AGE = 0.25
+"""Steps: a batch that is younger says little of what age costs. It is taken for one of this age, and as long as it is within the budget it narrows
+nothing."""
+HYSTERESIS = 0.05
+"""A change that is not worth making, in steps, or as a share of the lead."""
+
+
+class LeadState(Struct, frozen=True):
+    """What a checkpoint holds of it; see `Lead`."""
+
+    lead: float
+    pressure: float
+    age: float
+    weight: float
+    reason: str
+    leads: list[float]
+
+
+class Lead:
+    """The lead that `staleness` allows; infinite with `control=eta`, where its own rule is all there is. `reason`: why it is where it is."""
+
+    def __init__(self, staleness: StalenessConfig) -> None:
+        self._staleness = staleness
+        self.controlled = staleness.control is Control.divergence
+        self.lead = min(BEGINNING, staleness.eta) if self.controlled else math.inf
+        self.reason = "it begins here" if self.controlled else ""
+        self._pressure = self._age = self._weight = 0.0
+        self._leads = deque([self.lead], maxlen=LOOK_BACK)  # from the version that is in training on, back
+
+    def measured(self, step: int, metrics: Mapping[str, float], age: float) -> None:
+        """Training step `step` is finished, with these metrics of the trainer, on tokens of the mean age `age` in steps."""
+        if self.controlled:
+            self._follow(step, metrics, min(age, self._leads[max(0, len(self._leads) - 1 - round(age))]), age)
+            self._leads.append(self.lead)
+
+    def _follow(self, step: int, metrics: Mapping[str, float], allowed: float, age: float) -> None:
+        """`allowed`: the mean age, or, where that is less, the lead under which the tokens were admitted."""
+        found = pressures(self._staleness, metrics)
+        if not found or not all(math.isfinite(share) for share, _ in found):
+            self._narrow(self.lead / PACE, f"step {step} brought no measurement")
+            return
+        share, words = max(found)
+        self._weight = min(MEMORY, self._weight + 1)
+        self._pressure += (share - self._pressure) / self._weight
+        self._age += (allowed - self._age) / self._weight
+        words = f"{words} at a mean age of {age:.2g} in step {step}"
+        if max(share, self._pressure) >= 1:
+            self._narrow(self._age / max(self._pressure, 1e-9), words)
+            return
+        wanted = max(self._age, LEAST_AGE) / self._pressure if self._pressure else math.inf
+        if wanted > self.lead:
+            self._widen(wanted, words)
+        elif self._age >= LEAST_AGE:
+            self._narrow(wanted, words)
+
+    def _narrow(self, wanted: float, why: str) -> None:
+        if self.lead - wanted > HYSTERESIS * self.lead:
+            self.lead, self.reason = wanted, f"narrowed: {why}"
+
+    def _widen(self, wanted: float, why: str) -> None:
+        most = self._staleness.eta if self._staleness.target is None else min(self._staleness.target, self._staleness.eta)
+        wanted = min(wanted, most, max(self.lead * PACE, self.lead + LEAST_PACE))
+        if wanted - self.lead > HYSTERESIS * max(1.0, self.lead) or self.lead < wanted == most:
+            self.lead, self.reason = wanted, f"{'as wide as eta allows' if wanted == most else 'widened'}: {why}"
+
+    def save(self) -> LeadState | None:
+        """For a checkpoint; None where nothing is controlled."""
+        return LeadState(self.lead, self._pressure, self._age, self._weight, self.reason, list(self._leads)) if self.controlled else None
+
+    def restore(self, state: LeadState) -> None:
+        """Go on from a checkpoint; eta may have another value now."""
+        if self.controlled:
+            self.lead, self.reason = min(state.lead, self._staleness.eta), state.reason
+            self._pressure, self._age, self._weight = state.pressure, state.age, state.weight
+            self._leads.extend(state.leads)
+
+
+def pressures(staleness: StalenessConfig, metrics: Mapping[str, float]) -> list[tuple[float, str]]:
+    """What was measured as a share of each budget that is given, and in words; not a number where it was not measured.
+
+    Of an effective sample size 1/n the variance of the weights, 1/n - 1, is compared, by its root: for small gaps that grows with them.
+    """
+    found = []
+    for budget, name, what in ((staleness.max_divergence, "gap_proximal_behavior", "mean"),
+                               (staleness.max_divergence_p99, "gap_proximal_behavior_p99", "99% within")):
+        if budget is not None:
+            value = metrics.get(name, math.nan)
+            found.append((value / budget, f"{what} {value:.2g} of {budget:g} nats"))
+    if staleness.min_ess is not None:
+        value = metrics.get("behavior_ess", math.nan)
+        spread = math.sqrt((1 / value - 1) / (1 / staleness.min_ess - 1)) if 0 < value <= 1 else math.nan
+        found.append((spread, f"effective sample size {value:.2g}, must be {staleness.min_ess:g}"))
+    return found
