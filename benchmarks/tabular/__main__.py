@@ -1,12 +1,14 @@
 """What old samples do to each objective, where everything can be computed: success, gradients, divergence.
 
-    python -m benchmarks.tabular [--eta 0 4 8 16] [--lr 0.03] [--steps 200] [--seeds 32] [--delays fixed spread] [--methods NAME ...] [--quick]
+    python -m benchmarks.tabular [--eta 4 8 16] [--lr 0.03 0.1] [--steps 200] [--seeds 32] [--methods NAME ...] [--no-axes] [--quick]
 
 A policy that is a table (policy.py) learns by the project's own objectives, all of conf/algorithm that need nothing but rewards, from samples `eta`
 versions old, or of ages drawn around it (study.py). Success is exact. Two tables come of it:
 - gradients: how far the mean gradient points from the exact one, and how many batches it takes until it is as long as its scatter, by nats a token
   between the policy that sampled and the one in training (gradients.py)
-- learning: success over the whole course and at its end, less that with fresh samples; * where it is less, with all cases corrected (Holm, 5%)
+- learning: success over the whole course and at its end, less that with fresh samples, and less that of fresh samples `eta` steps before the end,
+  which is what being that much behind explains; * where it is less, with all cases corrected (Holm, 5%). Decoupled and naive PPO also have drawn
+  delays, other batches, group sizes and lengths (cases.py: AXES). Then the last of these differences by divergence
 
 Policies are trained side by side, cases by as many processes as there are cores. The last line is one JSON object: name, value (mean success at the
 end with decoupled_ppo and the largest eta), unit, against (ppo), cases, gradients.
@@ -18,25 +20,47 @@ import argparse
 import itertools
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks.tabular.cases import begin, learned
+from benchmarks.tabular.cases import AXES, NAMES, along_axes, begin, fresh_of, learned
 from benchmarks.tabular.gradients import measure
 from benchmarks.tabular.objectives import Method, methods
 from benchmarks.tabular.study import Setting
 
 GAPS = [0.0, 0.05, 0.1, 0.2, 0.4]
+BINS = (0.03, 0.06, 0.12, 0.25, 0.5, 9.0)
+BASE = Setting(0, 0.03)
+ON_AXES = ("decoupled_ppo", "ppo")
 
 
 def tell(found: list[dict[str, Any]]) -> None:
-    """One line a case."""
-    print(f"{'':24} {'lr':>5} {'eta':>3} {'delays':>6} {'gap':>6} {'ess':>5} {'end':>6}   {'over the course':>18} {'at its end':>18}")
+    """One line a case, by method and divergence."""
+    print(f"{'':24} {'case':14} {'eta':>3} {'delays':>6} {'gap':>6} {'ess':>5} {'end':>6}   "
+          f"{'over the course':>18} {'at its end':>18} {'but for the lag':>18}")
     for case in found:
-        both = [f"{each['difference']:+.3f} ± {each['half']:.3f}{'*' if each.get('worse') else ' '}" for each in (case["over"], case["last"])]
+        each = [f"{cost['difference']:+.3f} ± {cost['half']:.3f}{'*' if cost.get('worse') else ' '}" for cost in (case[name] for name in NAMES)]
         delays = "-" if not case["eta"] else "spread" if case["spread"] else "fixed"
-        print(f"{case['method']:24} {case['lr']:5g} {case['eta']:3d} {delays:>6} {case['gap']:6.3f} {case['ess']:5.2f} {case['end']:6.3f}   "
-              f"{both[0]:>18} {both[1]:>18}")
+        changed = " ".join(f"{name}={case[name]:g}" for name in AXES if case[name] != asdict(BASE)[name]) or "base"
+        print(f"{case['method']:24} {changed:14} {case['eta']:3d} {delays:>6} {case['gap']:6.3f} {case['ess']:5.2f} {case['end']:6.3f}   "
+              + " ".join(f"{one:>18}" for one in each), flush=True)
+    print(f"{'nats a token':24} " + " ".join(f"{name:>13}" for name in (f"to {most:g}" for most in BINS)) + "   worse wherever above")
+    for name in dict.fromkeys(case["method"] for case in found):
+        row = [[case["apart"]["difference"] for case in found if case["method"] == name and case["eta"] and low < case["gap"] <= high]
+               for low, high in itertools.pairwise((0.0, *BINS))]
+        broken = breaks([case for case in found if case["method"] == name and case["eta"]])
+        print(f"{name:24} " + " ".join(f"{sum(each) / len(each):+8.3f} ({len(each):2d})" if each else f"{'-':>13}" for each in row)
+              + f"   {'never' if broken is None else format(broken, '.3f')}")
+
+
+def breaks(cases: list[dict[str, Any]]) -> float | None:
+    """The smallest divergence from which on every case ends worse than its lag explains; None where the farthest does not."""
+    found = None
+    for case in sorted(cases, key=lambda each: -each["gap"]):
+        if not case["apart"]["worse"]:
+            break
+        found = case["gap"]
+    return found
 
 
 def tell_gradients(known: list[Method]) -> dict[str, list[dict[str, float]]]:
@@ -51,16 +75,16 @@ def tell_gradients(known: list[Method]) -> dict[str, list[dict[str, float]]]:
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tabular", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--eta", type=int, nargs="+", default=[0, 4, 8, 16])
-    parser.add_argument("--lr", type=float, nargs="+", default=[0.03])
+    parser.add_argument("--eta", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--lr", type=float, nargs="+", default=[0.03, 0.1])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=32)
-    parser.add_argument("--delays", nargs="+", choices=("fixed", "spread"), default=["fixed", "spread"])
     parser.add_argument("--methods", nargs="+", default=None, help="names in conf/algorithm (default: all that can be)")
+    parser.add_argument("--no-axes", dest="axes", action="store_false", help="leave out drawn delays, other batches, group sizes, lengths")
     parser.add_argument("--quick", action="store_true", help="the smallest form: shows that it works")
     options = parser.parse_args()
     if options.quick:
-        options.eta, options.steps, options.seeds, options.methods = [0, 4], 20, 4, ["decoupled_ppo", "ppo"]
+        options.eta, options.lr, options.steps, options.seeds, options.methods, options.axes = [4], [0.03], 20, 4, [*ON_AXES], False
     begin()
     known, left_out = methods()
     chosen = [method for method in known if options.methods is None or method.name in options.methods]
@@ -69,13 +93,15 @@ def main() -> None:
     for name, why in left_out.items():
         print(f"left out: {name}: {why}")
     gradients = tell_gradients(chosen)
-    cases = [(method.name, Setting(eta, lr, delay == "spread", num_steps=options.steps, num_seeds=options.seeds))
-             for method, eta, lr, delay in itertools.product(chosen, sorted({0, *options.eta}), options.lr, options.delays)
-             if eta or delay == options.delays[0]]
-    cases = [(name, setting if setting.eta else Setting(0, setting.lr, num_steps=options.steps, num_seeds=options.seeds)) for name, setting in cases]
-    found = learned(cases, len(os.sched_getaffinity(0)))
+    base = replace(BASE, num_steps=options.steps, num_seeds=options.seeds)
+    old = [replace(base, eta=eta, lr=lr) for eta, lr in itertools.product(options.eta, options.lr)]
+    axes = [*along_axes(base, options.eta), *(replace(each, spread=True) for each in old)] if options.axes else []
+    cases = [(method.name, setting) for method in chosen
+             for setting in (*(fresh_of(each) for each in old), *old, *(axes if method.name in ON_AXES else ()))]
+    found = learned(list(dict.fromkeys(cases)), len(os.sched_getaffinity(0)))
     tell(found)
-    ends = {case["method"]: case["end"] for case in found if case["eta"] == max(options.eta) and case["lr"] == options.lr[0]}
+    ends = {case["method"]: case["end"] for case in found if case["eta"] == max(options.eta) and case["lr"] == options.lr[0] and not case["spread"]
+            and all(case[name] == asdict(base)[name] for name in AXES if name != "lr")}
     value, against = ends.get("decoupled_ppo"), ends.get("ppo")
     print(json.dumps({"name": f"success at the end, decoupled PPO over naive PPO, eta={max(options.eta)}", "value": value, "unit": "success",
                       "against": against, "ratio": round(value / against, 3) if value and against else None, "cases": found, "gradients": gradients}))

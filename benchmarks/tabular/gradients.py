@@ -33,7 +33,7 @@ class Gradient:
 
 def measure(methods: list[Method], gaps: list[float], setting: Setting, steps: int = 100) -> dict[str, list[Gradient]]:
     """Of each method at each divergence, for a table that was trained on fresh samples for so many steps."""
-    task = Task.draw(setting.prompts, setting.right)
+    task = Task.draw(setting.prompts, setting.length, setting.right)
     first, now = trained(next(method for method in methods if method.name == "decoupled_ppo"), setting, steps)
     exact = torch.autograd.grad(success(at := now.clone().requires_grad_(), task).sum(), at)[0].flatten()
     found: dict[str, list[Gradient]] = {method.name: [] for method in methods}

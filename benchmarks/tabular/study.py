@@ -36,6 +36,7 @@ class Setting:
     num_steps: int = 200
     num_seeds: int = 32
     prompts: int = 8
+    length: int = 5
     right: float = 1 / 16
 
 
@@ -58,8 +59,8 @@ def trained(method: Method, setting: Setting, steps: int) -> tuple[Tensor, Tenso
 def train(method: Method, setting: Setting, watch: Callable[[Tensor], object] = lambda _: None) -> Course:
     """All seeds side by side. `watch` is told every version."""
     generator = torch.Generator().manual_seed(1)
-    task = Task.draw(setting.prompts, setting.right)
-    logits = start(setting.num_seeds, setting.prompts, generator).requires_grad_()
+    task = Task.draw(setting.prompts, setting.length, setting.right)
+    logits = start(setting.num_seeds, setting.prompts, setting.length, generator).requires_grad_()
     first = logits.detach().clone()
     optimizer = torch.optim.Adam([logits], lr=setting.lr)
     watch(first)

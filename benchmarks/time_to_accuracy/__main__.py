@@ -1,15 +1,15 @@
-"""How long SmolLM2-135M takes to learn two-digit sums: by asynchronous training (eta=4 and 1), by synchronous training (eta=0), and by TRL's GRPO.
+"""How long SmolLM2-135M takes to learn a task: asynchronously (eta=4, 1, and led by divergence), synchronously (eta=0), and by TRL's GRPO.
 
-    python -m benchmarks.time_to_accuracy [--out runs/time-to-accuracy] [--seeds 3] [--peer-seeds 1] [--quick]
+    python -m benchmarks.time_to_accuracy [--experiment demo] [--systems NAME ...] [--out runs/time-to-accuracy] [--seeds 3] [--peer-seeds 1]
 
     each run not yet in OUT/runs.jsonl, one at a time, alone on the machine:
         python -m launcher experiment=demo ... | peer.py --> the weights of every 5th step, and when they stood on disk
-        the weights --> one evaluator for all (sampler.py): greedy answers to held-out sums of the run's seed --> OUT/runs.jsonl
+        the weights --> one evaluator for all (sampler.py): greedy answers to held-out prompts of the run's seed --> OUT/runs.jsonl
     tables, and one JSON object
 
 Time is what a user waits: from the command until the weights stand on disk, start-up and writing included; evaluating is not. A run reaches the
 target where the line between two evaluated steps first crosses it. Model, prompts, batches, optimizer and schedule are those of
-conf/experiment/demo.yaml for all; TRL's loss and advantages are its own defaults. A Headway device has one thread, as in the demo, so at eta=0,
+conf/experiment/EXPERIMENT.yaml for all; TRL's loss and advantages are its own defaults. A Headway device has one thread, as in the demo, so at eta=0,
 where generation and training take turns, one core rests; `eta 0, both cores` gives each phase two threads, as TRL has. TRL comes with the extra
 `benchmark`; without it, it is left out. Its runs stop after --peer-steps steps of the same schedule. An interrupted command goes on where it was.
 
@@ -49,7 +49,9 @@ NO_TRL = f"TRL is not installed, so it is left out. To compare with it: .venv/bi
 
 EVERY = 5
 """Steps from one evaluation to the next."""
-DEMO = ("experiment=demo", "data.num_heldout=400", "run.num_steps=60", "run.name=time-to-accuracy")
+TASKS = {"demo": (("data.num_heldout=400", "run.num_steps=60", "run.name=time-to-accuracy"), 0.75),
+         "gsm_symbolic": (("data.num_heldout=160", "run.num_steps=60", "run.name=time-to-accuracy"), 0.3)}
+"""Beside conf/experiment; the held-out accuracy to reach."""
 QUICK = ("experiment=tiny", "data.num_heldout=8", "run.num_steps=4", "run.name=time-to-accuracy", "trainer.batch_groups=2",
          "trainer.num_minibatches=1", "workflow.group_size=4")
 
@@ -71,6 +73,7 @@ class System:
 
 ASYNC, LITTLE, SYNC = System("eta 4", 4), System("eta 1", 1), System("eta 0")
 WARM_UP = System("eta 4, warm-up 20", 4, more=("staleness.warmup_steps=20",))
+DIVERGENCE = System("divergence", 8, more=("staleness.control=divergence", "staleness.warmup_steps=0"))
 AUTO = System("eta 4, auto", 4, more=("rollout.concurrency=auto",))
 BOTH_CORES, TRL = System("eta 0, both cores", 0, 2), System("TRL GRPO", 0, 2, peer=True)
 
@@ -161,28 +164,40 @@ def _runs(seeds: int, peer_seeds: int) -> list[tuple[System, int]]:
     with_peer = importlib.util.find_spec("trl") is not None
     if not with_peer:
         print(NO_TRL)
-    every, once = (ASYNC, WARM_UP, LITTLE, SYNC), (AUTO, *([TRL] if with_peer else []), BOTH_CORES)
+    every, once = (ASYNC, WARM_UP, LITTLE, DIVERGENCE, SYNC), (AUTO, *([TRL] if with_peer else []), BOTH_CORES)
     return [(system, seed) for systems, number in ((every, seeds), (once, peer_seeds)) for seed in range(1, number + 1) for system in systems]
+
+
+def _chosen(names: list[str], seeds: int) -> list[tuple[System, int]]:
+    """All runs of the systems of these names."""
+    known = {system.name: system for system in (ASYNC, WARM_UP, LITTLE, DIVERGENCE, SYNC, AUTO, BOTH_CORES, TRL)}
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"--systems {', '.join(unknown)}: must be of {', '.join(known)}. Give one of these")
+    return [(known[name], seed) for seed in range(1, seeds + 1) for name in names]
 
 
 def main() -> None:
     """Run what is missing, and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.time_to_accuracy", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--experiment", choices=TASKS, default="demo", help="what is learned; TRL learns demo alone")
+    parser.add_argument("--systems", nargs="+", default=[], metavar="NAME", help="only these, such as 'eta 1' divergence, with --seeds of each")
     parser.add_argument("--out", type=Path, default=Path("runs/time-to-accuracy"), help="folder of the results; an interrupted command goes on there")
-    parser.add_argument("--seeds", type=int, default=3, help="runs at eta 0, 1 and 4, with and without staleness.warmup_steps=20, seeds 1, 2, ...")
+    parser.add_argument("--seeds", type=int, default=3, help="runs at eta 0, 1, 4 (also with a warm-up) and led by divergence, seeds 1, 2, ...")
     parser.add_argument("--peer-seeds", type=int, default=1, help="runs of TRL, of eta 0 with both cores, and of eta 4 with rollout.concurrency=auto")
     parser.add_argument("--peer-steps", type=int, default=25, help="steps after which a run of TRL stops")
-    parser.add_argument("--target", type=float, default=0.75, help="held-out accuracy to reach")
+    parser.add_argument("--target", type=float, help="held-out accuracy to reach (demo 0.75, gsm_symbolic 0.3)")
     parser.add_argument("--quick", action="store_true", help="one run of four tiny steps: only to see that it works")
     options = parser.parse_args()
     if options.seeds < 1 or options.peer_seeds < 0 or options.peer_steps < EVERY:
         parser.error(f"--seeds {options.seeds} --peer-seeds {options.peer_seeds} --peer-steps {options.peer_steps}: must be at least 1, 0 and "
                      f"{EVERY}. Give more")
-    task = Task(DEMO, EVERY, options.peer_steps, options.target)
+    more, target = TASKS[options.experiment]
+    task = Task((f"experiment={options.experiment}", *more), EVERY, options.peer_steps, target if options.target is None else options.target)
     out = options.out.resolve()
     if options.quick:
         task = Task((*QUICK, "model=hf", f"model.path={out / 'model'}"), 2, 2, 0.0)
-    runs = [(ASYNC, 1)] if options.quick else _runs(options.seeds, options.peer_seeds)
+    runs = _chosen(options.systems, options.seeds) if options.systems else _runs(options.seeds, options.peer_seeds)
+    runs = [(ASYNC, 1)] if options.quick else [(system, seed) for system, seed in runs if not system.peer or options.experiment == "demo"]
     register()
     open_folder(out, {"overrides": [*task.overrides], "every": task.every, "peer_steps": task.peer_steps})
     if options.quick:

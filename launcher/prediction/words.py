@@ -10,6 +10,7 @@ from launcher.prediction.assumptions import UNITS, Assumptions
 from launcher.prediction.device_speeds import DeviceSpeed
 from launcher.prediction.forecast import Forecast
 from launcher.views.queue_view import duration
+from workers.config import Control
 
 LIMITS = {
     "engines": "the engines, whose slots are full: more devices for inference",
@@ -25,7 +26,8 @@ MEASURED = {"engine_factor": "times as long as assumed for decoding", "trainer_f
 def outcome(config: FullConfig, found: Forecast, num_steps: int) -> list[str]:
     """What will come out."""
     seen, eta = found.prediction, config.staleness.eta
-    lines = [f"predicted: {seen.tokens_per_s:,.0f} tokens/s trained, {seen.step_s:.3g} s a step, mean age {seen.age:.1f} steps (eta={eta}), "
+    less = ", or as much less as staleness.control=divergence allows" if config.staleness.control is Control.divergence else ""
+    lines = [f"predicted: {seen.tokens_per_s:,.0f} tokens/s trained, {seen.step_s:.3g} s a step, mean age {seen.age:.1f} steps (eta={eta}{less}), "
              f"{seen.slots_used:.0%} of the engines' slots in use; the trainer waits {seen.trainer_waits:.0%} of the time",
              f"limited by {LIMITS[seen.limit]}",
              f"{num_steps} steps: {duration(num_steps * seen.step_s)}, {found.gpu_hours(num_steps):,.3g} device-hours"]

@@ -23,7 +23,8 @@ register()
 
 
 @pytest.mark.parametrize(("recipe", "model", "num_train_devices"), [
-    ("math_qwen3_8b", "Qwen3-8B", 8), pytest.param("code_qwen3_8b", "Qwen3-8B", 8, marks=pytest.mark.long), ("math_qwen3_32b", "Qwen3-32B", 32),
+    ("math_qwen3_8b", "Qwen3-8B", 8), pytest.param("code_qwen3_8b", "Qwen3-8B", 8, marks=pytest.mark.long),
+    pytest.param("math_qwen3_32b", "Qwen3-32B", 32, marks=pytest.mark.long),
     pytest.param("math_qwen3_30b_a3b", "Qwen3-30B-A3B", 16, marks=pytest.mark.long)])  # six minutes; mixtures are also in test_budgets
 def test_a_step_fits_with_what_is_no_tensor(recipe: str, model: str, num_train_devices: int, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODELS[model]))

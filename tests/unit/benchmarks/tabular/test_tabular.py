@@ -13,7 +13,7 @@ from benchmarks.tabular.cases import begin
 from benchmarks.tabular.comparison import cost, holm
 from benchmarks.tabular.gradients import measure
 from benchmarks.tabular.objectives import Method, method
-from benchmarks.tabular.policy import LENGTH, NUM_ROWS, VOCAB, Task, logprobs, numbers, sample, start, success
+from benchmarks.tabular.policy import VOCAB, Task, first_row, logprobs, numbers, sample, start, success
 from benchmarks.tabular.study import Setting, train
 
 
@@ -28,20 +28,22 @@ def known(name: str) -> Method:
     return found
 
 
-def test_success_is_what_sampling_comes_to() -> None:
-    generator, task = torch.Generator().manual_seed(0), Task.draw(2, 1 / 8)
-    logits = 10 * start(3, 2, generator)
+@pytest.mark.parametrize("length", [3, 5])
+def test_success_is_what_sampling_comes_to(length: int) -> None:
+    generator, task = torch.Generator().manual_seed(0), Task.draw(2, length, 1 / 8)
+    logits = 10 * start(3, 2, length, generator)
     prompts = torch.arange(2).repeat_interleave(20_000).expand(3, -1)
     tokens, rows = sample(logits, prompts, generator)
-    assert task.right.sum(-1).tolist() == [VOCAB**LENGTH / 8] * 2 and rows.max() < NUM_ROWS
+    assert task.right.sum(-1).tolist() == [VOCAB**length / 8] * 2 and rows.max() < first_row(length)
     assert torch.allclose(task.rewards(prompts, tokens).mean(-1), success(logits, task), atol=0.01)
 
 
 def test_the_chances_of_all_answers_add_up_to_one() -> None:
-    logits = start(1, 1, torch.Generator().manual_seed(0))
-    tokens = torch.cartesian_prod(*[torch.arange(VOCAB)] * LENGTH)[None]
-    rows = torch.stack([numbers(tokens[..., :place]) + (VOCAB**place - 1) // (VOCAB - 1) for place in range(LENGTH)], -1)
-    assert math.isclose(float(logprobs(logits, torch.zeros(1, VOCAB**LENGTH, dtype=torch.int64), tokens, rows).sum(-1).exp().sum()), 1.0)
+    length = 4
+    logits = start(1, 1, length, torch.Generator().manual_seed(0))
+    tokens = torch.cartesian_prod(*[torch.arange(VOCAB)] * length)[None]
+    rows = torch.stack([numbers(tokens[..., :place]) + first_row(place) for place in range(length)], -1)
+    assert math.isclose(float(logprobs(logits, torch.zeros(1, VOCAB**length, dtype=torch.int64), tokens, rows).sum(-1).exp().sum()), 1.0)
 
 
 def test_old_samples_have_a_gap_and_fresh_ones_have_none_and_success_rises() -> None:
