@@ -17,7 +17,7 @@ from launcher.config.schema import register
 Case = tuple[str, Setting]
 NAMES = ("over", "last", "apart")
 """What is compared with fresh samples: success over the whole course, at its end, and at its end with what these had come to eta steps before."""
-AXES: dict[str, list[float]] = {"lr": [0.01, 0.1], "groups": [2, 32], "samples": [4, 16], "length": [3, 7]}
+AXES: dict[str, list[float]] = {"lr": [0.01, 0.1], "groups": [2, 32], "samples": [4, 16], "length": [3, 7], "mismatch": []}
 
 
 def begin() -> None:
@@ -46,9 +46,10 @@ def learned(cases: list[Case], processes: int) -> list[dict[str, Any]]:
         apart = cost(fresh.success[late - end:late].mean(0), course.success[-end:].mean(0))
         costs.append((over, last, apart))
         half = setting.num_steps // 4
-        found.append({"method": name, **asdict(setting), "end": float(course.success[-end:].mean()), "gap": float(course.gap[half:].mean()),
+        found.append({"method": name, **asdict(setting), "fresh": setting == fresh_of(setting),
+                      "end": float(course.success[-end:].mean()), "gap": float(course.gap[half:].mean()),
                       "ess": float(course.ess[half:].mean()), "over": asdict(over), "last": asdict(last), "apart": asdict(apart)})
-    old = [index for index, case in enumerate(found) if case["eta"]]
+    old = [index for index, case in enumerate(found) if not case["fresh"]]
     fallen = holm([each.p for index in old for each in costs[index]])
     for place, index in enumerate(old):
         for which, name in enumerate(NAMES):
@@ -57,8 +58,8 @@ def learned(cases: list[Case], processes: int) -> list[dict[str, Any]]:
 
 
 def fresh_of(setting: Setting) -> Setting:
-    """The same with fresh samples."""
-    return replace(setting, eta=0, spread=False)
+    """The same with fresh samples of the very policy that is in training."""
+    return replace(setting, eta=0, spread=False, mismatch=0.0)
 
 
 def along_axes(base: Setting, etas: list[int]) -> list[Setting]:

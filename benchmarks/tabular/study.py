@@ -1,10 +1,11 @@
 """Trains tables from old samples, and watches success and divergence.
 
-    version v - lag --sample--> answers --right?--> rewards --> advantages --policy_loss, two minibatches--> Adam --> version v + 1
+    version v - lag, as engines have it --sample--> answers --right?--> rewards --> advantages --loss, two minibatches--> Adam --> version v + 1
                                    |
                                    +-- how far: |log pi_prox - log pi_behav|, nats a token, and the effective sample size of the weights
 
 The lag is `eta` versions for every group, or drawn for each: lognormal around it, as groups of unequal length have it in a fleet, at most 4 eta.
+An engine that computes otherwise than the trainer (`mismatch`) has every version's logits off by noise, which stays the same for that version.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MINIBATCHES = 2
 
 @dataclass(frozen=True)
 class Setting:
-    """One case. `spread`: whether the lag is drawn for each group."""
+    """One case. `spread`: whether the lag is drawn for each group. `mismatch`: standard deviation of the logits between engine and trainer."""
 
     eta: int
     lr: float
@@ -38,6 +39,7 @@ class Setting:
     prompts: int = 8
     length: int = 5
     right: float = 1 / 16
+    mismatch: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,11 @@ def train(method: Method, setting: Setting, watch: Callable[[Tensor], object] = 
     first = logits.detach().clone()
     optimizer = torch.optim.Adam([logits], lr=setting.lr)
     watch(first)
-    history = deque([first], maxlen=1 + (LONGEST if setting.spread else 1) * setting.eta)
+
+    def engine(table: Tensor) -> Tensor:
+        return table + setting.mismatch * torch.randn(table.shape, generator=generator, dtype=table.dtype) if setting.mismatch else table
+
+    history = deque([engine(first)], maxlen=1 + (LONGEST if setting.spread else 1) * setting.eta)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     for version in range(setting.num_steps):
         prompts, tokens, rows, batch = _sampled(method, setting, task, history, logits.detach(), first, version, generator)
@@ -74,8 +80,8 @@ def train(method: Method, setting: Setting, watch: Callable[[Tensor], object] = 
             current = of(logits, prompts[:, groups], tokens[:, groups], rows[:, groups])
             method.loss(current, batch.part(groups), version).backward()
             optimizer.step()
-        history.append(logits.detach().clone())
-        watch(history[-1])
+        watch(now := logits.detach().clone())
+        history.append(engine(now))
         apart = (batch.proximal - batch.behavior).flatten(1)
         weights = apart.exp()
         ess = weights.sum(-1).square() / weights.square().sum(-1) / weights.shape[-1]

@@ -9,7 +9,8 @@ import torch
 
 pytest.importorskip("megatron.core")
 
-from benchmarks.tabular.cases import begin
+from benchmarks.tabular.__main__ import breaks
+from benchmarks.tabular.cases import along_axes, begin, fresh_of
 from benchmarks.tabular.comparison import cost, holm
 from benchmarks.tabular.gradients import measure
 from benchmarks.tabular.objectives import Method, method
@@ -79,3 +80,18 @@ def test_many_cases_need_more_to_be_worse_than_chance() -> None:
 
 def test_a_method_that_needs_more_than_rewards_is_left_out_with_its_reason() -> None:
     assert method("decoupled_ppo_critic") == "it trains a critic"
+
+
+def test_an_engine_that_computes_otherwise_has_a_gap_even_with_fresh_samples() -> None:
+    course = train(known("decoupled_ppo"), Setting(0, 0.1, mismatch=0.4, num_steps=10, num_seeds=2))
+    assert float(course.gap.min()) > 0.1 and float(course.ess.max()) < 0.99
+
+
+def test_a_case_is_compared_with_its_like_and_breaks_where_all_beyond_it_are_worse() -> None:
+    base = Setting(4, 0.03, spread=True, mismatch=0.4, prompts=2, num_steps=20, num_seeds=2)
+    fresh = fresh_of(base)
+    assert (fresh.eta, fresh.spread, fresh.mismatch, fresh.prompts) == (0, False, 0.0, 2)
+    settings = along_axes(fresh, [4, 8])
+    assert len(settings) == len(set(settings)) and {fresh_of(each) for each in settings} <= set(settings)
+    cases = [{"gap": gap, "apart": {"worse": worse}} for gap, worse in ((0.1, True), (0.2, False), (0.3, True), (0.4, True))]
+    assert breaks(cases) == 0.3 and breaks(cases[:2]) is None
