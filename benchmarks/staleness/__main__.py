@@ -1,8 +1,8 @@
 """What staleness does: eta in {0, 1, 4, 8, 16} (2 and inf with --etas), naive against decoupled PPO, several seeds, real models of tiny size.
 
-    python -m benchmarks.staleness [--out runs/staleness] [--seeds 8] [--no-throughput] [--quick]
+    python -m benchmarks.staleness [--model tiny|smollm2] [--out runs/staleness] [--seeds 8] [--no-throughput] [--quick]
 
-    a supervised run (headway experiment=sft_tiny) --> OUT/start: one starting model for all, which is right now and then
+    a supervised run (headway experiment=sft_tiny) --> OUT/start: one starting model for all, which is right now and then; SmolLM2: as it is
     runs not yet in OUT/runs.jsonl --> two lanes, each one process a run (run.py) --> OUT/runs.jsonl
     etas not yet in OUT/speeds.jsonl --> real asynchronous runs (throughput.py)   --> OUT/speeds.jsonl
                                          tables (figures.py), OUT/staleness.svg (plot.py), one JSON object
@@ -32,17 +32,20 @@ from benchmarks.children import ROOT, Child
 from benchmarks.journal import Journal, Record, open_folder
 from benchmarks.staleness.figures import ETAS, OBJECTIVES, accuracy, accuracy_table, by_seed, speed_table
 from benchmarks.staleness.throughput import measure
+from workers.model.initialize import make_smollm2
 
 SUMS = ("data.digits=2", "data.num_heldout=200")
 START = ("run.num_steps=300", "trainer.batch_groups=128", "trainer.warmup_steps=20", "trainer.microbatch_tokens=4096", "evaluation.every_steps=0")
 """Beside conf/experiment/sft_tiny.yaml: the random tiny model is shown sums of two digits until it has some of them right."""
-TASK = ("reward.verifier=numeric", "workflow.max_new_tokens=5", "run.num_steps=100", "trainer.batch_groups=16", "trainer.num_minibatches=4",
-        "trainer.lr=5e-5")
+TASK = ("experiment=tiny", *SUMS, "reward.verifier=numeric", "workflow.max_new_tokens=5", "run.num_steps=100", "trainer.batch_groups=16",
+        "trainer.num_minibatches=4", "trainer.lr=5e-5")
 """Beside conf/experiment/tiny.yaml; docs/results.md says how they were chosen: with eta=8 samples are less than 0.1 nats a token away."""
 QUICK_START = (*START, "run.num_steps=2", "trainer.batch_groups=8", "trainer.warmup_steps=0")
 QUICK = (*TASK, "run.num_steps=4", "trainer.num_minibatches=1", "trainer.batch_groups=2", "trainer.lr=1e-3", "workflow.group_size=4",
          "reward.verifier=numeric_distance")
 """Rewards that differ from the first step on: without, nothing would move."""
+SMOLLM2 = ("experiment=demo", "run.target_accuracy=null", "run.num_steps=40", "trainer.lr_schedule=constant", "trainer.warmup_steps=0",
+           "trainer.lr=5e-6")
 EVERY = 10
 TARGET = 0.8
 SPEED_ETAS = ("0", "1", "2", "4", "8")
@@ -51,7 +54,11 @@ CHOSEN = ["0", "1", "4", "8", "16"]
 
 
 def make_start(out: Path, overrides: Sequence[str]) -> Path:
-    """The starting model: of a supervised run below `out`, unless that is there. Raises RuntimeError with the launcher's output if it fails."""
+    """The starting model: SmolLM2 without `overrides`, else of a supervised run below `out`, unless that is there. Raises RuntimeError with the
+    launcher's output if it fails."""
+    if not overrides:
+        make_smollm2(out / "smollm2")
+        return out / "smollm2"
     run = out / "start"
     model = run / "final_model"
     if not model.exists():
@@ -104,6 +111,7 @@ def report(journal: Journal, speeds: Journal, out: Path, settings: Record) -> di
 def main() -> None:
     """Run what is missing, and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.staleness", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", choices=("tiny", "smollm2"), default="tiny", help="0.3 million parameters from scratch, or SmolLM2-135M-Instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/staleness"), help="folder of the results; an interrupted command goes on there")
     parser.add_argument("--seeds", type=int, default=8, help="runs of each cell, seeds 1, 2, ...")
     parser.add_argument("--etas", nargs="+", choices=ETAS, default=CHOSEN)
@@ -118,8 +126,8 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     etas, seeds = (("0", "2"), 1) if options.quick else (options.etas, options.seeds)
     out = options.out.resolve()
-    start, task = (QUICK_START, QUICK) if options.quick else (START, TASK)
-    settings: Record = {"start": [*start], "overrides": [*SUMS, *task, *options.set], "every": EVERY}
+    start, task = (QUICK_START, QUICK) if options.quick else ((), SMOLLM2) if options.model == "smollm2" else (START, TASK)
+    settings: Record = {"start": [*start], "overrides": [*task, *options.set], "every": EVERY}
     open_folder(out, settings)
     orders = [{"objective": objective, "eta": eta, "seed": seed, "overrides": settings["overrides"], "every": EVERY}
               for seed in range(1, seeds + 1) for eta in etas for objective in OBJECTIVES]

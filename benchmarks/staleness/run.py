@@ -1,4 +1,4 @@
-"""One run of benchmarks.staleness: a tiny model learns sums from samples that are exactly `eta` versions old.
+"""One run of benchmarks.staleness: a model learns sums from samples that are exactly `eta` versions old.
 
     version max(0, v - eta) --weights--> embedded engine --samples of step v--> verifier --> rewards
               ^                          (its loop, scheduler and sampler)                                   |
@@ -50,7 +50,7 @@ PROMPTS_APART = 1_000_000
 
 @dataclass(frozen=True)
 class Case:
-    """One run: `objective` names a file in conf/algorithm, `overrides` are further settings, as on the command line."""
+    """One run: `objective` names a file in conf/algorithm, `overrides` are all other settings, as on the command line."""
 
     objective: str
     eta: float
@@ -60,7 +60,7 @@ class Case:
     def config(self, model: Path) -> Config:
         """The composed and checked config. Raises `ConfigError`."""
         own = ["model=hf", f"model.path={model}", f"algorithm={self.objective}", f"run.seed={self.seed}"]
-        return composed(["experiment=tiny", *self.overrides, *own])
+        return composed([*self.overrides, *own])
 
 
 def behavior_version(step: int, eta: float) -> int:
