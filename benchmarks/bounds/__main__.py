@@ -10,7 +10,8 @@
 2. `rollout.concurrency=auto` in the same cases, where the trainer is half or twice as fast, and where few samples fill an engine, against every
    fixed one: its speed over that of the fastest, its mean age beside that of the largest.
 3. `staleness.target` below eta: what room for stragglers is worth, with bound=hard and a long tail.
-4. Real runs of `experiment=tiny` (variants.py), `--runs` seeds of each: held-out accuracy and consumed staleness.
+4. `staleness.control=divergence` and a policy that moves (drift.py): the lead in steps, nats, the share of steps a quarter beyond the budget, speed.
+5. Real runs of `experiment=tiny` (variants.py), `--runs` seeds of each: held-out accuracy and consumed staleness.
 
 The last line is one JSON object: name, value (speed of auto in its worst case), unit, against (the fastest fixed one there), ratio, cases.
 """
@@ -24,6 +25,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
+from benchmarks.bounds import drift
+from benchmarks.bounds.drift import Drifting
 from benchmarks.bounds.figures import HEADER, simulate
 from benchmarks.bounds.simulated_workers import LENGTHS, Fleet
 from benchmarks.bounds.simulation import Setting
@@ -59,6 +62,17 @@ def targets(lengths: str, eta: int, steps: int, warm_up: int) -> list[dict[str, 
     return cases
 
 
+def leads(steps: int, warm_up: int) -> list[dict[str, Any]]:
+    """What the lead makes of policies that move in several ways."""
+    found = []
+    for name, setting in drift.cases(Drifting("lognormal", 8, Bound.admission, 96, num_steps=steps, warm_up=warm_up)).items():
+        seen = drift.course(setting)
+        print(f"{name:<30} lead {seen.lead:5.2f} ± {seen.deviation:.2f}  {seen.apart:.3f} nats of {setting.budget:g}, {seen.over:4.0%} far beyond; "
+              f"speed {seen.speed:.3f}", flush=True)
+        found.append({"case": name, **asdict(seen)})
+    return found
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bounds", description=(__doc__ or "").splitlines()[0])
@@ -76,12 +90,13 @@ def main() -> None:
     cases = [compare(Setting(lengths, eta, bound, AUTO, fleet=fleet, num_steps=steps, warm_up=warm_up), name, concurrencies)
              for name, fleet in fleets.items() for lengths, eta, bound in itertools.product(LENGTHS, [4] if name else etas, Bound)]
     held = [case for lengths, eta in itertools.product(("lognormal", "long tail"), etas[-2:]) for case in targets(lengths, eta, steps, warm_up)]
+    led = leads(steps, warm_up)
     runs = [run_variant(variant, options.runs) for variant in VARIANTS] if options.runs else []
     worst = min(cases, key=lambda case: case["ratio"])
     print(json.dumps({
         "name": "rollout.concurrency=auto over the fastest fixed concurrency, worst case, simulated", "value": worst["auto"]["speed"],
         "unit": "share of the ideal speed", "against": worst["best"], "ratio": worst["ratio"],
-        "age_over_largest": max(case["age_over_largest"] for case in cases), "cases": cases, "targets": held, "runs": runs}))
+        "age_over_largest": max(case["age_over_largest"] for case in cases), "cases": cases, "targets": held, "leads": led, "runs": runs}))
 
 
 if __name__ == "__main__":
