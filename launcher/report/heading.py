@@ -105,7 +105,8 @@ def facts(record: Record) -> list[Fact]:
 def _lead(record: Record) -> str:
     """How far ahead was allowed at the end, and why."""
     last = record.steps[-1] if record.steps else {}
-    return f"{last['lead']:.2g} steps, {reason}" if (reason := last.get("lead_reason")) else ""
+    lead, reason = number(last.get("lead")), last.get("lead_reason")
+    return f"{words(lead)} steps, {reason}" if lead is not None and isinstance(reason, str) and reason else ""
 
 
 def _rl_facts(record: Record) -> list[Fact]:

@@ -57,7 +57,7 @@ def step(number: int) -> dict[str, Any]:
         "checkpoint_s": 0.0, "export_s": 0.0,
         "replicas": 2, "rollout_idle_s": 1.0 * number, "rollout_sample_s": 24.0 * number,
         "weight_updates": number, "weight_update_s": 0.5 * number, "weight_fetch_s": 0.1 * number,
-        "reward_wait_s": 0.0, "reward_busy_s": 0.2 * number, "buffer": 3, "running": 5, "num_microbatches": 4}
+        "reward_wait_s": 0.0, "reward_busy_s": 0.2 * number, "lead": 1.5, "lead_reason": "", "buffer": 3, "running": 5, "num_microbatches": 4}
 
 
 def supervised_step(number: int) -> dict[str, Any]:

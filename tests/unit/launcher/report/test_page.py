@@ -15,7 +15,7 @@ import pytest
 
 from launcher.report import ending, main, page, sweep_page
 from launcher.report.record import read
-from tests.support.report_runs import Page, make, write_lines
+from tests.support.report_runs import Page, make, step, write_lines
 from workers.config import RunKind
 from workers.run import incarnations
 from workers.run.folder import RunFolder
@@ -70,6 +70,8 @@ def test_a_whole_run(tmp_path: Path) -> None:
             "Tokens a second", "The trainer", "waits for a batch", "The rollout workers", "have nothing to do", "Samples before and after", "1+2=",
             "num_microbatches", "staleness.eta", "None on record."):
         assert said in found.text, said
+    write_lines(run.metrics, [step(1) | {"lead_reason": "narrowed: mean 0.3 of 0.1 nats"}])
+    assert "1.5 steps, narrowed: mean 0.3 of 0.1 nats" in page_of(run).text
     answers = found.within("pre")
     assert "12" in answers and "3" in answers and "4" not in answers, "the first and the last evaluation"
     assert run.report.stat().st_size < 600_000

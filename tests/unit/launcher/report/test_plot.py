@@ -163,6 +163,12 @@ def test_ages_of_all_consumed_groups(tmp_path: Path) -> None:
     assert [label.text for label in chart.labels] == ["25.0%", "75.0%", "η = 1"]
 
 
+@pytest.mark.parametrize(("control", "traces"), [("eta", 3), ("divergence", 4)])
+def test_the_lead_is_drawn_where_something_moves_it(tmp_path: Path, control: str, traces: int) -> None:
+    chart = ages.over_steps(read(make(tmp_path / "run", {"staleness": {"eta": 4, "control": control}}, (), 10)), 4.0)
+    assert chart is not None and len(chart.legend) == traces and ("lead" in {each.name for each in chart.legend}) is (control == "divergence")
+
+
 @pytest.mark.parametrize("oldest", [0, 39, 40, 1000])
 def test_old_groups_share_bars(tmp_path: Path, oldest: int) -> None:
     run = make(tmp_path / "run", None, (), 1)

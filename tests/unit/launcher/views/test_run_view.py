@@ -62,6 +62,11 @@ def test_before_the_coordinator_is_there() -> None:
     assert "ended: complete" in complete and "waiting" not in complete
 
 
+def test_the_lead_stands_there_with_its_reason_where_something_moves_it() -> None:
+    assert "lead 1.2 steps widened: mean 0.05 of 0.1 nats" in shown(status(lead=1.234, lead_reason="widened: mean 0.05 of 0.1 nats"))
+    assert "lead" not in shown(status(lead=4.0, lead_reason=""))
+
+
 def test_without_steps() -> None:
     text = shown(status(step=0, staleness={}))
     for part in ("headway run7", "step 0 of 20", "2m05s elapsed, ? left", "reward -", "held-out -", "eta 4 (admission) groups by age -",
