@@ -47,7 +47,8 @@ def divergence_sums(before: Tensor, behavior: Tensor, mask: Tensor) -> Stats:
     """How far the policies that sampled lie from that of `before` the step, by log-probs [N] where `mask` is set: of how many tokens, the sum of
     |differences|, and how many of these are above each of `DISTANCES`."""
     gap = torch.where(mask, before - behavior, 0.0).abs()
-    counts = (gap.unsqueeze(1) > torch.tensor(DISTANCES, dtype=gap.dtype, device=gap.device)).sum(0).unbind()
+    distances = torch.exp2(torch.arange(len(DISTANCES), dtype=gap.dtype, device=gap.device) / 2 - 7)  # made there: a copy would wait for the device
+    counts = (gap.unsqueeze(1) > distances).sum(0).unbind()
     stats: Stats = {"gap_tokens": mask.sum(), "gap_proximal_behavior": gap.sum()}
     return stats | {f"gap_above_{distance:g}": count for distance, count in zip(DISTANCES, counts, strict=True)}
 
