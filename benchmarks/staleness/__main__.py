@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.children import ROOT, Child
 from benchmarks.journal import Journal, Record, open_folder
-from benchmarks.staleness.figures import ETAS, OBJECTIVES, accuracy, accuracy_table, by_seed, speed_table
+from benchmarks.staleness.figures import ETAS, OBJECTIVES, accuracy, accuracy_table, by_seed, course_table, speed_table
 from benchmarks.staleness.throughput import measure
 from workers.model.initialize import make_smollm2
 
@@ -93,7 +93,8 @@ def train_all(orders: list[dict[str, Any]], journal: Journal, model: Path, lanes
 
 def report(journal: Journal, speeds: Journal, out: Path, settings: Record) -> dict[str, Any]:
     """Print the tables, draw the plot; returns the last line."""
-    print(f"\n{accuracy_table(journal.records, TARGET)}\n\n{speed_table(journal.records, speeds.records, TARGET)}\n")
+    print(f"\n{accuracy_table(journal.records, TARGET)}\n\n{course_table(journal.records)}\n")
+    print(f"{speed_table(journal.records, speeds.records, TARGET)}\n")
     plot = out / "staleness.svg"
     try:
         from benchmarks.staleness.plot import draw

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.journal import Record
@@ -45,6 +45,11 @@ def accuracy(record: Record) -> float:
     return record["accuracy"][-1]
 
 
+def course(record: Record) -> float:
+    """Mean held-out accuracy of all evaluations after the start: how soon it was learnt, too."""
+    return statistics.mean(record["accuracy"][1:])
+
+
 def steps_to(record: Record, target: float) -> int | None:
     """The first evaluated step with an accuracy of at least `target`; None: it was never reached."""
     return next((step for step, value in zip(record["steps"], record["accuracy"], strict=True) if value >= target), None)
@@ -60,17 +65,17 @@ def by_seed(records: Iterable[Record], objective: str, eta: str) -> dict[int, Re
     return {record["seed"]: record for record in records if (record["objective"], record["eta"]) == (objective, eta)}
 
 
-def against_fresh(records: Sequence[Record], objective: str, eta: str) -> Mean | None:
-    """Final accuracy less that of the same seed at eta=0 by the same objective; None without such pairs."""
+def against_fresh(records: Sequence[Record], objective: str, eta: str, figure: Callable[[Record], float] = accuracy) -> Mean | None:
+    """`figure` less that of the same seed at eta=0 by the same objective; None without such pairs."""
     fresh, stale = by_seed(records, objective, "0"), by_seed(records, objective, eta)
-    pairs = [accuracy(stale[seed]) - accuracy(fresh[seed]) for seed in sorted(fresh.keys() & stale.keys())]
+    pairs = [figure(stale[seed]) - figure(fresh[seed]) for seed in sorted(fresh.keys() & stale.keys())]
     return Mean.of(pairs) if pairs else None
 
 
-def between(records: Sequence[Record], eta: str) -> Mean | None:
-    """Final accuracy of the decoupled objective less that of the naive one, of the same seed."""
+def between(records: Sequence[Record], eta: str, figure: Callable[[Record], float] = accuracy) -> Mean | None:
+    """`figure` of the decoupled objective less that of the naive one, of the same seed."""
     naive, decoupled = by_seed(records, "ppo", eta), by_seed(records, "decoupled_ppo", eta)
-    pairs = [accuracy(decoupled[seed]) - accuracy(naive[seed]) for seed in sorted(naive.keys() & decoupled.keys())]
+    pairs = [figure(decoupled[seed]) - figure(naive[seed]) for seed in sorted(naive.keys() & decoupled.keys())]
     return Mean.of(pairs) if pairs else None
 
 
@@ -109,6 +114,21 @@ def accuracy_table(records: Sequence[Record], target: float) -> str:
         naive, decoupled, _ = PAPER[eta]
         paper = f"{naive:.1f}" if eta == "0" else f"{naive:.1f} → {decoupled:.1f}"
         lines.append(f"| {symbol(eta)} | {' | '.join(cells)} | {apart.text(sign='+') if apart else '-'} | {paper} |")
+    return "\n".join(lines)
+
+
+def course_table(records: Sequence[Record]) -> str:
+    """Accuracy over the whole course, in Markdown."""
+    lines = ["| η | naive PPO, over the course | against its η = 0 | decoupled PPO | against its η = 0 | decoupled − naive |",
+             "|---|---|---|---|---|---|"]
+    for eta in ETAS:
+        cells = []
+        for objective in OBJECTIVES:
+            runs, apart = list(by_seed(records, objective, eta).values()), against_fresh(records, objective, eta, course)
+            cells += [Mean.of([course(run) for run in runs]).text() if runs else "-", apart.text(sign="+") if apart and eta != "0" else "-"]
+        apart = between(records, eta, course)
+        if apart:
+            lines.append(f"| {symbol(eta)} | {' | '.join(cells)} | {apart.text(sign='+')} |")
     return "\n".join(lines)
 
 

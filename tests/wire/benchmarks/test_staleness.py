@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.children import ROOT
-from benchmarks.staleness.figures import Mean, accuracy, against_fresh, between, steps_to, undisturbed
+from benchmarks.staleness.figures import Mean, accuracy, against_fresh, between, course, course_table, steps_to, undisturbed
 from benchmarks.staleness.run import behavior_version
 
 pytestmark = pytest.mark.timeout(900)
@@ -88,6 +88,9 @@ def test_means_intervals_and_pairs() -> None:
     assert difference is not None and difference.value == pytest.approx(-0.3) and difference.num == 2
     assert apart is not None and apart.value == pytest.approx(0.3) and apart.num == 1 and math.isnan(apart.half)
     assert against_fresh(records, "decoupled_ppo", "4") is None
+    over = between(records, "4", course)
+    assert over is not None and over.value == pytest.approx(0.7 - 0.5), "the start counts for nothing, every evaluation after it the same"
+    assert course_table(records).splitlines()[-1].startswith("| 4 | 0.500 ± 0.000 | -0.300 ± 1.271 | 0.700 | - | +0.200")
     assert [steps_to(one, 0.7) for one in records] == [10, 10, None, None, 20]
 
 
