@@ -1,6 +1,6 @@
 """What old samples do to each objective, where everything can be computed: success, gradients, divergence.
 
-    python -m benchmarks.tabular [--eta 4 8 16] [--lr 0.03 0.1] [--steps 200] [--seeds 32] [--methods NAME ...] [--no-axes] [--quick]
+    python -m benchmarks.tabular [--eta 4 8 16] [--lr 0.03 0.1] [--steps 200] [--seeds 32] [--methods NAME ...] [--no-axes] [--plot FILE]
 
 A policy that is a table (policy.py) learns by the project's own objectives, all of conf/algorithm that need nothing but rewards, from samples `eta`
 versions old, or of ages drawn around it (study.py). Success is exact. Two tables come of it:
@@ -22,6 +22,7 @@ import itertools
 import json
 import os
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.tabular.cases import AXES, NAMES, along_axes, begin, fresh_of, learned
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=32)
     parser.add_argument("--methods", nargs="+", default=None, help="names in conf/algorithm (default: all that can be)")
     parser.add_argument("--no-axes", dest="axes", action="store_false", help="change nothing but eta and the learning rate")
+    parser.add_argument("--plot", type=Path, help="write the figure to this file, SVG (needs matplotlib)")
     parser.add_argument("--quick", action="store_true", help="the smallest form: shows that it works")
     options = parser.parse_args()
     if options.quick:
@@ -103,6 +105,9 @@ def main() -> None:
              for setting in (*(fresh_of(each) for each in old), *old, *unlike, *(axes if method.name in ON_AXES else ()))]
     found = learned(list(dict.fromkeys(cases)), len(os.sched_getaffinity(0)))
     tell(found)
+    if options.plot:
+        from benchmarks.tabular.plot import draw
+        draw(found, gradients, options.plot)
     ends = {case["method"]: case["end"] for case in found if case["eta"] == max(options.eta) and case["lr"] == options.lr[0] and not case["spread"]
             and all(case[name] == asdict(base)[name] for name in AXES if name != "lr")}
     value, against = ends.get("decoupled_ppo"), ends.get("ppo")
