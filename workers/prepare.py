@@ -37,6 +37,7 @@ from workers.run.checkpoints import TRAINER
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder, RunFolderError
 from workers.run.processes import adopt_orphans
+from workers.tracking.tracker import check_installed
 from workers.transport.keys import make_keys
 from workers.weights.locations import places
 
@@ -162,6 +163,7 @@ def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
     been looked at; `tried`: the user's own functions are tried, and not only imported."""
     config = load(run.config)
     make_absolute(config.data)
+    check_installed(config.tracking)
     if not made and not _all_there(config, tried):
         return
     if tried:

@@ -28,6 +28,7 @@ from workers.config import (
     Schedule,
     Server,
     Surrogate,
+    Tracker,
     Transport,
 )
 from workers.config.alarms import SUPERVISED_ALARMS
@@ -108,6 +109,9 @@ RULES = (
          "only engine.server=synthetic reads it"),
     Rule("weights.security weights.delta weights.streams weights.fanout", lambda config: config.weights.transport is not Transport.disk,
          "with weights=disk nothing is streamed"),
+    Rule("tracking", lambda config: not config.evaluates, "an evaluation alone is shown in no tracker"),
+    Rule("tracking.project tracking.url", lambda config: bool(config.tracking.to), "tracking.to=[] names no tracker"),
+    Rule("tracking.offline", lambda config: Tracker.wandb in config.tracking.to, "only tracking.to=[wandb] can be offline"),
     Rule("staleness.warmup_steps", lambda config: config.staleness.eta > 0, "staleness.eta=0 has nothing to grow to"),
     Rule("staleness.max_divergence staleness.max_divergence_p99 staleness.min_ess", lambda config: config.staleness.control is Control.divergence,
          "only staleness.control=divergence keeps a budget"),

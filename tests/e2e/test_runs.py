@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from safetensors.numpy import load_file
 
 from tests.e2e.runs import START_S, LiveRun, headway, live_run
+from tests.unit.workers.tracking.wandb_files import histories
 from workers.model.architecture import read_architecture
 from workers.model.tensors import check_tensors
 from workers.run.files import read_lines
@@ -16,8 +18,9 @@ from workers.run.files import read_lines
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
-    """The whole of experiment=tiny, which has ended well."""
-    with live_run(tmp_path_factory.mktemp("learned") / "run", "evaluation.every_steps=20") as run:
+    """The whole of experiment=tiny, which has ended well, and which two trackers have followed."""
+    trackers = ("tracking.to=[wandb,mlflow]", "tracking.offline=true")
+    with live_run(tmp_path_factory.mktemp("learned") / "run", "evaluation.every_steps=20", *trackers) as run:
         assert run.launcher.wait(START_S) == 0, run.output.read_text()
         run.assert_nothing_left()
     return run
@@ -48,6 +51,20 @@ def test_a_run_leaves_its_report(learned: LiveRun) -> None:
     samples = read_lines(run.heldout_samples)
     assert [record["step"] for record in samples] == [0, 20, 40, 60] and all(len(record["samples"]) == 8 for record in samples)
     assert len({tuple(sample["prompt"] for sample in record["samples"]) for record in samples}) == 1, "the same prompts each time"
+
+
+def test_trackers_have_been_told_all_of_it(learned: LiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = learned.run
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    steps = [record["reward"] for record in read_lines(run.metrics)]
+    ((remote, lines),) = histories(run.tracking).items()
+    assert [line["train/reward"] for line in lines if "train/reward" in line] == pytest.approx(steps)
+    assert [line["evaluation/step"] for line in lines if "evaluation/step" in line] == [0, 20, 40, 60]
+    assert json.loads((run.tracking / "wandb.json").read_bytes())["remote"] == remote
+    client = MlflowClient((run.tracking / "mlruns").as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("headway").experiment_id])
+    assert found.info.status == "FINISHED" and found.data.params["run.name"] == "tiny"
+    assert [one.value for one in client.get_metric_history(found.info.run_id, "train/reward")] == pytest.approx(steps)
 
 
 def test_its_journal_is_replayed_to_the_same_states(learned: LiveRun) -> None:

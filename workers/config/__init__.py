@@ -39,6 +39,7 @@ from workers.config.choices import (
     SelfTestAction,
     Server,
     Surrogate,
+    Tracker,
     Transport,
 )
 from workers.config.data import DataConfig
@@ -57,6 +58,7 @@ from workers.config.system import (
     RunConfig,
     TransportConfig,
 )
+from workers.config.tracking import TrackingConfig
 from workers.config.training import (
     MEAN_TOLERANCE,
     ParallelConfig,
@@ -72,8 +74,8 @@ __all__ = [
     "ClusterKind", "Config", "ConfigError", "Control", "DataConfig", "DataKind", "Device", "Dtype", "EngineConfig", "EngineParallelConfig",
     "EvaluationConfig", "ImportanceLevel", "Interrupt", "KlEstimator", "KlPlace", "ModelConfig", "ModelSource", "OffPolicy", "ParallelConfig",
     "Placement", "Proximal", "Recompute", "RewardConfig", "RolloutConfig", "RunConfig", "RunKind", "SandboxBackend", "SandboxConfig",
-    "SandboxPolicy", "Schedule", "Security", "SelfTestAction", "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "TrainerConfig",
-    "Transport", "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
+    "SandboxPolicy", "Schedule", "Security", "SelfTestAction", "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "Tracker",
+    "TrackingConfig", "TrainerConfig", "Transport", "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
 ]
 
 
@@ -100,11 +102,12 @@ class Config:
     selftest: SelfTestConfig = field(default_factory=SelfTestConfig)
     alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def check(self) -> None:
         """Check every part, then what holds between parts. Raises `ConfigError`."""
         for name in ("run", "allocation", "cluster", "model", "data", "workflow", "reward", "sandbox", "rollout", "engine", "staleness",
-                     "algorithm", "trainer", "weights", "evaluation", "checkpoint", "selftest", "alarms", "transport"):
+                     "algorithm", "trainer", "weights", "evaluation", "checkpoint", "selftest", "alarms", "transport", "tracking"):
             getattr(self, name).check()
         if self.evaluates:
             self._check_inference()

@@ -34,6 +34,13 @@ class Control(str, enum.Enum):
     divergence = "divergence"
 
 
+class Tracker(str, enum.Enum):
+    """Which trackers of experiments a run may be shown in, besides TensorBoard."""
+
+    wandb = "wandb"
+    mlflow = "mlflow"
+
+
 class Server(str, enum.Enum):
     """Which inference server a rollout worker starts."""
 

@@ -19,6 +19,7 @@
       evaluations.jsonl      one line an evaluation                             coordinator
       heldout_samples.jsonl  answers to some held-out prompts, a line an evaluation  coordinator
       consumed.jsonl         which prompts each training step has consumed      coordinator
+      tracking/              what trackers have been told; W&B's and MLflow's files  workers/tracking
       outcome.json           why the run ended; the first writer wins           anyone
       exports/120/           the model after step 120, a Hugging Face folder    trainer
       final_model/           the trained model, a Hugging Face folder           trainer
@@ -82,6 +83,7 @@ class RunPaths:
     samples = Entry("samples.jsonl")
     heldout_samples = Entry("heldout_samples.jsonl")
     tensorboard = Entry("tensorboard")
+    tracking = Entry("tracking")
     outcome = Entry("outcome.json")
     summary = Entry("summary.json")
     report = Entry("report.html")

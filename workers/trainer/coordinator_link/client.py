@@ -31,6 +31,7 @@ from workers.messages.parts import Announcement, Message, Role, Version
 from workers.run.folder import RunFolder
 from workers.run.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
 from workers.slurm.signals import Signals
+from workers.tracking.tracker_processes import TrackerProcesses
 from workers.trainer.coordinator_link.coordinator_process import CoordinatorProcess
 from workers.trainer.coordinator_link.endings import DrainRequested, RunEnded
 from workers.trainer.coordinator_link.inbox import Inbox, Received
@@ -69,6 +70,7 @@ class CoordinatorLink:
                     on_announcement=lambda _: None, min_epoch=epoch)
         self._peer = ThreadedPeer(peer, "coordinator-link", self._over, self._lost)
         self._coordinator = CoordinatorProcess(run, epoch, checkpoint)
+        self._trackers = TrackerProcesses(run, config.tracking)
         signals.on_signal = self._signalled
         if signals.received is not None:
             self._signalled()
@@ -155,6 +157,7 @@ class CoordinatorLink:
         self._parting = parting
         self._peer.leave(parting, finish=bool(parting))
         status = self._coordinator.close()
+        self._trackers.close()
         self._last_words.remove_weights_if_over(self._config.weights.dir)
         return status
 

@@ -130,6 +130,7 @@ def test_what_a_later_argument_overrules_is_said(composer: Composer) -> None:
     ("reward.num_elements=2", "only reward=array"), ("reward.overlong_buffer=2", "takes nothing off"), ("sandbox.memory_mb=256", "runs programs"),
     ("workflow.max_rejected=0.5", "workflow.keep=all"), ("engine.synthetic_mean_tokens=3", "engine.server=synthetic"),
     ("weights=disk weights.delta=true", "nothing is streamed"), ("staleness.eta=0 staleness.warmup_steps=5", "nothing to grow to"),
+    ("tracking.project=mine", "names no tracker"), ("tracking=mlflow tracking.offline=true", "can be offline"),
     ("staleness.max_divergence=0.2", "keeps a budget"), ("staleness.min_ess=0.5", "keeps a budget"),
     ("algorithm=sapo algorithm.clip_epsilon=0.1", "clip and cispo"), ("algorithm.sapo_tau_positive=2", "soft gates"),
     ("algorithm=ppo algorithm.behavior_cap=2", "no proximal policy"), ("algorithm=m2po algorithm.behavior_cap=2", "second moment alone"),

@@ -1,0 +1,124 @@
+"""What trackers are told: every line once, over incarnations that lose some, by the real libraries without a server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("wandb")
+pytest.importorskip("mlflow")
+
+from mlflow import MlflowClient
+
+from tests.support.report_runs import make, step, write_lines
+from tests.unit.workers.tracking.wandb_files import histories
+from workers.config import ConfigError, Tracker, TrackingConfig
+from workers.run import incarnations
+from workers.run.folder import RunFolder
+from workers.tracking import tracker, tracker_processes
+from workers.tracking.lines import NewLines
+from workers.tracking.run_follower import Follower, figures
+from workers.tracking.tracker_processes import TrackerProcesses
+
+
+def run_of(folder: Path, num_steps: int, **tracking: object) -> RunFolder:
+    return make(folder / "run", {"tracking": {"project": "tests", "offline": True, **tracking}}, (0.25, 0.75), num_steps)
+
+
+def follow(run: RunFolder, name: Tracker) -> None:
+    """Tell all that is there, as by hand."""
+    over = threading.Event()
+    over.set()
+    Follower(run, name, over).follow()
+
+
+def test_every_line_comes_once_and_in_its_order(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 3)
+    told = [(file, record["step"]) for file, record in NewLines(run, "one").take()]
+    assert told == [("metrics.jsonl", 1), ("metrics.jsonl", 2), ("metrics.jsonl", 3), ("evaluations.jsonl", 0), ("evaluations.jsonl", 10)]
+    assert list(NewLines(run, "one").take()) == [], "another process goes on from there"
+    assert len(list(NewLines(run, "other").take())) == 5, "another tracker has been told nothing"
+    with run.metrics.open("ab") as file:
+        file.write(json.dumps(step(4)).encode())
+        file.flush()
+        assert list(NewLines(run, "one").take()) == [], "half a line is none yet"
+        file.write(b"\n")
+    assert [record["step"] for _, record in NewLines(run, "one").take()] == [4]
+
+
+def test_what_was_not_told_to_its_end_is_told_again(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 3)
+    taken = NewLines(run, "one").take()
+    next(taken), next(taken)
+    taken.close()
+    assert len(list(NewLines(run, "one").take())) == 5, "it broke off before it noted anything"
+
+
+def test_a_new_incarnation_is_told_from_its_checkpoint_on(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 5)
+    assert len(list(NewLines(run, "one").take())) == 7
+    write_lines(run.metrics, [step(1), step(2), step(3), {**step(4), "reward": 99.0}])  # cut off behind step 3, and gone on
+    incarnations.claim(run, "", "", 1, "here", 2, 3)
+    assert [(record["step"], record.get("reward")) for _, record in NewLines(run, "one").take()] == [(4, 99.0), (10, None)]
+
+
+@pytest.mark.parametrize("name", list(Tracker))
+def test_a_run_that_goes_on_is_one_run_there(tmp_path: Path, name: Tracker) -> None:
+    run = run_of(tmp_path, 2)
+    sample = {"prompt_id": "p", "prompt": "1+1=", "reference": "2", "response": "3", "score": 0.0}
+    write_lines(run.heldout_samples, [{"step": 0, "samples": [sample]}])
+    follow(run, name)
+    incarnations.claim(run, "", "", 1, "here", 2, 2)
+    with run.metrics.open("ab") as file:
+        file.write(json.dumps({**step(3), "alarm_changes": ["entropy_collapse raised"], "loss": None}).encode() + b"\n")
+    run.summary.write_text(json.dumps({"state": "finished", "num_steps": 3}))
+    run.end("", "test", "finished")
+    follow(run, name)
+    if name is Tracker.wandb:
+        ((remote, lines),) = histories(run.tracking).items()
+        assert [line["train/step"] for line in lines if "train/step" in line] == [1, 2, 3]
+        assert [line["evaluation/accuracy"] for line in lines if "evaluation/accuracy" in line][:2] == [0.25, 0.75]
+        assert any("heldout" in key for line in lines for key in line)
+    else:
+        client = MlflowClient((run.tracking / "mlruns").as_uri())
+        (found,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+        remote = found.info.run_id
+        assert found.info.status == "FINISHED" and found.data.params["staleness.eta"] == "4" and "entropy_collapse" in found.data.tags["alarm.3"]
+        assert [(one.step, one.value) for one in client.get_metric_history(remote, "train/reward")] == [(1, 0.0), (2, 1.0), (3, 2.0)]
+        assert {one.path for one in client.list_artifacts(remote)} == {"heldout", "summary.json"}
+    assert json.loads((run.tracking / f"{name.value}.json").read_bytes())["remote"] == remote
+
+
+def test_only_finite_numbers_are_figures() -> None:
+    record = {"step": 3, "reward": 1.5, "loss": None, "odd": float("nan"), "flag": True, "text": "x", "staleness_histogram": {"0": 2}, "alarms": []}
+    assert figures(record, "train") == {"train/step": 3, "train/reward": 1.5, "train/staleness_histogram.0": 2}
+
+
+def test_a_tracker_that_cannot_be_reached_is_said_and_left(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(tmp_path, 1)
+    config = json.loads(run.config.read_bytes())
+    config["tracking"] |= {"to": ["mlflow"], "url": "http://127.0.0.1:9"}
+    run.config.write_text(json.dumps(config))
+    monkeypatch.setattr(tracker_processes, "FINISH_S", 0.5)
+    TrackerProcesses(run, TrackingConfig(to=[Tracker.mlflow])).close()
+    said = capsys.readouterr().out
+    assert "tracking: mlflow's process was killed by SIGKILL" in said and f"python -m workers.tracking.run_follower {run.path} mlflow" in said
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tracker.PACKAGES, Tracker.mlflow, ("no_such_module", "mlflow-skinny"))
+    tracker.check_installed(TrackingConfig(to=[Tracker.wandb]))
+    with pytest.raises(ConfigError, match=r"tracking.to=\[mlflow\]: mlflow-skinny is not installed here. Install it on all nodes"):
+        tracker.check_installed(TrackingConfig(to=[Tracker.mlflow]))
+
+
+@pytest.mark.parametrize(("values", "words"), [
+    ({"to": [Tracker.wandb, Tracker.wandb]}, "names a tracker twice"), ({"to": [Tracker.wandb], "project": " "}, "must not be empty"),
+    ({"to": [Tracker.mlflow], "url": "mlruns"}, "must be http"), ({"to": list(Tracker), "url": "http://here"}, "of one tracker")])
+def test_what_cannot_be_is_refused(values: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        TrackingConfig(**values).check()

@@ -1,0 +1,42 @@
+"""What W&B has written without its server: a log in LevelDB's format of protocol buffers (wandb/core/pkg/leveldb)."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+BLOCK, START, HEADER = 32768, 7, 7
+FULL, LAST = 1, 4
+
+
+def histories(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What each run in RUN/tracking has been told, by its id, line by line and in its order."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+        for content in _records(path.read_bytes()):
+            record = Record.FromString(content)
+            if record.WhichOneof("record_type") == "history":
+                line = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+                found.setdefault(path.stem.removeprefix("run-"), []).append(line)
+    return found
+
+
+def _records(log: bytes) -> Iterator[bytes]:
+    assert log[:4] == b":W&B", log[:START]
+    place, parts = START, b""
+    while place + HEADER <= len(log):
+        left = BLOCK - place % BLOCK
+        if left < HEADER:
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", log, place)
+        parts += log[place + HEADER:place + HEADER + length]
+        place += HEADER + length
+        if kind in (FULL, LAST):
+            yield parts
+            parts = b""

@@ -1,0 +1,28 @@
+"""Config of the trackers that a run's metrics go to besides its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from workers.config.choices import Tracker
+from workers.config.rules import require
+
+
+@dataclass
+class TrackingConfig:
+    """Trackers that follow the run, each by a process of its own (docs/tracking.md): one that is slow, or dies, is no matter to the run.
+
+    TensorBoard's files are always written. Keys and passwords are the libraries' own business: WANDB_API_KEY, MLFLOW_TRACKING_TOKEN and the like.
+    """
+
+    to: list[Tracker] = field(default_factory=list)  # trackers, several at once: wandb, mlflow
+    project: str = "headway"  # W&B's project, MLflow's experiment
+    url: str = ""  # where the tracker is; '': W&B's own server, or what its settings say; MLflow: files in the run folder
+    offline: bool = False  # true: W&B writes files alone (`wandb sync` sends them); it does so too where its server cannot be reached
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(len(set(self.to)) == len(self.to), "tracking.to", [one.value for one in self.to], "names a tracker twice", "Name each once")
+        require(bool(self.project.strip()) or not self.to, "tracking.project", self.project, "must not be empty", "headway is the default")
+        require(not self.url or (self.url.startswith(("http://", "https://")) and len(self.to) == 1), "tracking.url", self.url,
+                "must be http://... or https://..., and of one tracker", "'' takes the library's own settings")
