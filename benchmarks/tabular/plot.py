@@ -32,7 +32,7 @@ def _costs(axes: Axes, cases: list[dict[str, Any]]) -> None:
         axes.errorbar([case["gap"] for case in own], [case["apart"]["difference"] for case in own], [case["apart"]["half"] for case in own],
                       color=color, marker="o", markersize=3, linestyle="none", elinewidth=0.8, label=name)
     axes.axhline(0, color=OTHERS, linewidth=0.8)
-    axes.set(title="Success at the end, less that of fresh samples as many steps before", xlabel="nats a token",
+    axes.set(title="Success lost at the end, but for the lag", xlabel="nats a token",
              ylabel="difference, 95% interval", xscale="log")
     axes.legend(frameon=False, fontsize=7, loc="lower left")
 

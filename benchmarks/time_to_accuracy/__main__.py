@@ -140,8 +140,8 @@ def run(task: Task, system: System, seed: int, folder: Path, evaluator: Evaluato
 
 def _headway(task: Task, system: System, seed: int, folder: Path) -> tuple[list[str], Path]:
     run_folder = folder / "run"
-    own = [f"run.seed={seed}", f"run.dir={run_folder}", "evaluation.enabled=false", "evaluation.every_steps=0", "trainer.export_final=false",
-           f"trainer.export_every_steps={task.every}", "trainer.export_keep=1000"]
+    own = [f"run.seed={seed}", f"run.dir={run_folder}", "evaluation.enabled=false", "evaluation.every_steps=0", "run.target_accuracy=null",
+           "trainer.export_final=false", f"trainer.export_every_steps={task.every}", "trainer.export_keep=1000"]
     return [sys.executable, "-m", "launcher", "--plain", *task.overrides, *system.overrides(), *own], run_folder / "exports"
 
 
