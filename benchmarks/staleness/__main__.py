@@ -39,7 +39,7 @@ START = ("run.num_steps=300", "trainer.batch_groups=128", "trainer.warmup_steps=
 """Beside conf/experiment/sft_tiny.yaml: the random tiny model is shown sums of two digits until it has some of them right."""
 TASK = ("experiment=tiny", *SUMS, "reward.verifier=numeric", "workflow.max_new_tokens=5", "run.num_steps=100", "trainer.batch_groups=16",
         "trainer.num_minibatches=4", "trainer.lr=5e-5")
-"""Beside conf/experiment/tiny.yaml; docs/results.md says how they were chosen: with eta=8 samples are less than 0.1 nats a token away."""
+"""Beside conf/experiment/tiny.yaml; docs/staleness_study.md says how they were chosen: with eta=8 samples are less than 0.1 nats a token away."""
 QUICK_START = (*START, "run.num_steps=2", "trainer.batch_groups=8", "trainer.warmup_steps=0")
 QUICK = (*TASK, "run.num_steps=4", "trainer.num_minibatches=1", "trainer.batch_groups=2", "trainer.lr=1e-3", "workflow.group_size=4",
          "reward.verifier=numeric_distance")

@@ -19,7 +19,7 @@ from launcher.config.schema import FullConfig
 from launcher.jobs.liveness import still_there
 from launcher.launch.on_slurm import launch
 from launcher.views.terminal import terminal
-from workers.config import Schedule, SelfTestAction, Server, require
+from workers.config import Control, Schedule, SelfTestAction, Server, require
 from workers.run.files import read_lines
 from workers.run.folder import RunFolder
 
@@ -65,7 +65,7 @@ def shorten(config: FullConfig) -> None:
     fixed = config.rollout.concurrency
     config.rollout.concurrency = max(fixed, trainer.batch_groups) if isinstance(fixed, int) else trainer.batch_groups
     config.workflow.group_size = min(config.workflow.group_size, MAX_SAMPLES)
-    config.staleness.eta = 0
+    config.staleness.eta, config.staleness.control, config.staleness.min_ess, config.tracking.to = 0, Control.eta, None, []
     config.evaluation.enabled, config.evaluation.every_steps = False, 0
     config.checkpoint.every_steps, config.checkpoint.every_minutes = 0, 0.0
     trainer.export_final, trainer.export_every_steps = False, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from workers.config.choices import Tracker
 from workers.config.rules import require
@@ -26,3 +27,5 @@ class TrackingConfig:
         require(bool(self.project.strip()) or not self.to, "tracking.project", self.project, "must not be empty", "headway is the default")
         require(not self.url or (self.url.startswith(("http://", "https://")) and len(self.to) == 1), "tracking.url", self.url,
                 "must be http://... or https://..., and of one tracker", "'' takes the library's own settings")
+        require("@" not in urlsplit(self.url).netloc, "tracking.url", "...@...", "must hold no user or password",
+                "The libraries read these from variables of their own")

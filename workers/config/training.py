@@ -36,6 +36,8 @@ class StalenessConfig:
         for name, budget in budgets.items():
             require(budget is None or 0 < budget < math.inf, f"staleness.{name}", budget, "must be positive",
                     "0.1 nats a token is where uncorrected objectives begin to fail; null bounds nothing")
+        require(self.max_divergence_p99 is None or 1 / 128 <= self.max_divergence_p99 <= 16, "staleness.max_divergence_p99", self.max_divergence_p99,
+                "must be from 1/128 to 16", "Farther, and nearer, is not measured")
         require(self.min_ess is None or 0 < self.min_ess < 1, "staleness.min_ess", self.min_ess, "must be between 0 and 1, without these",
                 "0.8 keeps four fifths of the tokens' worth; null bounds nothing")
         if self.control is Control.divergence:

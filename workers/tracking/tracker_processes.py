@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,37 +11,48 @@ import time
 
 from workers.config import TrackingConfig
 from workers.run.folder import RunFolder
-from workers.run.processes import describe_exit
+from workers.run.processes import PARENT_DIED, describe_exit
 
 FINISH_S = 30.0
+KILLED_S = 5.0
 
 
 class TrackerProcesses:
-    """Started by the constructor, one for each tracker; their words stand in jobs/tracking-NAME.log."""
+    """Started by the constructor, one for each tracker, for the incarnation `epoch`; their words stand in jobs/tracking-NAME.log."""
 
-    def __init__(self, run: RunFolder, config: TrackingConfig) -> None:
+    def __init__(self, run: RunFolder, config: TrackingConfig, epoch: int) -> None:
         self._run = run
         self._processes: dict[str, subprocess.Popen] = {}
-        # Told to end before it can listen, a process finds the signal as soon as it does.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         for tracker in config.to:
-            with (run.jobs / f"tracking-{tracker.value}.log").open("ab") as log:
-                self._processes[tracker.value] = subprocess.Popen(
-                    [sys.executable, "-m", "workers.tracking.run_follower", str(run.path), tracker.value, str(os.getpid())],
+            try:
+                self._processes[tracker.value] = self._start(tracker.value, epoch)
+            except OSError as error:
+                print(f"tracking: {tracker.value} is told nothing by this job: its process cannot be started ({error})", flush=True)
+
+    def _start(self, name: str, epoch: int) -> subprocess.Popen:
+        # Told to end before it can listen, a process finds the signal as soon as it does.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [PARENT_DIED])
+        try:
+            with (self._run.jobs / f"tracking-{name}.log").open("ab") as log:
+                return subprocess.Popen(
+                    [sys.executable, "-m", "workers.tracking.run_follower", str(self._run.path), name, str(os.getpid()), str(epoch)],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
         """Have them tell the rest, at most `FINISH_S` seconds together; says which could not, and what to do."""
         for process in self._processes.values():
-            process.terminate()
+            process.send_signal(PARENT_DIED)
         deadline = time.monotonic() + FINISH_S
         for name, process in self._processes.items():
-            try:
-                status = process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+            if process.poll() is None:
                 process.kill()
-                status = process.wait()
-            if status:
-                print(f"tracking: {name}'s process {describe_exit(status)} and has not told everything (jobs/tracking-{name}.log). What is missing: "
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk
+                    process.wait(KILLED_S)
+            if process.returncode != 0:
+                how = describe_exit(process.returncode) if process.returncode is not None else "does not end"
+                print(f"tracking: {name}'s process {how} and has not told everything (jobs/tracking-{name}.log). What is missing: "
                       f"python -m workers.tracking.run_follower {self._run.path} {name}", flush=True)

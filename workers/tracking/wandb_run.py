@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import urllib.request
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +15,6 @@ import wandb
 from workers.config import TrackingConfig
 from workers.tracking.tracker import About
 
-SERVER = "https://api.wandb.ai"
 REACH_S = 5.0
 
 
@@ -25,7 +25,7 @@ class WandbRun:
         self.remote = about.remote or secrets.token_hex(4)
         if config.url:
             os.environ["WANDB_BASE_URL"] = config.url
-        offline = config.offline or not reachable(os.environ.get("WANDB_BASE_URL", SERVER))
+        offline = config.offline or not reachable(wandb.setup().settings.base_url)
         folder = about.folder / "tracking"
         print(f"W&B run {self.remote}" + (f", offline: wandb sync {folder}/wandb/offline-run-*" if offline else ""), flush=True)
         self._run = wandb.init(
@@ -51,8 +51,10 @@ class WandbRun:
 
 
 def reachable(url: str) -> bool:
-    """Whether something answers there within seconds."""
+    """Whether something answers there within seconds, or the proxy that leads there."""
     parts = urlsplit(url)
+    if not urllib.request.proxy_bypass(parts.hostname or ""):
+        parts = urlsplit(urllib.request.getproxies().get(parts.scheme, url))
     try:
         with socket.create_connection((parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)), REACH_S):
             return True

@@ -53,16 +53,19 @@ class Lead:
     def __init__(self, staleness: StalenessConfig) -> None:
         self._staleness = staleness
         self.controlled = staleness.control is Control.divergence
-        self.lead = min(BEGINNING, staleness.eta) if self.controlled else math.inf
+        self._most = staleness.eta if staleness.target is None else min(staleness.target, staleness.eta)
+        self.lead = min(BEGINNING, self._most) if self.controlled else math.inf
         self.reason = "it begins here" if self.controlled else ""
         self._pressure = self._age = self._weight = 0.0
-        self._leads = deque([self.lead], maxlen=LOOK_BACK)  # from the version that is in training on, back
+        self._leads = deque([0.0 if staleness.warmup_steps else self.lead], maxlen=LOOK_BACK)  # of the version that is in training, and back
 
-    def measured(self, step: int, metrics: Mapping[str, float], age: float) -> None:
-        """Training step `step` is finished, with these metrics of the trainer, on tokens of the mean age `age` in steps."""
+    def finished(self, step: int, metrics: Mapping[str, float], age: float, furthest: float, moved: bool = True) -> None:
+        """Training step `step` is finished, with these metrics of the trainer, on tokens of the mean age `age` in steps. `furthest`: how far ahead
+        eta's own rule lets rollouts run from now on; `moved`: whether the policy moves yet, without which a measurement says nothing."""
         if self.controlled:
-            self._follow(step, metrics, min(age, self._leads[max(0, len(self._leads) - 1 - round(age))]), age)
-            self._leads.append(self.lead)
+            if moved:
+                self._follow(step, metrics, min(age, self._leads[max(0, len(self._leads) - 1 - round(age))]), age)
+            self._leads.append(min(self.lead, furthest))
 
     def _follow(self, step: int, metrics: Mapping[str, float], allowed: float, age: float) -> None:
         """`allowed`: the mean age, or, where that is less, the lead under which the tokens were admitted."""
@@ -89,10 +92,9 @@ class Lead:
             self.lead, self.reason = wanted, f"narrowed: {why}"
 
     def _widen(self, wanted: float, why: str) -> None:
-        most = self._staleness.eta if self._staleness.target is None else min(self._staleness.target, self._staleness.eta)
-        wanted = min(wanted, most, max(self.lead * PACE, self.lead + LEAST_PACE))
-        if wanted - self.lead > HYSTERESIS * max(1.0, self.lead) or self.lead < wanted == most:
-            self.lead, self.reason = wanted, f"{'as wide as eta allows' if wanted == most else 'widened'}: {why}"
+        wanted = min(wanted, self._most, max(self.lead * PACE, self.lead + LEAST_PACE))
+        if wanted - self.lead > HYSTERESIS * max(1.0, self.lead) or self.lead < wanted == self._most:
+            self.lead, self.reason = wanted, f"{'as wide as eta allows' if wanted == self._most else 'widened'}: {why}"
 
     def save(self) -> LeadState | None:
         """For a checkpoint; None where nothing is controlled."""
@@ -101,8 +103,9 @@ class Lead:
     def restore(self, state: LeadState) -> None:
         """Go on from a checkpoint; eta may have another value now."""
         if self.controlled:
-            self.lead, self.reason = min(state.lead, self._staleness.eta), state.reason
+            self.lead, self.reason = min(state.lead, self._most), state.reason
             self._pressure, self._age, self._weight = state.pressure, state.age, state.weight
+            self._leads.clear()
             self._leads.extend(state.leads)
 
 

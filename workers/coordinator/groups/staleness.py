@@ -76,10 +76,11 @@ class StalenessPolicy:
     def may_return(self, admitted: int, version: int, admitted_at: int, unconsumed: Mapping[int, int], next_batch: int) -> bool:
         """Whether a group that was given up for lost may be admitted once more, with what was generated since version `admitted_at`.
 
-        It needs a place like any other. Where ages are bounded (hard, or eta = 0), it must besides still be possible that all
-        unconsumed groups (how many of each version) and this one meet their deadlines, with `next_batch` as the next batch.
+        It needs a place like any other, though not within the lead, which may have narrowed since: the work is done. Where ages are bounded
+        (hard, or eta = 0), it must besides still be possible that all unconsumed groups (how many of each version) and this one meet their
+        deadlines, with `next_batch` as the next batch.
         """
-        if not self.may_admit(admitted, version):
+        if not self.may_be(admitted + 1, version):
             return False
         ages_are_bounded = self.bound is Bound.hard or self.eta == 0
         return not ages_are_bounded or self._feasible(next_batch - 1, Counter(unconsumed) + Counter([admitted_at]))

@@ -154,8 +154,9 @@ class Training:
             batch = self.in_training.pop(0)
             self.ledger.consume(batch.group_ids)
             self.totals.consumed(batch.ages)
-            if self.policy.lead is not None:
-                self.policy.lead.measured(version.step, message.metrics, batch.ages.mean_token_age)
+            if self.policy.lead is not None and not self.config.supervised:
+                self.policy.lead.finished(version.step, message.metrics, batch.ages.mean_token_age, self.policy.furthest(version.step),
+                                          moved=version.step > self.config.algorithm.critic_warmup_steps)
             consumed = [index_of(group_id) for group_id in batch.group_ids]
             self.records.append(StepRecord(version.step, batch.ages, message.metrics, consumed, self.rejections.next_step()))
         if self.config.supervised:

@@ -70,7 +70,7 @@ class CoordinatorLink:
                     on_announcement=lambda _: None, min_epoch=epoch)
         self._peer = ThreadedPeer(peer, "coordinator-link", self._over, self._lost)
         self._coordinator = CoordinatorProcess(run, epoch, checkpoint)
-        self._trackers = TrackerProcesses(run, config.tracking)
+        self._trackers = TrackerProcesses(run, config.tracking, epoch)
         signals.on_signal = self._signalled
         if signals.received is not None:
             self._signalled()

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 
 from tests.support.report_runs import make, step, write_lines
 from tests.unit.workers.tracking.wandb_files import histories
-from workers.config import ConfigError, Tracker, TrackingConfig
+from workers.config import ConfigError, Tracker, TrackingConfig, load
 from workers.run import incarnations
 from workers.run.folder import RunFolder
 from workers.tracking import tracker, tracker_processes
@@ -25,14 +25,16 @@ from workers.tracking.tracker_processes import TrackerProcesses
 
 
 def run_of(folder: Path, num_steps: int, **tracking: object) -> RunFolder:
-    return make(folder / "run", {"tracking": {"project": "tests", "offline": True, **tracking}}, (0.25, 0.75), num_steps)
+    run = make(folder / "run", {"tracking": {"project": "tests", "offline": True, **tracking}}, (0.25, 0.75), num_steps)
+    run.tracking.mkdir()
+    return run
 
 
 def follow(run: RunFolder, name: Tracker) -> None:
     """Tell all that is there, as by hand."""
     over = threading.Event()
     over.set()
-    Follower(run, name, over).follow()
+    Follower(run, load(run.config), name, over).follow()
 
 
 def test_every_line_comes_once_and_in_its_order(tmp_path: Path) -> None:
@@ -57,12 +59,15 @@ def test_what_was_not_told_to_its_end_is_told_again(tmp_path: Path) -> None:
     assert len(list(NewLines(run, "one").take())) == 5, "it broke off before it noted anything"
 
 
-def test_a_new_incarnation_is_told_from_its_checkpoint_on(tmp_path: Path) -> None:
+def test_what_a_new_incarnation_writes_otherwise_is_told_anew(tmp_path: Path) -> None:
     run = run_of(tmp_path, 5)
-    assert len(list(NewLines(run, "one").take())) == 7
+    lines = NewLines(run, "one")
+    assert len(list(lines.take())) == 7
     write_lines(run.metrics, [step(1), step(2), step(3), {**step(4), "reward": 99.0}])  # cut off behind step 3, and gone on
-    incarnations.claim(run, "", "", 1, "here", 2, 3)
-    assert [(record["step"], record.get("reward")) for _, record in NewLines(run, "one").take()] == [(4, 99.0), (10, None)]
+    assert [(record["step"], record["reward"]) for _, record in lines.take()] == [(4, 99.0)]
+    assert list(NewLines(run, "one").take()) == []
+    write_lines(run.metrics, [step(1), step(2), step(3), {**step(4), "reward": 99.0}, step(5), step(6)])
+    assert [record["step"] for _, record in NewLines(run, "one").take()] == [5, 6]
 
 
 @pytest.mark.parametrize("name", list(Tracker))
@@ -104,7 +109,7 @@ def test_a_tracker_that_cannot_be_reached_is_said_and_left(
     config["tracking"] |= {"to": ["mlflow"], "url": "http://127.0.0.1:9"}
     run.config.write_text(json.dumps(config))
     monkeypatch.setattr(tracker_processes, "FINISH_S", 0.5)
-    TrackerProcesses(run, TrackingConfig(to=[Tracker.mlflow])).close()
+    TrackerProcesses(run, TrackingConfig(to=[Tracker.mlflow]), 1).close()
     said = capsys.readouterr().out
     assert "tracking: mlflow's process was killed by SIGKILL" in said and f"python -m workers.tracking.run_follower {run.path} mlflow" in said
 
@@ -118,7 +123,8 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(("values", "words"), [
     ({"to": [Tracker.wandb, Tracker.wandb]}, "names a tracker twice"), ({"to": [Tracker.wandb], "project": " "}, "must not be empty"),
-    ({"to": [Tracker.mlflow], "url": "mlruns"}, "must be http"), ({"to": list(Tracker), "url": "http://here"}, "of one tracker")])
+    ({"to": [Tracker.mlflow], "url": "mlruns"}, "must be http"), ({"to": [Tracker.mlflow], "url": "http://me:word@here"}, "no user or password"),
+    ({"to": list(Tracker), "url": "http://here"}, "of one tracker")])
 def test_what_cannot_be_is_refused(values: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         TrackingConfig(**values).check()

@@ -29,7 +29,7 @@ def after(steps: Sequence[tuple[float, float]], config: StalenessConfig | None =
     """The lead after steps with so many nats at such an age; a negative gap was not measured."""
     lead = Lead(config or staleness())
     for number, (gap, age) in enumerate(steps, 1):
-        lead.measured(number, {} if gap < 0 else {"gap_proximal_behavior": gap}, age)
+        lead.finished(number, {} if gap < 0 else {"gap_proximal_behavior": gap}, age, ETA)
     return lead
 
 
@@ -56,13 +56,23 @@ def test_what_is_not_measured_narrows_to_nothing() -> None:
     lead = after([(0.001, 4.0)] * 30)
     assert lead.lead == ETA and lead.reason.startswith("as wide as eta allows: mean 0.001 of 0.1 nats at a mean age of 4")
     for number in range(40):
-        lead.measured(number, {}, 4.0)
+        lead.finished(number, {}, 4.0, ETA)
     assert lead.lead < 0.01 and lead.reason == "narrowed: step 39 brought no measurement"
+
+
+def test_it_begins_within_the_target_and_waits_for_the_policy_to_move() -> None:
+    assert Lead(staleness(target=0.5)).lead == 0.5
+    lead = Lead(staleness())
+    for number in range(5):
+        lead.finished(number, {"gap_proximal_behavior": 0.001}, 1.0, ETA, moved=False)
+    assert lead.lead == leads.BEGINNING, "what is measured of a policy that stands still says nothing"
+    lead.finished(6, {"gap_proximal_behavior": 0.2}, 9.0, ETA)
+    assert lead.lead == pytest.approx(0.5), "its tokens were admitted under a lead of 1, however old they are"
 
 
 def test_without_control_it_bounds_nothing() -> None:
     lead = Lead(StalenessConfig(ETA))
-    lead.measured(1, {"gap_proximal_behavior": 9.0}, 5.0)
+    lead.finished(1, {"gap_proximal_behavior": 9.0}, 5.0, ETA)
     assert lead.lead == math.inf and lead.reason == "" and lead.save() is None
 
 
@@ -72,9 +82,10 @@ def test_a_checkpoint_changes_nothing(steps: list[tuple[float, float]], later: l
     state = first.save()
     assert state is not None
     second.restore(state)
+    assert second.save() == state
     for number, (gap, age) in enumerate(later):
         for lead in (first, second):
-            lead.measured(number, {"gap_proximal_behavior": gap}, age)
+            lead.finished(number, {"gap_proximal_behavior": gap}, age, ETA)
     assert (first.lead, first.reason) == (second.lead, second.reason)
 
 
@@ -85,10 +96,10 @@ def test_the_tightest_budget_counts() -> None:
     assert max(pressures(config, metrics))[1] == "effective sample size 0.8, must be 0.8"
     for name in metrics:
         lead = Lead(config)
-        lead.measured(1, {key: value for key, value in metrics.items() if key != name}, 1.0)
+        lead.finished(1, {key: value for key, value in metrics.items() if key != name}, 1.0, ETA)
         assert lead.lead < leads.BEGINNING, f"{name} is bounded, and was not measured"
     lead = Lead(staleness(max_divergence=None, min_ess=0.8))
-    lead.measured(1, {"behavior_ess": 1.0}, 1.0)
+    lead.finished(1, {"behavior_ess": 1.0}, 1.0, ETA)
     assert lead.lead > leads.BEGINNING
 
 

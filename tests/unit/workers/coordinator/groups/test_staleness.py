@@ -126,7 +126,8 @@ class Simulation:
 
     def measure(self, number: int) -> None:
         """Whatever the last step found; 1000 is not a number."""
-        self.lead.measured(self.version, {"gap_proximal_behavior": number / 500 if number < 1000 else math.nan}, number % 7)
+        gap = number / 500 if number < 1000 else math.nan
+        self.lead.finished(self.version, {"gap_proximal_behavior": gap}, number % 7, self.policy.furthest(self.version))
 
     def check(self) -> None:
         assert 0 <= self.policy.ahead(self.version) <= self.policy.eta
