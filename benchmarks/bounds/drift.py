@@ -24,7 +24,7 @@ NOISE = 0.15
 
 @dataclass(frozen=True)
 class Drifting(Setting):
-    """A run whose policy moves by `speed` nats a step, `faster` times that from step `at` on; `budget` 0: `control=eta`."""
+    """A run whose policy moves by `speed` nats a step, `faster` times that from step `at` on; `budget`: `staleness.max_divergence`."""
 
     budget: float = 0.1
     speed: float = 0.05
@@ -36,8 +36,7 @@ class Drifting(Setting):
     def config(self) -> Config:
         """As a run's, with its budget."""
         config = super().config()
-        if self.budget:
-            config.staleness.control, config.staleness.max_divergence = Control.divergence, self.budget
+        config.staleness.control, config.staleness.max_divergence = Control.divergence, self.budget
         return config
 
     def apart(self, version: np.ndarray, step: int) -> np.ndarray:
@@ -85,8 +84,8 @@ def course(setting: Drifting) -> Course:
     played.run()
     found = figures_of(played)
     leads, apart = np.array(played.leads[setting.warm_up:]), np.array(played.apart[setting.warm_up:])
-    budget = setting.budget or 0.1
-    return Course(*(round(float(value), 3) for value in (leads.mean(), leads.std(), apart.mean(), (apart > 1.25 * budget).mean(), found.speed)))
+    far = apart > 1.25 * setting.budget
+    return Course(*(round(float(value), 3) for value in (leads.mean(), leads.std(), apart.mean(), far.mean(), found.speed)))
 
 
 def cases(base: Drifting) -> dict[str, Drifting]:

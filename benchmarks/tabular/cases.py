@@ -18,6 +18,7 @@ Case = tuple[str, Setting]
 NAMES = ("over", "last", "apart")
 """What is compared with fresh samples: success over the whole course, at its end, and at its end with what these had come to eta steps before."""
 AXES: dict[str, list[float]] = {"lr": [0.01, 0.1], "groups": [2, 32], "samples": [4, 16], "length": [3, 7], "mismatch": []}
+"""What else is changed, one at a time; the mismatch, of all methods, in __main__.py."""
 
 
 def begin() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import time
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+
+MARK = 8
+"""Bytes that stand for a line that was read."""
 
 
 def is_full(error: BaseException) -> bool:
@@ -77,13 +81,18 @@ class GrowingLines:
     """The lines of a JSONL file that grows, and is cut back where a run goes on from a checkpoint; `lines` are the newest `recent` of them.
 
     A cut is noticed by the last line that was read: no two lines of such a file are alike, as they say when they were written. Of older lines only
-    eight bytes each are kept, by which those that stand there again are known.
+    eight bytes each are kept, by which those that stand there again are known. `marks`: those of the lines that another reader has had.
     """
 
-    def __init__(self, path: Path, recent: int = 100) -> None:
+    def __init__(self, path: Path, recent: int = 100, marks: bytes = b"") -> None:
         self.lines: list[dict] = []
         self._path, self._recent, self._end, self._last = path, recent, 0, b""
-        self._marks = array("q")
+        self._marks = array("Q", marks)
+
+    @property
+    def marks(self) -> bytes:
+        """Of all lines that were read, `MARK` bytes each."""
+        return self._marks.tobytes()
 
     def read(self) -> list[dict]:
         """Read on; returns the lines that are new."""
@@ -93,11 +102,11 @@ class GrowingLines:
                 content = file.read()
         except FileNotFoundError:
             return []
-        if content.startswith(self._last):
+        if content.startswith(self._last) and (self._last or not self._marks):
             return self._take(content[len(self._last):])
-        known, self._marks, self.lines, self._end, self._last = self._marks, array("q"), [], 0, b""  # cut back, and perhaps longer again by now
+        known, self._marks, self.lines, self._end, self._last = self._marks, array("Q"), [], 0, b""  # cut back, and perhaps longer again by now
         content = self._path.read_bytes()
-        marks = array("q", map(hash, complete_lines(content)))
+        marks = array("Q", map(_mark, complete_lines(content)))
         same = next((number for number, (old, new) in enumerate(zip(known, marks, strict=False)) if old != new), min(len(known), len(marks)))
         return self._take(content)[same:]
 
@@ -106,10 +115,14 @@ class GrowingLines:
         if not complete:
             return []
         self._end, self._last = self._end + sum(map(len, complete)), complete[-1]
-        self._marks.extend(map(hash, complete))
+        self._marks.extend(map(_mark, complete))
         new = [json.loads(line) for line in complete]
         self.lines = [*self.lines, *new][-self._recent:]
         return new
+
+
+def _mark(line: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(line, digest_size=MARK).digest(), "little")
 
 
 def complete_lines(content: bytes) -> list[bytes]:

@@ -64,8 +64,10 @@ class Follower:
 
     def _is_cut(self) -> bool:
         """Whether this incarnation has cut the files off behind its checkpoint: its coordinator can be found only after that."""
-        found = rendezvous.newest(self._run) if self._epoch else None
-        return not self._epoch or (found is not None and found.epoch >= self._epoch)
+        if not self._epoch:
+            return True
+        found = rendezvous.newest(self._run)
+        return found is not None and found.epoch >= self._epoch
 
     def _summary(self) -> dict[str, Any]:
         """The summary of the run's end, not of an earlier one that it was resumed after; else the outcome alone."""
