@@ -18,6 +18,7 @@ import math
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks.children import answer_orders
 from benchmarks.configs import composed
@@ -91,7 +93,8 @@ class Run:
         self._prompts = open_prompts(config.data, config.reward, DATA_SEED)
         self._reward, self._right = registry.load(config.reward.verifier), registry.load(RIGHT)
         self._trainer, self._sampler = MegatronEngine(config, model), Sampler(config, model)
-        self._weights = {0: self._copy()}
+        self._folder = tempfile.TemporaryDirectory(prefix="headway-staleness-")
+        self._weights = {0: self._copy(0)}
 
     def learn(self) -> Learning:
         """All steps, or those until a loss or gradient is not finite."""
@@ -114,9 +117,11 @@ class Run:
         groups = self._groups(step, version)
         divided = divide_batch([sum(map(len, group.responses)) for group in groups], config.trainer.num_minibatches, 1, [config.run.seed, step])
         metrics = self._trainer.train_step(groups, [copies[0] for copies in divided])
-        self._weights[step + 1] = self._copy()
+        self._weights[step + 1] = self._copy(step + 1)
         oldest = behavior_version(step + 1, self._case.eta)
-        self._weights = {version: weights for version, weights in self._weights.items() if version >= oldest or version == 0}
+        for version in [version for version in self._weights if 0 < version < oldest]:
+            del self._weights[version]
+            self._file(version).unlink()
         learning.versions.append(version)
         learning.rewards.append(float(np.concatenate([group.rewards for group in groups]).mean()))
         learning.gaps.append(metrics["gap_current_behavior"])
@@ -152,8 +157,13 @@ class Run:
         learning.steps.append(step)
         learning.cpu_s.append(round(time.process_time(), 2))
 
-    def _copy(self) -> Weights:
-        return {name: tensor.detach().clone() for name, tensor in self._trainer.iter_hf_tensors()}
+    def _file(self, version: int) -> Path:
+        return Path(self._folder.name) / f"{version}.safetensors"
+
+    def _copy(self, version: int) -> Weights:
+        """The weights in training, in a file of which memory is a view: with eta=16 there are 17 of them."""
+        save_file({name: tensor.detach().contiguous() for name, tensor in self._trainer.iter_hf_tensors()}, self._file(version))
+        return load_file(self._file(version))
 
 
 def run(order: dict[str, Any], model: Path) -> dict[str, Any]:

@@ -41,7 +41,8 @@ def test_information(engine: Endpoint) -> None:
         info = await client.request("GET", "/model_info")
         assert Path(info["model_path"]) == engine.second and info["weight_version"] == "second"
         await client.post("/pause_generation", mode="retract")
-        await client.request("GET", "/server_info")  # answers in a pause, which SGLang's /health does not
+        info = await client.request("GET", "/server_info")  # answers in a pause, which SGLang's /health does not
+        assert info["max_total_num_tokens"] > 0
         await client.post("/continue_generation")
 
     engine.run(scenario)

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 from workers.coordinator.core import Coordinator
-from workers.coordinator.groups.lease_routing import room_of
 from workers.messages.parts import Role
 
 
@@ -28,9 +27,7 @@ def check_indexes(core: Coordinator) -> None:
     assert registry.reward_endpoints() == [worker.serves for worker in registry.of(Role.reward) if not worker.draining]
     changed = registry.changed | ledger.running.changed | core.evaluation.running.changed
     for worker in (one for one in rollouts if one.peer not in changed):
-        sizes = (core.ledger.running, core.config.workflow.group_size), (core.evaluation.running, core.config.evaluation.num_samples)
-        leases = [(group_id, lease.attempt, size) for table, size in sizes for group_id, lease in table.of(worker.peer).items()]
-        room = room_of(worker, leases, 0.0) if worker.ready and worker.capacity else None
+        room = office.room(worker) if worker.ready and worker.capacity else None
         known = office.rooms.rooms.get(worker.peer)
         assert (room is None) == (known is None)
         if room is not None and known is not None:

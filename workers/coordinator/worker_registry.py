@@ -39,6 +39,7 @@ class Worker:
     serves: str = ""
     draining: str = ""
     tokens_in_flight: int = 0
+    kv_tokens: int = 0
     update_ranks: int = 0
     num_refused: int = 0
     refused_in_a_row: int = 0
@@ -76,6 +77,7 @@ class Worker:
         """Take note of what the worker says of itself."""
         self.held, self.fetching, self.status, self.capacity = message.held, message.fetching, message.status, message.capacity
         self.live, self.tokens_in_flight, self.update_ranks = message.live, message.tokens_in_flight, message.update_ranks
+        self.kv_tokens = message.kv_tokens
         self.measured = frozenset((held.group_id, held.attempt) for held in message.leases)
 
 

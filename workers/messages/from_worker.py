@@ -36,7 +36,7 @@ from workers.messages.parts import (
     WorkerStatus,
 )
 
-PROTOCOL = 8
+PROTOCOL = 9
 HeldLeases = Annotated[list[HeldLease], msgspec.Meta(max_length=100_000)]
 
 
@@ -60,8 +60,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     generated (None: not known). `leases`: all that it
     holds, so that a lease that was lost on its way is noticed, and one that nobody wants any more is given up; `leases_seen`:
     as the last HeartbeatReply said: younger ones may be on their way. `tokens_in_flight`: how
-    many tokens its leases stand for, prompts, what is generated, and what is expected to be. `update_ranks`: how many ranks its servers would
-    have in an update group; 0 where they cannot be in one, or do not all run."""
+    many tokens its leases stand for, prompts, what is generated, and what is expected to be; `kv_tokens`: how many its servers' caches hold
+    (0: not known). `update_ranks`: how many ranks its servers would have in an update group; 0 where they cannot be in one, or do not all run."""
 
     held: Version | None = None
     fetching: Version | None = None
@@ -71,6 +71,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     leases: HeldLeases = []
     leases_seen: Count = 0
     tokens_in_flight: NumTokens = 0
+    kv_tokens: NumTokens = 0
     update_ranks: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
 
 

@@ -239,10 +239,10 @@ class RolloutWorker:
             return Heartbeat(fetching=holder.fetching, status=WorkerStatus(waiting_for="its start"), leases=self._held())
         leaving = self._told is not None and self._told.done()
         waiting_for = "its results to be taken" if leaving else self._waiting_for(engines, leases)
-        status = worker_status(waiting_for, leases, engines, holder, self._fetch, self._rewards)
-        ranks = self._member.ranks if self._member is not None and not leaving else 0
-        return Heartbeat(held=engines.held, fetching=holder.fetching, status=status, capacity=0 if leaving else engines.capacity,
-                         live=leases.num_live, leases=self._held(), tokens_in_flight=engines.tokens_in_flight, update_ranks=ranks)
+        return Heartbeat(
+            held=engines.held, fetching=holder.fetching, capacity=0 if leaving else engines.capacity, live=leases.num_live, leases=self._held(),
+            status=worker_status(waiting_for, leases, engines, holder, self._fetch, self._rewards), tokens_in_flight=engines.tokens_in_flight,
+            kv_tokens=engines.kv_tokens, update_ranks=0 if leaving or self._member is None else self._member.ranks)
 
     def _waiting_for(self, engines: Engines, leases: LeaseRunner) -> str:
         if waiting_for := engines.waiting_for or self._fetch.waiting_for or self._rewards.waiting_for:

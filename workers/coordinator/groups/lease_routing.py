@@ -2,8 +2,8 @@
 
     a worker whose leases or heartbeat have changed --> its Room --> ranked by load, for each size of lease --> least_busy
 
-Samples tell who has room, tokens who is busy: the answers of one worker may be far longer than those of another. A group goes to one worker
-whole, so that its samples share their prompt's cache.
+Samples tell who has room, tokens who is busy: the answers of one worker may be far longer than those of another. Where the KV cache is full before
+all slots are, it sets how many samples that is. A group goes to one worker whole, so that its samples share their prompt's cache.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from dataclasses import dataclass
 
 from workers.coordinator.ranking import Ranking
 from workers.coordinator.worker_registry import Worker
+
+KV_AHEAD = 1.5
+"""Samples in flight may come to so many times the tokens of the KV cache once all have ended: by then others have left it, and as with slots
+(engine_pool.py) there is always one at hand when one ends."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,12 @@ class Rooms:
             self._rank(kept)
 
 
-def room_of(worker: Worker, leased: Iterable[tuple[str, int, int]], tokens_per_sample: float) -> Room:
+def room_of(worker: Worker, leased: Iterable[tuple[str, int, int]], tokens_per_sample: float, at_least: int = 1) -> Room:
     """The room of `worker`, who has `leased` (group, attempt, number of samples).
 
     What it has measured itself counts as far as it still runs: samples of a group that have ended leave room, before the last one has.
     `tokens_per_sample` stands for what it has not: leases that are younger than its last heartbeat, and everything where it measures nothing.
+    It takes `at_least` so many samples, however small its cache: else nobody would sample a group of long answers.
     """
     leases = list(leased)
     samples = sum(num_samples for *_, num_samples in leases)
@@ -106,5 +111,13 @@ def room_of(worker: Worker, leased: Iterable[tuple[str, int, int]], tokens_per_s
     live = known if worker.live is None else min(worker.live, known)
     tokens = worker.tokens_in_flight * len(measured) / len(worker.measured) if measured else 0.0
     unmeasured = samples - known if worker.tokens_in_flight else samples
-    return Room(worker.capacity, worker.capacity - (samples - known) - live, tokens + unmeasured * tokens_per_sample, worker.slot, worker.suspect,
-                known, live)
+    capacity = _capacity(worker, worker.tokens_in_flight / worker.live if worker.live and worker.tokens_in_flight else tokens_per_sample,
+                         at_least)
+    return Room(capacity, capacity - (samples - known) - live, tokens + unmeasured * tokens_per_sample, worker.slot, worker.suspect, known, live)
+
+
+def _capacity(worker: Worker, tokens_per_sample: float, at_least: int) -> int:
+    """How many samples of so many tokens `worker` takes: no more than its KV cache holds, where it tells how much that is."""
+    if not worker.kv_tokens or not tokens_per_sample:
+        return worker.capacity
+    return min(worker.capacity, max(at_least, int(KV_AHEAD * worker.kv_tokens / tokens_per_sample)))

@@ -9,10 +9,10 @@ from workers.config import Config
 from workers.coordinator.groups.concurrency import Concurrency
 from workers.coordinator.groups.consumption import Totals
 from workers.coordinator.groups.heldout_evaluation import Evaluation
-from workers.coordinator.groups.lease_routing import Rooms, room_of
+from workers.coordinator.groups.lease_routing import Room, Rooms, room_of
 from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.staleness import StalenessPolicy
-from workers.coordinator.worker_registry import Registry
+from workers.coordinator.worker_registry import Registry, Worker
 from workers.messages.from_coordinator import Leases
 from workers.messages.parts import Lease, Purpose, Version
 
@@ -113,7 +113,11 @@ class LeaseOffice:
                 peer, _ = changed.popitem()
                 worker = self.registry.workers.get(peer)
                 able = worker is not None and worker.ready and worker.capacity
-                self.rooms.put(peer, room_of(worker, self._leases(peer), self._tokens) if worker is not None and able else None)
+                self.rooms.put(peer, self.room(worker) if worker is not None and able else None)
+
+    def room(self, worker: Worker) -> Room:
+        """What `worker` has room for, as reckoned anew from its leases."""
+        return room_of(worker, self._leases(worker.peer), self._tokens, max(self._sizes.values()))
 
     def _leases(self, peer: bytes) -> Iterator[tuple[str, int, int]]:
         for purpose, table in ((Purpose.training, self.ledger.running), (Purpose.evaluation, self.evaluation.running)):

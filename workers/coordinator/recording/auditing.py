@@ -173,4 +173,4 @@ def _room(core: Coordinator, worker: Worker) -> int:
     size, peer = {Purpose.training: core.config.workflow.group_size, Purpose.evaluation: core.config.evaluation.num_samples}, worker.peer
     leases = [(group_id, lease.attempt, size[Purpose.training]) for group_id, lease in core.ledger.running.items() if lease.worker == peer]
     leases += [(group_id, lease.attempt, size[Purpose.evaluation]) for group_id, lease in core.evaluation.running.items() if lease.worker == peer]
-    return room_of(worker, leases, 0.0).free
+    return room_of(worker, leases, 0.0, max(size.values())).free

@@ -137,6 +137,11 @@ class EngineClient:
             return False
         return True
 
+    async def kv_tokens(self, timeout_s: float) -> int:
+        """GET /server_info: how many tokens its KV caches hold, those of all data-parallel copies together; 0 where it does not tell."""
+        info = await self._call("GET", "/server_info", None, timeout_s)
+        return int(info.get("max_total_num_tokens") or 0) * int(info.get("dp_size") or 1)
+
     async def _post(self, path: str, body: dict, timeout_s: float | None = None) -> dict:
         return await self._call("POST", path, body, timeout_s)
 

@@ -53,14 +53,14 @@ class Weights:
 class Engine:
     """A server that is kept running by `live`, and brought up to date by `catch_up`. `newest`: the weights to hold; `changed` is told whenever
     what it holds, or whether it takes work, changes. `serve_start`: it takes work with the weights that it starts with, as version `BEGINNING`.
-    `num_requests`: under way, to be counted by who sends them."""
+    `num_requests`: under way, to be counted by who sends them. `kv_tokens`: how many its KV cache holds; 0: not known."""
 
     def __init__(self, name: str, spawn: Callable[[], ServerProcess], config: EngineConfig, newest: Callable[[], Weights | None],
                  changed: Callable[[], Awaitable[None]], serve_start: bool = False) -> None:
         self.name, self.waiting_for = name, "to start"
         self.held: Version | None = None
         self.client: EngineClient | None = None
-        self.num_requests = self.num_restarts = 0
+        self.num_requests = self.num_restarts = self.kv_tokens = 0
         self.interruption = Interruption(name, config)
         self._spawn, self._config, self._newest, self._changed, self._serve_start = spawn, config, newest, changed, serve_start
         self._restarts = Restarts(config.max_restarts, 60 * config.restart_minutes)
@@ -105,6 +105,9 @@ class Engine:
         self.waiting_for, self.held = "", BEGINNING if self._serve_start else None
         ends = [asyncio.create_task(self._process.exited()), asyncio.create_task(self._hangs(self.client)), self._broken]
         try:
+            self.kv_tokens = 0
+            with contextlib.suppress(EngineError):  # then it is not known; whether the server is well, others look after
+                self.kv_tokens = await self.client.kv_tokens(ANSWER_S)
             await self._changed()
             try:
                 await self.catch_up()

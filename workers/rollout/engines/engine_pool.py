@@ -57,8 +57,17 @@ class Engines:
     @property
     def capacity(self) -> int:
         """How many samples those take at once that hold weights; before any does, those that run."""
+        return self._routing.capacity * len(self._able())
+
+    @property
+    def kv_tokens(self) -> int:
+        """How many tokens the KV caches of the same servers hold; 0 where one of them does not tell."""
+        each = [engine.kv_tokens for engine in self._able()]
+        return sum(each) if all(each) else 0
+
+    def _able(self) -> list[Engine]:
         running = [engine for engine in self.engines if engine.client is not None]
-        return self._routing.capacity * len([engine for engine in running if engine.held is not None] or running)
+        return [engine for engine in running if engine.held is not None] or running
 
     @property
     def tokens_in_flight(self) -> int:

@@ -280,7 +280,8 @@ def decoded(message: Message) -> Message:
     Register(Role.rollout, "node\nlies", 1), Register(Role.rollout, "node", 1, job="1;reboot"), Register(Role.rollout, "node", 2**63),
     Heartbeat(status=WorkerStatus(idle_s=float("nan"))), Heartbeat(status=WorkerStatus(reward_busy_s=float("inf"))),
     Heartbeat(status=WorkerStatus(waiting_for="x" * 10_001)), Heartbeat(update_ranks=2**40), Heartbeat(held=Version(0, 2**31)),
-    Heartbeat(tokens_in_flight=2**60), SourcesRequest(Version(1, 1), ["tcp://1.2.3.4:5"] * 1001), TransportFailed(Version(1, 1), "pigeon", ""),
+    Heartbeat(tokens_in_flight=2**60), Heartbeat(kv_tokens=2**60),
+    SourcesRequest(Version(1, 1), ["tcp://1.2.3.4:5"] * 1001), TransportFailed(Version(1, 1), "pigeon", ""),
     BatchRequest(0, 0, 2**40), StepFinished(Announcement(Version(1, 0), "", "d"), {str(key): 0.0 for key in range(1001)}),
     GroupRejected("g0", 0, 1, 0, float("nan")), GroupRejected("g0", 0, 2**62, 0, 0.5), GroupFailed("g٣", 0, "other digits"),
     GroupFailed("g007", 0, "another name of g7"), GroupFailed("g0\n", 0, ""), GroupFailed("g" + "9" * 5000, 0, "")])

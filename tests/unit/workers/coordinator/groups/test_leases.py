@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.groups import make_group
 from tests.unit.workers.coordinator.test_core import ROLLOUT, TRAINER, Play
-from workers.coordinator.groups.lease_routing import Room, Rooms, room_of
+from workers.coordinator.groups.lease_routing import KV_AHEAD, Room, Rooms, room_of
 from workers.coordinator.worker_registry import Worker
 from workers.messages.from_coordinator import Leases
 from workers.messages.from_worker import BatchRequest, CheckpointRequest, GroupFinished, Heartbeat, Register
@@ -89,6 +89,34 @@ def test_samples_that_have_ended_leave_room_and_no_others(groups: list[tuple[int
     assert room.free == capacity - running - sum(size for size, known, _ in groups if not known)
 
 
+@given(st.integers(1, 100), st.integers(0, 100), st.integers(0, 20_000), st.integers(0, 5_000), st.floats(0.5, 1_000), st.integers(1, 16))
+def test_a_small_cache_leaves_room_for_fewer_samples(capacity: int, live: int, tokens: int, kv: int, each: float, least: int) -> None:
+    """`kv`: tokens of the cache, 0: not known; never more than without, never less than a group, and what runs fits half as much again."""
+    worker = Worker(b"w", Role.rollout, 0, "node", 1, 0.0, capacity=capacity, tokens_in_flight=tokens, measured=frozenset({("g", 0)}), live=live,
+                    kv_tokens=kv)
+    leased = [("g", 0, live)] if live else []
+    room = room_of(worker, leased, each, least)
+    worker.kv_tokens = 0
+    unlimited = room_of(worker, leased, each, least)
+    assert min(capacity, least) <= room.capacity <= unlimited.capacity == capacity and room.free == room.capacity - live
+    of_one = tokens / live if live and tokens else each
+    if kv and room.capacity > least:
+        assert room.capacity * of_one <= KV_AHEAD * kv
+    if not kv or capacity * of_one <= KV_AHEAD * kv:
+        assert room == unlimited
+
+
+def test_leases_go_where_the_cache_has_room() -> None:
+    """Two workers with the same slots; the cache of one holds a tenth of what answers come to."""
+    fleet = Fleet(Play(workflow__max_new_tokens=200, **BIG), {b"a": 40, b"b": 40})
+    fleet.beat(b"a", 40, kv_tokens=400)
+    fleet.beat(b"b", 40, kv_tokens=40_000)
+    assert 4 < fleet.samples(b"a") <= 6, "1.5 x 400 tokens, at 100 a sample"
+    assert 38 < fleet.samples(b"b") <= 40
+    fleet.beat(b"a", 40, tokens=50 * fleet.samples(b"a"), kv_tokens=400, live=fleet.samples(b"a"))
+    assert 10 < fleet.samples(b"a") <= 12, "it expects half of that of its own"
+
+
 @dataclass
 class Fleet:
     """Rollout workers of a coordinator that go by their messages alone."""
@@ -107,11 +135,11 @@ class Fleet:
     def samples(self, peer: bytes) -> int:
         return sum(1 if lease.purpose is Purpose.evaluation else SIZE for lease in self.held[peer].values())
 
-    def beat(self, peer: bytes, capacity: int, tokens: int = 0) -> None:
+    def beat(self, peer: bytes, capacity: int, tokens: int = 0, kv_tokens: int = 0, live: int | None = None) -> None:
         self.capacities[peer] = capacity
         leases = [HeldLease(lease.group_id, lease.attempt, lease.purpose, lease.version) for lease in self.held[peer].values()]
         held = Version(7, max(0, self.play.core.training.step))
-        self.handle(peer, Heartbeat(held=held, capacity=capacity, leases=leases, tokens_in_flight=tokens))
+        self.handle(peer, Heartbeat(held=held, capacity=capacity, leases=leases, tokens_in_flight=tokens, kv_tokens=kv_tokens, live=live))
 
     def finish(self, peer: bytes, group_id: str) -> None:
         lease = self.held[peer].pop(group_id)

@@ -153,6 +153,7 @@ class Engine:
 def counters(scheduler: Scheduler) -> dict[str, Any]:
     """What GET /server_info tells."""
     return {
+        "max_total_num_tokens": len(scheduler.table.rows) * scheduler.context_length,
         "num_running": len(scheduler.running),
         "num_queued": len(scheduler.queue),
         "generated_tokens": scheduler.generated_tokens,
