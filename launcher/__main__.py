@@ -26,7 +26,7 @@ UNUSABLE = {
     errno.ELOOP: "is a symbolic link that leads to itself. Give another path",
 }
 MODULES = {"config": "launcher.cli.config_reference", "plan": "launcher.cli.plan",
-           "runs": "launcher.cli.runs", "report": "launcher.report", "resume": "launcher.launch.resume",
+           "runs": "launcher.cli.runs", "report": "launcher.report", "rollouts": "launcher.rollouts", "resume": "launcher.launch.resume",
            **{name: f"launcher.monitoring.{name}" for name in ("status", "watch", "logs", "replay", "stop")}}
 """Of the commands that start nothing."""
 COMPOSING = "config", "plan"

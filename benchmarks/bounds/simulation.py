@@ -21,7 +21,7 @@ from benchmarks.bounds.simulated_workers import EPOCH, MAX_TOKENS, Engine, Fault
 from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import Coordinator
 from workers.coordinator.ranking import Ranking
-from workers.coordinator.training.steps import StepRecord
+from workers.coordinator.training.step_records import StepRecord
 from workers.data.prompt import Prompt
 from workers.messages.from_coordinator import Batch, Leases, VersionAnnounced
 from workers.messages.from_worker import BatchRequest, GroupFinished, Heartbeat, Register, StepFinished

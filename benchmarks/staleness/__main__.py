@@ -45,7 +45,7 @@ QUICK = (*TASK, "run.num_steps=4", "trainer.num_minibatches=1", "trainer.batch_g
          "reward.verifier=numeric_distance")
 """Rewards that differ from the first step on: without, nothing would move."""
 SMOLLM2 = ("experiment=demo", "run.target_accuracy=null", "run.num_steps=40", "trainer.lr_schedule=constant", "trainer.warmup_steps=0",
-           "trainer.lr=1.5e-6", "trainer.batch_groups=8")
+           "trainer.lr=1.5e-6", "trainer.min_lr=0", "trainer.batch_groups=8")
 """lr 2e-6 with 16 groups: at eta=8 0.08 (naive) and 0.12 nats a token, one seed; 5e-6: 0.11 and 0.2."""
 EVERY = 10
 TARGET = 0.8

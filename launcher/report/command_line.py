@@ -12,6 +12,7 @@ from pathlib import Path
 from launcher.arguments import Parser, refuse
 from launcher.report.record import read
 from launcher.report.table import columns, find_runs, rows, table
+from launcher.rollouts import kept_rows
 from launcher.views.terminal import terminal
 from workers.run.folder import RunFolder, RunFolderError
 
@@ -55,11 +56,24 @@ def _write_page(folder: Path, runs: Sequence[RunFolder], one: bool) -> int:
     from launcher.report import page, sweep_page  # bring Jinja2
 
     try:
+        if one and kept_rows.parts(runs[0].rollouts):
+            _write_rollouts(runs[0])
         print(f"report {page.write(runs[0]) if one else sweep_page.write(folder, runs)}")
         return 0
     except OSError as error:
         print(f"headway: the report cannot be written: {error}", file=sys.stderr)
         return 1
+
+
+def _write_rollouts(run: RunFolder) -> None:
+    from launcher.rollouts import rollouts_page
+
+    try:
+        print(f"rollouts {rollouts_page.write(run, kept_rows.Wanted())}")
+    except ImportError:
+        print(f"no page of the rollouts: {kept_rows.MISSING}")
+    except ValueError as error:
+        print(f"no page of the rollouts: {error}")
 
 
 def _print_table(runs: Sequence[RunFolder], as_json: bool, as_csv: bool) -> int:

@@ -19,21 +19,18 @@ from launcher.report.comparison import compare
 from launcher.report.heading import facts, figures, num_replicas
 from launcher.report.plot import SMOOTH_FROM, smoothing
 from launcher.report.record import Record, read
+from launcher.views.visible_text import visible_text
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder, RunFolderError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_CONTROLS = {*range(0x20), *range(0x7F, 0xA0), 0x061C, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF}
-_VISIBLE = {code: f"\\u{code:04x}" for code in (_CONTROLS | set(range(0xD800, 0xE000))) - {ord("\n"), ord("\t")}}
-
-
 def visible(value: object) -> object:
-    """Text with every character that cannot be seen, or cannot be encoded, shown by its number; anything else as it is."""
+    """Text as `visible_text` makes it; anything else as it is."""
     from markupsafe import Markup
 
-    return value.translate(_VISIBLE) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return visible_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def environment() -> Environment:
@@ -58,7 +55,7 @@ def render(record: Record, now: float) -> str:
         ages=ages, staleness=[chart for chart in (staleness.histogram(ages), staleness.over_steps(record, ages.eta)) if chart is not None],
         throughput=[chart for chart in (*curves.throughput(record), timeline.rewards(record)) if chart is not None],
         lanes=[lane for lane in lanes if lane is not None], alarms=spans(record), alarm_words=words(record), comparison=compare(record),
-        changes=differing, trouble=[*record.trouble, *trouble])
+        rollouts=(record.path / "rollouts.html").is_file(), changes=differing, trouble=[*record.trouble, *trouble])
 
 
 def _changes(record: Record) -> tuple[list[Change], list[str]]:

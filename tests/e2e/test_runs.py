@@ -53,6 +53,27 @@ def test_a_run_leaves_its_report(learned: LiveRun) -> None:
     assert len({tuple(sample["prompt"] for sample in record["samples"]) for record in samples}) == 1, "the same prompts each time"
 
 
+def test_a_run_keeps_rollouts_to_be_read(learned: LiveRun) -> None:
+    path = str(learned.run.path)
+    told = [json.loads(line) for line in headway("rollouts", path, "--json", "-n", "100000").stdout.splitlines()]
+    held, trained = ([row for row in told if row["kind"] == kind] for kind in ("heldout", "train"))
+    assert sorted({row["step"] for row in held}) == [0, 20, 40, 60] and len(held) == 4 * 20
+    assert sorted({row["step"] for row in trained}) == list(range(1, 61)) and len({row["group"] for row in trained}) == 2 * 60
+    # The trainer has told each token's log-prob before the step, and so where they come from: of the weights that sampled, the same.
+    assert all(row["proximal_logprobs"] is not None for row in trained)
+    fresh, stale = ([abs(after - before) for row in trained for after, before, version in zip(
+        row["proximal_logprobs"], row["logprobs"], row["versions"], strict=True) if (version == row["step"] - 1) == of_step]
+        for of_step in (True, False))
+    assert max(fresh, default=0.0) < 1e-3 and sum(stale) / len(stale) > 1e-2
+    records = {record["step"]: record for record in read_lines(learned.run.evaluations)}
+    for step in (0, 60):
+        scores = [row["score"] for row in held if row["step"] == step]
+        assert sum(scores) / len(scores) == pytest.approx(records[step]["accuracy"])
+    shown = headway("rollouts", path, "--kind", "heldout", "--step", "60", "-n", "1").stdout
+    assert "step 60 heldout, " in shown and "reference " in shown
+    assert headway("report", path).returncode == 0 and '<a href="rollouts.html">' in learned.run.report.read_text()
+
+
 def test_trackers_have_been_told_all_of_it(learned: LiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = learned.run
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

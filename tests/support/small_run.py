@@ -23,7 +23,7 @@ from workers.coordinator.groups.group_states import index_of
 from workers.coordinator.groups.heldout_evaluation import Result
 from workers.coordinator.recording.inputs import Absorbed, AnyInput, Arrived, Outcome, Ticked, Unreachable, advance
 from workers.coordinator.snapshot import decode
-from workers.coordinator.training.steps import StepRecord
+from workers.coordinator.training.step_records import StepRecord
 from workers.data.prompt import Prompt
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import from_workers, pack

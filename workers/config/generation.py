@@ -28,12 +28,14 @@ AUTO = "auto"
 
 @dataclass
 class RolloutConfig:
-    """Leases and failures of rollout workers. `concurrency`: training groups in flight over all workers, or `auto`: as few as keep their
-    engines saturated, found while the run goes on (docs/staleness.md)."""
+    """Leases and failures of rollout workers, and what is kept of what they bring. `concurrency`: training groups in flight over all workers, or
+    `auto`: as few as keep their engines saturated, found while the run goes on (docs/staleness.md)."""
 
     concurrency: int | str = 16  # [groups] in flight over all workers, or auto
     max_attempts: int = 3  # a group that fails this often is set aside
     max_idle_minutes: float = 10.0  # a worker without a training job exits after this time
+    keep: int = 2  # [groups] of each step whose samples are kept to be read, and, unless it is 0, all held-out ones (docs/rollouts.md)
+    keep_mb: int = 1000  # [MiB] that these files may come to; the oldest go first
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
@@ -44,6 +46,8 @@ class RolloutConfig:
                 "A group that fails this often is set aside")
         require(self.max_idle_minutes > 0, "rollout.max_idle_minutes", self.max_idle_minutes, "must be positive",
                 "A worker without a coordinator exits after this time")
+        require(0 <= self.keep <= 1000, "rollout.keep", self.keep, "must be from 0 to 1000", "0 keeps none")
+        require(self.keep_mb >= 1, "rollout.keep_mb", self.keep_mb, "must be at least 1", "rollout.keep=0 keeps none")
 
 
 @dataclass

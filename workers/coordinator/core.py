@@ -136,6 +136,7 @@ class Coordinator(State):
             self.failed_workers, self.last_progress, worker.refused_in_a_row = 0, now, 0
             if isinstance(message, GroupFinished):
                 self.concurrency.ended(message.group, now)
+                self.training.finished(message.group)
         if answer.cause:
             self.end(answer.cause)
 

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 
+from workers.messages.arrays import Float32
 from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
 from workers.messages.parts import (
     Announcement,
@@ -131,6 +132,14 @@ class StepFinished(Message, frozen=True):
     metrics: Annotated[dict[Name, float], msgspec.Meta(max_length=1000)]
 
 
+class KeptLogprobs(Message, frozen=True):
+    """The log-probs, by the weights from before step `step`, of all tokens of the groups that are kept (groups.kept), in their order; comes before
+    StepFinished."""
+
+    step: Count
+    logprobs: Float32
+
+
 class CheckpointRequest(Message, frozen=True):
     """The trainer saves the state of `step` into `folder`: write the coordinator's part there. `final`: training ends here
     (a batch that was being trained on goes back to the buffer), and nothing more is leased."""
@@ -182,5 +191,5 @@ class Goodbye(Message, frozen=True):
 
 
 FromWorker = (Register | Heartbeat | Draining | GroupFinished | GroupRejected | GroupFailed | GroupParked | BatchRequest | StepFinished | Republished
-              | CheckpointRequest | SourcesRequest | LoadRequest | TransportFailed | UpdateGroupOpened | UpdateGroupJoined | UpdateGroupBroken
-              | BroadcastWanted | BroadcastReady | WorkerFailed | Goodbye)
+              | KeptLogprobs | CheckpointRequest | SourcesRequest | LoadRequest | TransportFailed | UpdateGroupOpened | UpdateGroupJoined
+              | UpdateGroupBroken | BroadcastWanted | BroadcastReady | WorkerFailed | Goodbye)

@@ -107,6 +107,12 @@ def samples(group: Group) -> list[SampleView]:
             for tokens, logprobs, mask, steps, reward in zip(*parts, group.rewards, strict=True)]
 
 
+def kept(minibatches: list[list[int]], number: int) -> list[int]:
+    """Which groups of a copy's share of a batch are kept for people to read, `number` of them: those of the last minibatches, whose log-probs
+    from before the step most objectives need anyway."""
+    return [index for minibatch in reversed(minibatches) for index in minibatch][:number]
+
+
 def head_step(group: Group) -> int:
     """The step whose weights sampled the oldest first token of the group's samples."""
     firsts = np.concatenate([[0], np.cumsum(np.asarray(group.lengths))[:-1]])

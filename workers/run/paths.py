@@ -17,6 +17,8 @@
       status.json            what every part is doing now                       coordinator
       metrics.jsonl          one line a training step; tensorboard/ the same    coordinator
       evaluations.jsonl      one line an evaluation                             coordinator
+      rollouts/              groups that are kept to be read, as Parquet       coordinator
+      rollouts.html          a page of them                                    launcher
       heldout_samples.jsonl  answers to some held-out prompts, a line an evaluation  coordinator
       consumed.jsonl         which prompts each training step has consumed      coordinator
       tracking/              what trackers have been told; W&B's and MLflow's files  workers/tracking
@@ -81,6 +83,8 @@ class RunPaths:
     evaluation = Entry("evaluation")
     evaluation_result = Entry("evaluation.json")
     samples = Entry("samples.jsonl")
+    rollouts = Entry("rollouts")
+    rollouts_page = Entry("rollouts.html")
     heldout_samples = Entry("heldout_samples.jsonl")
     tensorboard = Entry("tensorboard")
     tracking = Entry("tracking")

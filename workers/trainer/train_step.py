@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from workers.messages.arrays import Float32
 from workers.messages.from_coordinator import Batch
-from workers.messages.groups import group_episodes, head_step, samples
+from workers.messages.from_worker import KeptLogprobs
+from workers.messages.groups import group_episodes, head_step, kept, samples
 from workers.messages.parts import Group
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
@@ -24,6 +26,16 @@ def to_train_group(group: Group) -> TrainGroup:
         loss_mask=[np.asarray(view.loss_mask, np.bool_) for view in views],
         rewards=np.asarray(group.rewards, np.float32), versions=[np.asarray(view.steps, np.int32) for view in views],
         head_version=head_step(group), episodes=np.asarray(group_episodes(group), np.int32))
+
+
+def kept_logprobs(engine: MegatronEngine, share: Batch, number: int) -> KeptLogprobs | None:
+    """After a step: the log-probs from before it of the `number` groups that are kept to be read; None where its objective has not needed them."""
+    if engine.proximal is None or not (indices := kept(share.minibatches, number)):
+        return None
+    found = [row for index in indices for row in engine.proximal[index]]
+    if [len(row) for row in found] != [int(length) for index in indices for length in share.groups[index].lengths]:
+        return None
+    return KeptLogprobs(share.step + 1, Float32.of(np.concatenate(found)))
 
 
 def train_batch(engine: MegatronEngine, share: Batch, stop_requested: Callable[[], bool], self_test: SelfTest) -> dict[str, float]:

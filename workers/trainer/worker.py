@@ -40,7 +40,7 @@ from workers.trainer.ranks import IDLE_S, Ranks, spread_in_copy
 from workers.trainer.saving.exporter import Exporter
 from workers.trainer.saving.run_saver import RunSaver
 from workers.trainer.selftest.self_test import SelfTest, SelfTestFailed
-from workers.trainer.train_step import train_batch
+from workers.trainer.train_step import kept_logprobs, train_batch
 from workers.trainer.weights.announcer import Announcer
 from workers.trainer.weights.broadcast import WeightGroup
 from workers.trainer.weights.rank_publisher import RankPublisher
@@ -149,8 +149,9 @@ class TrainerWorker:
         if self.config.trainer.prefetch:
             self._link.ask(self.version.step + 1, self.version.step)
         self._tell(TrainStep(self.version.step))
-        metrics = train_batch(self._engine, spread_in_copy(received.batch), lambda: bool(self._link.drain_reason),
-                              self._self_test)
+        metrics = train_batch(self._engine, spread_in_copy(received.batch), lambda: bool(self._link.drain_reason), self._self_test)
+        if (logprobs := kept_logprobs(self._engine, received.batch, self.config.rollout.keep)) is not None:
+            self._link.say(logprobs)
         metrics |= {"wait_batch_s": waited, "batch_transfer_s": received.at - received.batch.formed_at,
                     "train_s": time.monotonic() - started - waited}
         self.version = Version(self.version.epoch, self.version.step + 1)

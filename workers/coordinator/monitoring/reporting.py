@@ -10,7 +10,7 @@ import msgspec
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.heldout_evaluation import Result
 from workers.coordinator.monitoring.waiting_reasons import waiting
-from workers.coordinator.training.steps import HeldoutLoss, StepRecord
+from workers.coordinator.training.step_records import HeldoutLoss, StepRecord
 from workers.coordinator.weights.broadcast_group import Phase
 from workers.evaluation.statistics import Judged, figures
 from workers.messages.parts import Role, WorkerStatus

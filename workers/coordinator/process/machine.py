@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 
 from workers.coordinator.core import Coordinator
-from workers.coordinator.groups.heldout_evaluation import Result
 from workers.coordinator.recording.inputs import AnyInput, Ended, Outcome, Sent, advance
-from workers.coordinator.training.steps import HeldoutLoss, StepRecord
+from workers.coordinator.training.step_records import Record
 from workers.messages.from_worker import CheckpointRequest
 
 Note = Callable[[AnyInput, Outcome | None], None]
@@ -24,7 +23,7 @@ class Machine:
         self.checkpoint: tuple[bytes, CheckpointRequest] | None = None
         self._sending: Sent = []
         self._notices: list[str] = []
-        self.records: list[StepRecord | HeldoutLoss | Result] = []
+        self.records: list[Record] = []
 
     def do(self, given: AnyInput) -> Outcome:
         """Let it happen."""
@@ -54,7 +53,7 @@ class Machine:
         notices, self._notices = self._notices, []
         return notices
 
-    def take_records(self) -> list[StepRecord | HeldoutLoss | Result]:
+    def take_records(self) -> list[Record]:
         """What is to be written to the metrics."""
         records, self.records = self.records, []
         return records

@@ -53,8 +53,6 @@ from workers.transport.rendezvous import Address, publish
 from workers.transport.server import ServerSockets
 
 ORPHANED = "the coordinator was told to end by a signal: the trainer that started it has died or was cancelled"
-
-
 STATUS_SHARE = 0.05
 """Of the process's time that writing status.json may take: with a large fleet it is written less often than every second."""
 
@@ -123,6 +121,8 @@ class CoordinatorWorker:
         began = time.monotonic()
         for peer, message in itertools.chain([receiving.result()], self.sockets.waiting()):
             now = time.monotonic()
+            if self.records.rollouts.told(peer, message):
+                continue
             self.machine.do(Malformed(now, peer, str(message)) if isinstance(message, MessageError) else Arrived(now, peer, message))
             self.record()  # of the state after each step, not after the last one
             self._save()

@@ -1,13 +1,15 @@
-"""Writes what has been finished: steps to metrics.jsonl and TensorBoard, with what they mean for the alarms; evaluations; consumed prompts."""
+"""Writes what has been finished: steps to metrics.jsonl and TensorBoard, with what they mean for the alarms; evaluations; consumed prompts; the
+groups that are kept to be read."""
 
 from __future__ import annotations
 
 from workers.coordinator.groups.heldout_evaluation import Result
 from workers.coordinator.monitoring import reporting
 from workers.coordinator.monitoring.alarm_state import Health
+from workers.coordinator.process.kept_rollouts import KeptRollouts
 from workers.coordinator.process.machine import Machine
 from workers.coordinator.snapshot import Snapshot
-from workers.coordinator.training.steps import HeldoutLoss, StepRecord
+from workers.coordinator.training.step_records import HeldoutLoss, Record, StepRecord
 from workers.metrics.recorder import Recorder
 from workers.run.files import read_lines
 from workers.run.folder import RunFolder
@@ -22,7 +24,8 @@ class RunRecords:
         self.evaluations = read_lines(run.evaluations)
         self.health = Health(machine.core.config)
         self.health.resume(read_lines(run.metrics))
-        self.positions, self.close = self._recorder.positions, self._recorder.close
+        self.positions = self._recorder.positions
+        self.rollouts = KeptRollouts(run, machine.core, snapshot.step if snapshot else None)
 
     @property
     def num_held(self) -> int:
@@ -40,17 +43,27 @@ class RunRecords:
             self._take(records, seconds, refused)
             self._recorder.write()
 
-    def _take(self, records: list[StepRecord | HeldoutLoss | Result], seconds: float, refused: int) -> None:
+    def close(self) -> None:
+        """Write what is held, if that can be, and close."""
+        self._recorder.close()
+        self.rollouts.close()
+
+    def _take(self, records: list[Record], seconds: float, refused: int) -> None:
         for record in records:
-            if isinstance(record, StepRecord):
-                self._write_step(reporting.step_record(self._core, record, seconds, refused))
-                self._recorder.consumed(record.step - 1, record.consumed)
-                continue
-            self.evaluations.append(reporting.heldout_record(self._core, record, seconds) if isinstance(record, HeldoutLoss)
-                                    else reporting.evaluation_record(self._core, record, seconds))
-            self._recorder.evaluation(self.evaluations[-1])
-            if not isinstance(record, HeldoutLoss):
-                self._recorder.samples(reporting.samples_record(self._core, record))
+            match record:
+                case StepRecord():
+                    self._write_step(reporting.step_record(self._core, record, seconds, refused))
+                    self._recorder.consumed(record.step - 1, record.consumed)
+                case HeldoutLoss():
+                    self._evaluated(reporting.heldout_record(self._core, record, seconds))
+                case Result():
+                    self._evaluated(reporting.evaluation_record(self._core, record, seconds))
+                    self._recorder.samples(reporting.samples_record(self._core, record))
+            self.rollouts.take(record)
+
+    def _evaluated(self, line: dict) -> None:
+        self.evaluations.append(line)
+        self._recorder.evaluation(line)
 
     def _write_step(self, record: dict) -> None:
         """Write a step with what it means for the alarms; one that is to end the run does."""

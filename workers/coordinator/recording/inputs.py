@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from workers.coordinator.core import Coordinator
-from workers.coordinator.groups.heldout_evaluation import Result
-from workers.coordinator.training.steps import HeldoutLoss, StepRecord
+from workers.coordinator.training.step_records import Record
 from workers.messages.codec import MessageError
 from workers.messages.from_coordinator import Refused
 from workers.messages.from_worker import CheckpointRequest, FromWorker, GroupFinished, GroupParked, GroupRejected
@@ -108,7 +107,7 @@ class Outcome(NamedTuple):
 
     sent: Sent
     notices: list[str]
-    records: list[StepRecord | HeldoutLoss | Result]
+    records: list[Record]
     checkpoint: tuple[bytes, CheckpointRequest] | None
     wanted: bool = False
     trouble: str = ""

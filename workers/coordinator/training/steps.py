@@ -22,15 +22,17 @@ from typing import NamedTuple
 from workers.config import Config
 from workers.coordinator.groups.consumption import BatchAges, Totals, measure
 from workers.coordinator.groups.group_states import index_of
-from workers.coordinator.groups.heldout_evaluation import Evaluation, Result
+from workers.coordinator.groups.heldout_evaluation import Evaluation
 from workers.coordinator.groups.ledger import Ledger
-from workers.coordinator.groups.rejections import Rejections, Sampled
+from workers.coordinator.groups.rejections import Rejections
 from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.coordinator.training.batch_split import make_shares
+from workers.coordinator.training.step_records import HeldoutGroup, HeldoutLoss, Record, StepRecord
 from workers.coordinator.worker_registry import Registry
 from workers.messages.from_coordinator import Batch
 from workers.messages.from_worker import BatchRequest, Republished, StepFinished
-from workers.messages.parts import Announcement, Message, Version
+from workers.messages.groups import kept
+from workers.messages.parts import Announcement, Group, Message, Purpose, Version
 
 HELDOUT_LOSS, HELDOUT_TOKENS = "heldout_loss", "heldout_tokens"
 """Metrics of a supervised run's StepFinished: nats per token of the held-out responses, and how many tokens these have."""
@@ -40,26 +42,6 @@ Sending = list[tuple[bytes | None, Message]]
 
 class Refusal(ValueError):
     """A message that does not fit to where training is; its text says why."""
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """A finished training step: the trainer's metrics, the ages of what it consumed, which prompts those were, and what was sampled meanwhile."""
-
-    step: int
-    ages: BatchAges
-    metrics: dict[str, float]
-    consumed: list[int]
-    sampled: Sampled
-
-
-@dataclass(frozen=True)
-class HeldoutLoss:
-    """The loss of the version `step` on the held-out responses, nats per token."""
-
-    step: int
-    loss: float
-    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -90,7 +72,7 @@ class Training:
         self.restored_at = 0
         self.announcement: Announcement | None = None
         self.in_training: list[InTraining] = []
-        self.records: list[StepRecord | HeldoutLoss | Result] = []
+        self.records: list[Record] = []
         self.early_reason = ""
         self.final_evaluation_due = False
         self.enough_replicas = config.supervised
@@ -158,7 +140,8 @@ class Training:
                 self.policy.lead.finished(version.step, message.metrics, batch.ages.mean_token_age, self.policy.furthest(version.step),
                                           moved=version.step > self.config.algorithm.critic_warmup_steps)
             consumed = [index_of(group_id) for group_id in batch.group_ids]
-            self.records.append(StepRecord(version.step, batch.ages, message.metrics, consumed, self.rejections.next_step()))
+            shown = [batch.shares[0].groups[index] for index in kept(batch.shares[0].minibatches, self.config.rollout.keep)]
+            self.records.append(StepRecord(version.step, batch.ages, message.metrics, consumed, self.rejections.next_step(), shown))
         if self.config.supervised:
             if HELDOUT_LOSS in message.metrics:
                 self.records.append(HeldoutLoss(version.step, message.metrics[HELDOUT_LOSS], int(message.metrics[HELDOUT_TOKENS])))
@@ -170,6 +153,11 @@ class Training:
         if due and not self.evaluation.active and not (first and self.totals.num_evaluations):
             self.evaluation.start(version.step)
         self.final_evaluation_due = self.final_evaluation_due or self.is_over
+
+    def finished(self, group: Group) -> None:
+        """Take note of a group that has been taken: held-out ones are kept to be read."""
+        if group.purpose is Purpose.evaluation and self.config.rollout.keep:
+            self.records.append(HeldoutGroup(self.evaluation.step, group))
 
     def republished(self, message: Republished) -> bool:
         """Take note that the newest version can be had in more ways; false if that is known, or a newer one is there. Raises `Refusal`."""

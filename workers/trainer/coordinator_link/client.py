@@ -131,7 +131,7 @@ class CoordinatorLink:
             self._ask(self._prefetch.announced(announcement.version.step))
 
     def say(self, message: Message) -> None:
-        """Tell the coordinator something about weights; what it says about broadcasts goes to `on_broadcast`. From any thread."""
+        """Tell the coordinator something besides; what it says about broadcasts goes to `on_broadcast`. From any thread."""
         self._peer.send(message)
 
     def save(self, step: int, folder: Path, final: bool) -> None:

@@ -81,8 +81,8 @@ class Comparison:
 class MegatronEngine:
     """Holds what one trainer rank has of the policy in training, and of the reference model and the critic where there are any.
 
-    `architecture` is what the model folder says; `num_steps` counts the training steps done.
-    """
+    `architecture` is what the model folder says; `num_steps` counts the training steps done; `proximal`: log-probs from before the last one, as far
+    as its objective needed them beforehand (the other arrays are empty)."""
 
     def __init__(self, config: Config, model_folder: Path, gang: Gang | None = None) -> None:
         """Initialise the process groups, as a rank of `gang` or alone, and load the weights of the starting model.
@@ -102,6 +102,7 @@ class MegatronEngine:
             self._critic = Critic(*own) if self._algorithm.critic else None
         self._state = TrainingState(self._policy.trained, self._critic.trained if self._critic else None, self.architecture)
         self._whole = True
+        self.proximal: TokenValues | None = None
 
     def close(self) -> None:
         """Let go of the models and take the process groups down, before the process ends in order. Nothing can be called afterwards."""
@@ -192,8 +193,7 @@ class MegatronEngine:
         targets, estimated, known = self._prepare(groups, proximal, advantages, comparison.fresh if comparison else None, gate)
         moves = step > self._algorithm.critic_warmup_steps
         later = self._policy.later_targets(targets, groups, minibatches, gate) if moves else targets
-        totals: list[dict[str, float]] = []
-        value_totals: list[dict[str, float]] = []
+        totals, value_totals, self.proximal = list[dict[str, float]](), list[dict[str, float]](), later.proximal
         for number, indices in enumerate(minibatches):
             stats = self._policy.accumulate(groups, indices, later if number else targets, normalizers[number], gate, moves)
             value_stats = self._critic.accumulate(groups, indices, estimated, value_normalizers[number], gate) if self._critic and estimated else []

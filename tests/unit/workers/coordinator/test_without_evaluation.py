@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.workers.coordinator.test_core import TRAINER, Play, leases, only
 from workers.coordinator.monitoring import reporting
-from workers.coordinator.training.steps import StepRecord
+from workers.coordinator.training.step_records import StepRecord
 from workers.messages.from_coordinator import Batch
 from workers.messages.from_worker import BatchRequest
 from workers.messages.parts import Purpose

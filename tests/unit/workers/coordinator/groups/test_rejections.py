@@ -19,7 +19,7 @@ from workers.config import ConfigError, WorkflowConfig
 from workers.coordinator.groups.rejections import WINDOW_BATCHES, Rejections
 from workers.coordinator.monitoring.reporting import status, step_record, summary
 from workers.coordinator.monitoring.waiting_reasons import waiting
-from workers.coordinator.training.steps import StepRecord
+from workers.coordinator.training.step_records import StepRecord
 from workers.messages.arrays import Int32
 from workers.messages.codec import encode, from_workers
 from workers.messages.from_coordinator import Acknowledged, Batch, Refused

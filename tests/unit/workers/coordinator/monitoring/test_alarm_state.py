@@ -27,7 +27,7 @@ from workers.config.alarms import ALARMS, RL_ALARMS, SUPERVISED_ALARMS
 from workers.coordinator.monitoring.alarm_conditions import _ALL, alarms_of
 from workers.coordinator.monitoring.alarm_state import Health
 from workers.coordinator.monitoring.reporting import step_record
-from workers.coordinator.training.steps import StepRecord
+from workers.coordinator.training.step_records import StepRecord
 from workers.messages.from_worker import BatchRequest
 from workers.run.folder import RunFolder
 

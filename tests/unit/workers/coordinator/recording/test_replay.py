@@ -24,7 +24,7 @@ from workers.coordinator.recording.frozen_state import StateError, digests, free
 from workers.coordinator.recording.inputs import AnyInput, Arrived, Outcome, advance
 from workers.coordinator.recording.journal import Entry, JournalError, Point, Record
 from workers.coordinator.recording.replaying import Difference, Replay
-from workers.coordinator.training.steps import StepRecord
+from workers.coordinator.training.step_records import StepRecord
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.from_coordinator import Refused
 from workers.messages.from_worker import GroupFinished, Register, StepFinished

@@ -16,7 +16,7 @@ from tests.support.megatron_case import config, make_groups, write_model
 from workers.config import Config, DataConfig, RunKind
 from workers.coordinator.core import Coordinator
 from workers.coordinator.snapshot import Snapshot, decode
-from workers.coordinator.training.steps import HeldoutLoss, StepRecord
+from workers.coordinator.training.step_records import HeldoutLoss, StepRecord
 from workers.data.examples import open_examples
 from workers.data.prompts import open_prompts
 from workers.messages.from_coordinator import Batch, Refused
