@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 2 where there is nothing to show."""
     parser = add_run(Parser(prog="headway rollouts", description=(__doc__ or "").splitlines()[0]))
     for flag, of in (("--step", "steps"), ("--reward", "rewards"), ("--tokens", "lengths")):
-        parser.add_argument(flag, metavar="A:B", type=_range, default=Range(), help=f"{of} from A to B; A:, :B and A alone too (`{flag}=-1:` where A is negative)")
+        parser.add_argument(flag, metavar="A:B", type=_range, default=Range(), help=f"{of} from A to B; also A:, :B, A ({flag}=-1: if negative)")
     parser.add_argument("--text", metavar="REGEX", type=_pattern, help="found in prompt or response")
     parser.add_argument("--prompt", metavar="ID", default="", help="of this prompt: how its answers have changed")
     parser.add_argument("--kind", choices=("train", "heldout"), default="", help="what was trained on, or evaluations")

@@ -53,6 +53,7 @@ def step(number: int) -> dict[str, Any]:
         "staleness_histogram": {"0": 2, "2": 6},
         "token_age_mean": 1.0, "loss": 0.1 * math.sin(number), "entropy": 1.0, "grad_norm": 1.0 + number % 3, "lr": 1e-3, "clip_share": 0.1,
         "behavior_weight_mean": 1.0, "behavior_weight_max": 10.0 ** (number % 5), "behavior_ess": 0.9, "kl_proximal": 0.0,
+        "gap_proximal_behavior": 0.02, "gap_proximal_behavior_p99": 0.2,
         "tokens_generated": 120 * number, "tokens_trained": 100 * (number - 1), "wait_batch_s": 0.5, "train_s": 1.0, "publish_s": 0.25,
         "checkpoint_s": 0.0, "export_s": 0.0,
         "replicas": 2, "rollout_idle_s": 1.0 * number, "rollout_sample_s": 24.0 * number,

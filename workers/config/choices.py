@@ -39,6 +39,8 @@ class Tracker(str, enum.Enum):
 
     wandb = "wandb"
     mlflow = "mlflow"
+    trackio = "trackio"
+    prometheus = "prometheus"
 
 
 class Server(str, enum.Enum):

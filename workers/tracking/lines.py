@@ -29,11 +29,11 @@ class Place(msgspec.Struct):
 
 
 class NewLines:
-    """The lines of `run` for the tracker `name`. Raises OSError."""
+    """The lines of `run` for the tracker `name`; all of them where it keeps nothing itself (`anew`). Raises OSError."""
 
-    def __init__(self, run: RunFolder, name: str) -> None:
+    def __init__(self, run: RunFolder, name: str, anew: bool = False) -> None:
         self._path = run.tracking / f"{name}.json"
-        self.place = msgspec.json.decode(self._path.read_bytes(), type=Place) if self._path.exists() else Place()
+        self.place = msgspec.json.decode(self._path.read_bytes(), type=Place) if self._path.exists() and not anew else Place()
         self._files = {path.name: GrowingLines(path, marks=self.place.marks.get(path.name, b""))
                        for path in (run.metrics, run.evaluations, run.heldout_samples)}
         self._waiting: dict[str, deque[dict[str, Any]]] = {file: deque() for file in self._files}

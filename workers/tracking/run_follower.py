@@ -12,6 +12,7 @@ has `FINISH_S` seconds for the rest. By hand, without PARENT, it tells what was 
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
 import math
 import os
@@ -32,6 +33,8 @@ from workers.transport import rendezvous
 
 LOOK_S = 1.0
 FINISH_S = 30
+MODULES = {Tracker.wandb: ("wandb_run", "WandbRun"), Tracker.mlflow: ("mlflow_run", "MlflowRun"), Tracker.trackio: ("trackio_run", "TrackioRun"),
+           Tracker.prometheus: ("prometheus_run", "PrometheusRun")}
 PARTS = {"metrics.jsonl": "train", "evaluations.jsonl": "evaluation"}
 
 
@@ -40,7 +43,7 @@ class Follower:
 
     def __init__(self, run: RunFolder, config: Config, name: Tracker, over: threading.Event, epoch: int = 0) -> None:
         self._run, self._over, self._epoch = run, over, epoch
-        self._lines = self._patiently(lambda: NewLines(run, name.value))
+        self._lines = self._patiently(lambda: NewLines(run, name.value, anew=name is Tracker.prometheus))
         settings = flat(json.loads(self._patiently(run.config.read_bytes)))
         self._tracked: Tracked = open_tracker(name, config.tracking, About(config.run.name, run.path, settings, self._lines.place.remote))
         self._lines.place.remote = self._tracked.remote
@@ -92,11 +95,8 @@ class Follower:
 
 def open_tracker(tracker: Tracker, config: TrackingConfig, about: About) -> Tracked:
     """Open the run, again where it is known there. Raises what the library does."""
-    if tracker is Tracker.wandb:
-        from workers.tracking.wandb_run import WandbRun
-        return WandbRun(config, about)
-    from workers.tracking.mlflow_run import MlflowRun
-    return MlflowRun(config, about)
+    module, kind = MODULES[tracker]
+    return getattr(importlib.import_module(f"workers.tracking.{module}"), kind)(config, about)
 
 
 def figures(record: Mapping[str, Any], part: str) -> dict[str, float]:

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from workers.config import ConfigError, Tracker, TrackingConfig
 
-PACKAGES = {Tracker.wandb: ("wandb", "wandb"), Tracker.mlflow: ("mlflow", "mlflow-skinny")}
+PACKAGES = {Tracker.wandb: ("wandb", "wandb"), Tracker.mlflow: ("mlflow", "mlflow-skinny"), Tracker.trackio: ("trackio", "trackio"),
+            Tracker.prometheus: ("prometheus_client", "prometheus-client")}
 """What is imported, and what is installed for it."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import time
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,8 @@ class WandbRun:
         offline = config.offline or not reachable(wandb.setup().settings.base_url)
         folder = about.folder / "tracking"
         print(f"W&B run {self.remote}" + (f", offline: wandb sync {folder}/wandb/offline-run-*" if offline else ""), flush=True)
+        while any(folder.glob(f"wandb/*run-{time.strftime('%Y%m%d_%H%M%S')}-{self.remote}")):
+            time.sleep(0.1)  # a folder is called by its second: another within the same would be written over
         self._run = wandb.init(
             project=config.project, name=about.name, id=self.remote, resume="allow", dir=folder, config=dict(about.settings),
             notes=f"run folder {about.folder}", mode="offline" if offline else "online",

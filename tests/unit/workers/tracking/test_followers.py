@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ from workers.tracking.tracker_processes import TrackerProcesses
 
 
 def run_of(folder: Path, num_steps: int, **tracking: object) -> RunFolder:
-    run = make(folder / "run", {"tracking": {"project": "tests", "offline": True, **tracking}}, (0.25, 0.75), num_steps)
+    run = make(folder / "run", {"tracking": {"project": "tests", "offline": True, "port": 0, **tracking}}, (0.25, 0.75), num_steps)
     run.tracking.mkdir()
     return run
 
@@ -87,6 +89,17 @@ def test_a_run_that_goes_on_is_one_run_there(tmp_path: Path, name: Tracker) -> N
         assert [line["train/step"] for line in lines if "train/step" in line] == [1, 2, 3]
         assert [line["evaluation/accuracy"] for line in lines if "evaluation/accuracy" in line][:2] == [0.25, 0.75]
         assert any("heldout" in key for line in lines for key in line)
+    elif name is Tracker.trackio:
+        remote = json.loads((run.tracking / "trackio.json").read_bytes())["remote"]
+        with closing(sqlite3.connect(run.tracking / "trackio" / "tests.db")) as database:
+            logged = [(step, json.loads(values)) for step, values in database.execute("select step, metrics from metrics order by id")]
+            assert {run_name for run_name, in database.execute("select run_name from metrics")} == {remote}
+            assert json.loads(database.execute("select config from configs").fetchone()[0])["staleness.eta"] == 4
+            assert "entropy_collapse" in database.execute("select text from alerts").fetchone()[0]
+        assert [(step, values["train/reward"]) for step, values in logged if "train/reward" in values] == [(1, 0.0), (2, 1.0), (3, 2.0)]
+        assert any("heldout" in values for _, values in logged) and logged[-1][1]["summary/num_steps"] == 3
+    elif name is Tracker.prometheus:
+        remote = json.loads((run.tracking / "prometheus.json").read_bytes())["remote"]
     else:
         client = MlflowClient((run.tracking / "mlruns").as_uri())
         (found,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
