@@ -27,7 +27,7 @@ UNUSABLE = {
 }
 MODULES = {"config": "launcher.cli.config_reference", "plan": "launcher.cli.plan",
            "runs": "launcher.cli.runs", "report": "launcher.report", "rollouts": "launcher.rollouts", "resume": "launcher.launch.resume",
-           **{name: f"launcher.monitoring.{name}" for name in ("status", "watch", "logs", "replay", "stop")}}
+           **{name: f"launcher.monitoring.{name}" for name in ("status", "watch", "logs", "replay", "trace", "stop")}}
 """Of the commands that start nothing."""
 COMPOSING = "config", "plan"
 """Those of them that read conf/."""

@@ -14,6 +14,7 @@ COMMANDS = {
     "watch": "follow a run; on SLURM also keep it going",
     "logs": "the newest log of a part of a run: headway logs RUN train --follow",
     "replay": "what the coordinator was told, once more: does it decide the same, where was it at a time, what moved last",
+    "trace": "what happened when, for Perfetto: leases, generation, rewards, weights, batches, training steps",
     "rollouts": "what the models have said: by step, reward, length, text, prompt; --html: a page to look around in",
     "report": "write a page about a run, or a table of a sweep",
     "stop": "end a run in order; --drain saves its state first",

@@ -97,6 +97,27 @@ def test_its_journal_is_replayed_to_the_same_states(learned: LiveRun) -> None:
     assert told["incarnations"] == [1] and told["points"] >= 3 and told["status"]["complete"] and told["moved"]["input"].startswith("GroupFinished ")
 
 
+def test_its_trace_adds_up_to_what_was_measured(learned: LiveRun, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    done = headway("trace", str(learned.run.path), "--out", str(path))
+    assert done.returncode == 0 and f"trace {path}" in done.stdout, done.stdout + done.stderr
+    events = json.loads(path.read_bytes())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    spans = [event for event in events if event["ph"] == "X"]
+    of_trainer = [event for event in spans if names[event["pid"]] == "trainer"]
+    records = read_lines(learned.run.metrics)
+    for name, of in (("wait for a batch", "wait_batch_s"), ("train,", "train_s")):
+        took = [event["dur"] / 1e6 for event in of_trainer if event["name"].startswith(name)]
+        assert sum(took) == pytest.approx(sum(record[of] for record in records), abs=1e-3), "bubbles and work, as metrics.jsonl has them"
+    trained = {event["name"] for event in spans if event["cat"] == "leases" and event["args"].get("ended") == "finished"}
+    assert {f"training g{index}" for record in read_lines(learned.run.consumed) for index in record["groups"]} <= trained
+    assert sum(event["name"].startswith("load ") for event in spans) >= 1 and sum(event["cat"] == "evaluations" for event in spans) == 4
+    assert {event["name"] for event in events if event["ph"] == "C"} >= {"groups running", "groups in the buffer"}
+    some = headway("trace", str(learned.run.path), "--steps", "10:20", "--share", "0.5", "--out", str(tmp_path / "part.json.gz"))
+    assert some.returncode == 0 and int(some.stdout.split(": ")[1].split()[0]) < len(spans) / 3, some.stdout
+    assert headway("trace", str(learned.run.path), "--steps", "500:").returncode == 2
+
+
 ONE, TWO_REPLICAS, TWO_SERVERS = (), ("allocation.num_devices=3",), ("allocation.num_devices=3", "allocation.replica_size=2")
 
 

@@ -38,7 +38,7 @@ OWN_KEYS = "|".join(part.name for part in dataclasses.fields(FullConfig))
 ALL = list({command.words: command for command in reversed(commands())}.values())[::-1]
 PATH = os.environ["PATH"]
 SHOWS = ("config", "runs")
-PARSED = ("plan", "status", "watch", "logs", "replay", "stop", "resume", "report", "rollouts")
+PARSED = ("plan", "status", "watch", "logs", "replay", "stop", "resume", "report", "rollouts", "trace")
 
 
 @pytest.fixture(scope="module")

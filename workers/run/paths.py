@@ -27,6 +27,7 @@
       final_model/           the trained model, a Hugging Face folder           trainer
       summary.json           the figures of the whole run                       coordinator
       report.html            the run as a page, at its end                      coordinator, launcher
+      trace.json.gz          what happened when, by `headway trace`            launcher
       weights/               weights as files, where workers read them as such  trainer
       evaluation/            what an evaluation alone has judged so far         workers/evaluation/chunks.py
       evaluation.json        its figures; samples.jsonl: every answer, judged   workers/evaluation/result.py
@@ -91,6 +92,7 @@ class RunPaths:
     outcome = Entry("outcome.json")
     summary = Entry("summary.json")
     report = Entry("report.html")
+    trace = Entry("trace.json.gz")
     exports = Entry("exports")
     final_model = Entry("final_model")
     stop = Entry("stop")
