@@ -60,7 +60,7 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, re
         "refused": refused + rollouts.num_refused + rollouts.num_malformed,
         "rewards_waiting": rollouts.rewards_waiting, "rewards_killed": rollouts.rewards_killed, "rewards_failed": rollouts.rewards_failed,
         **{f"score_{name}": round(score, 6) for name, score in sorted(ages.part_scores.items())},
-        **({f"judge_{name}": getattr(rollouts, f"judge_{name}") for name in JUDGE} if rollouts.judge_asked else {}),
+        **({f"judge_{name}": round(getattr(rollouts, f"judge_{name}"), 3) for name in JUDGE} if rollouts.judge_asked else {}),
     } | own
 
 

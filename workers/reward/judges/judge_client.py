@@ -45,7 +45,7 @@ class Judge:
         self._slots = asyncio.Semaphore(config.concurrency)
         self._session: aiohttp.ClientSession | None = None
         self._questions: dict[bytes, asyncio.Task[float]] = {}
-        self._key, self._scored = "", False
+        self._key, self._scored, self._closed = "", False, False
         self.num_asked = self.num_cached = self.num_failed = self.num_waiting = 0
         self.asked_s, self.error = 0.0, ""
 
@@ -65,6 +65,8 @@ class Judge:
     async def score(self, prompt: str, completion: str, reference: str, strict: bool = False) -> float:
         """The score in [0, 1]; what stands in where there is none. Raises `JudgeError`: with `strict` always, where nothing may stand in, and where
         this judge has never given a score."""
+        if self._closed:
+            raise JudgeError("the judge is closed")
         key = digest(prompt, completion, reference)
         self.num_asked += 1
         known, asked = self._scores.get(key), self._questions.get(key)
@@ -165,6 +167,7 @@ class Judge:
 
     async def close(self) -> None:
         """End what is under way; whoever waits gets `JudgeError`."""
+        self._closed = True
         for task in (questions := list(self._questions.values())):
             task.cancel()
         await asyncio.gather(*questions, return_exceptions=True)
