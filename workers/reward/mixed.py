@@ -33,4 +33,4 @@ async def score_parts(rewards: Rewards, prompt: str, completion: str, reference:
         if isinstance(outcome, BaseException):
             raise outcome
         scores[part] = outcome
-    return weighted_sum((weights[part], value) for part, value in scores.items()), scores
+    return scores[verifier] if verifier in scores else weighted_sum((weights[part], value) for part, value in scores.items()), scores

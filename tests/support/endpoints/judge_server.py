@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -29,6 +30,15 @@ ANSWERS: dict[str, bytes] = {
     "infinite": completion("Score: 1" + "0" * 3000),
 }
 """Bodies with status 200 that have no score."""
+OK = b"HTTP/1.1 200 OK\r\n"
+RAW = {
+    "closed": b"", "garbage": b"\x00\x01 not HTTP at all\r\n\r\n", "cut": OK + b"Content-Length: 1000\r\n\r\n{",
+    "bad length": OK + b"Content-Length: -1\r\n\r\n",
+    "bad status": b"HTTP/1.1 \xff\xfe bad\r\n\r\n", "bad header": OK + b"Bad\xff\xed\xa0\x80 Header: \xff\r\nContent-Length: 0\r\n\r\n",
+    "bad chunk": OK + b"Transfer-Encoding: chunked\r\n\r\n\xff\xffZZZ\r\n", "long header": OK + b"A: " + b"x" * 100_000 + b"\r\n\r\n",
+    "many headers": OK + b"".join(b"A%d: x\r\n" % number for number in range(10_000)) + b"\r\n",
+}
+"""Answers that are none of HTTP."""
 
 
 class JudgeServer:
@@ -64,16 +74,17 @@ class JudgeServer:
         if said in ("hang", "wait"):
             await (self._over.wait() if said == "hang" else asyncio.to_thread(self.go_on.wait))
             return web.Response(body=completion("Score: 5"))
-        if said in ("close", "garbage"):
-            transport.write(b"\x00\x01 not HTTP at all\r\n\r\n" if said == "garbage" else b"")
+        if said in RAW:
+            transport.write(RAW[said])
             transport.close()
             return web.Response()
         if said in ("huge", "drip"):
             response = web.StreamResponse()
             await response.prepare(request)
-            while not self._over.is_set():  # until whoever listens has had enough
-                await response.write(b" " * (1 << 16 if said == "huge" else 1))
-                await asyncio.sleep(0)
+            with contextlib.suppress(ConnectionError):  # whoever listens has had enough
+                while not self._over.is_set():
+                    await response.write(b" " * (1 << 16 if said == "huge" else 1))
+                    await asyncio.sleep(0)
             return response
         if said == "packed":  # 8 MiB of blanks in 8 KiB
             packer = zlib.compressobj(wbits=31)

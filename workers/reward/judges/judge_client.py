@@ -137,7 +137,7 @@ class Judge:
         except TimeoutError:
             raise CallError(f"no answer within reward.judge.timeout_s={self._config.timeout_s:g}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise CallError(f"the connection failed: {type(error).__name__} {self._shown(str(error).encode())}") from None
+            raise CallError(f"the connection failed: {type(error).__name__} {self._shown(str(error).encode(errors='replace'))}") from None
         if response.status != 200:
             raise CallError(f"it answered {response.status} {self._shown(content)}", response.status >= 500 or response.status in BUSY)
         return score_of(self._config, content)

@@ -55,6 +55,7 @@ def test_every_part_is_judged_where_it_belongs() -> None:
     with judge_server(lambda number, question: "Score: 4") as server:
         mixed, alone, num_scored, num_calls, arguments = with_pool(reward(server.url), use)
     assert mixed == (pytest.approx(0.85), {"number": 1.0, "boxed": 1.0, "judge": 0.4}) and alone == (pytest.approx(0.4), {"judge": 0.4})
+    assert alone[0] == alone[1]["judge"]
     assert (num_scored, num_calls) == (2, 1) and server.url.encode() not in arguments and b"{completion}" not in arguments
 
 

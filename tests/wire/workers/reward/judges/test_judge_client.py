@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.support.endpoints.judge_server import ANSWERS, judge_server
+from tests.support.endpoints.judge_server import ANSWERS, RAW, judge_server
 from workers.config.judge import JudgeConfig
 from workers.reward.judges.call_policy import DOWN_AFTER
 from workers.reward.judges.judge_client import Judge, JudgeError
@@ -54,7 +54,7 @@ def test_a_score() -> None:
     assert "2+3?" in question and "Be kind." in question and "from 0 (useless) to 10 (perfect)" in question and server.keys == [""]
 
 
-@pytest.mark.parametrize("said", [*ANSWERS, "huge", "packed", "close", "garbage", "429", "500", "503", "408"])
+@pytest.mark.parametrize("said", [*ANSWERS, *RAW, "huge", "packed", "429", "500", "503", "408"])
 def test_what_has_no_score_is_asked_again_and_then_fails(said: str) -> None:
     with judge_server(lambda number, question: said) as server:
         error = refused(config(server.url, max_retries=2))
@@ -87,7 +87,7 @@ def test_a_connection_that_is_never_answered() -> None:
         assert "no answer within" in str(refused(config(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.2)))
 
 
-@pytest.mark.parametrize("said", ["429", "500", "half", "close", "outside"])
+@pytest.mark.parametrize("said", ["429", "500", "half", "closed", "outside"])
 def test_a_retry_brings_the_score(said: str) -> None:
     with judge_server(lambda number, question: "Score: 10" if number == 2 else said) as server:
         assert judged(config(server.url, max_retries=2), one) == 1.0
