@@ -97,26 +97,25 @@ class Judge:
             await self._slots.acquire()
         finally:
             self.num_waiting -= 1
+        if not self._policy.begin():
+            self._slots.release()
+            raise JudgeError(f"the judge is down: {self._policy.in_a_row} questions in a row had no score. {self.error}", hopeless=not self._scored)
         began, scored = time.monotonic(), None
-        tried = self._policy.begin()
         try:
-            score = await self._call_until_scored(request_body(self._config, question), tried)
+            score = await self._call_until_scored(request_body(self._config, question))
             scored = self._scored = True
             return score
         except CallError as error:
             scored, self.error = False, f"the judge gave no score: {error}"
-            if tried and self._policy.in_a_row in (0, DOWN_AFTER - 1):
+            if self._policy.in_a_row in (0, DOWN_AFTER - 1):
                 LOG.warning("%s", self.error)
             raise JudgeError(f"{self.error}. Look at reward.judge and its endpoint", hopeless=not self._scored) from None
         finally:
             self.asked_s += time.monotonic() - began
-            if tried:
-                self._policy.end(scored)
+            self._policy.end(scored)
             self._slots.release()
 
-    async def _call_until_scored(self, body: bytes, tried: bool) -> float:
-        if not tried:
-            raise CallError(f"it is down, the last {self._policy.in_a_row} questions had none either ({self.error})")
+    async def _call_until_scored(self, body: bytes) -> float:
         cause, number = "", 0
         while self._policy.call():
             try:
