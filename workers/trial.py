@@ -77,8 +77,8 @@ def try_functions(config: Config, folder: Path, prompts: Sequence[Prompt]) -> li
     `ConfigError` with what is wrong."""
     workflow = config.workflow
     for prompt in prompts:
-        require(bool(config.reward.judge.url) or not names_judge(prompt.verifier), "reward.judge.url", "", f"must name an endpoint: {prompt.where} has "
-                f"verifier {prompt.verifier!r}", "See docs/judges.md")
+        require(bool(config.reward.judge.url) or not names_judge(prompt.verifier), "reward.judge.url", "",
+                f"must name an endpoint: {prompt.where} has verifier {prompt.verifier!r}", "See docs/judges.md")
     names = dict.fromkeys(name for prompt in prompts for name in own(prompt.verifier)) | dict.fromkeys(
         () if config.evaluates else (part for name in config.reward.parts for part in own(name)))
     for name in names:
