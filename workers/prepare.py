@@ -164,6 +164,7 @@ def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
     config = load(run.config)
     make_absolute(config.data)
     check_installed(config.tracking)
+    config.reward.judge.settle()
     if not made and not _all_there(config, tried):
         return
     if tried:
@@ -214,8 +215,7 @@ def missing_model(config: Config) -> str:
 
 def check_functions(config: Config, folder: Path, prompts: list[Prompt], tried: bool) -> None:
     """Check that the functions of the user's own that workers will import are there, and try them. Raises `ConfigError`."""
-    # Imported here: a supervised run needs neither.
-    from workers.rollout.workflows.agent import load_agent
+    from workers.rollout.workflows.agent import load_agent  # here: a supervised run needs none of these
     from workers.rollout.workflows.group_filter import GroupFilter
     from workers.rollout.workflows.workflow import load as load_workflow
     from workers.trial import imported, try_functions

@@ -33,6 +33,7 @@ from workers.config import (
 )
 from workers.config.alarms import SUPERVISED_ALARMS
 from workers.config.data import FILE_KINDS
+from workers.config.judge import names_judge
 
 
 class Composing(Protocol):
@@ -75,6 +76,12 @@ def _verifier_counts(config: FullConfig) -> bool:
     return config.reward.verifier in config.data.verifiers(config.reward.verifier)
 
 
+def _asks_judge(config: FullConfig) -> bool:
+    """Whether an endpoint may be asked: by a verifier, also one that rows name, or a workflow of the user's."""
+    names = [*config.data.verifiers(config.reward.verifier), *config.reward.parts, config.workflow.name]
+    return config.data.kind in (*FILE_KINDS, DataKind.mixture) or any(":" in name or names_judge(name) for name in names)
+
+
 _SUPERVISED = ("with run.kind=supervised nothing is generated and nothing judged",
                lambda config: not config.supervised)
 _CLUSTER = "account qos time env fake_gpus setup python container inference train reward spare_chunks probe_s max_submit"
@@ -100,6 +107,7 @@ RULES = (
     Rule("workflow reward sandbox rollout staleness algorithm weights selftest engine.server engine.num_slots engine.interrupt engine.parallel "
          "evaluation.num_samples evaluation.temperature evaluation.top_p evaluation.top_k evaluation.pass_at evaluation.confidence",
          *reversed(_SUPERVISED)),
+    Rule("reward.judge", _asks_judge, "no verifier of this run is the judge", "Choose reward.verifier=judge or reward.parts.judge=0.2"),
     Rule("reward.num_elements", lambda config: config.reward.placement is Placement.array, "only reward=array has elements of its own"),
     Rule("reward.overlong_buffer", lambda config: config.reward.overlong_penalty > 0, "reward.overlong_penalty=0 takes nothing off"),
     Rule("sandbox", _runs_programs, "no verifier or workflow of this run runs programs"),

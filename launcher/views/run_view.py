@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.views import evaluation_view
+from launcher.views.judging_lines import part_scores, rewards_lines
 from launcher.views.queue_view import STALE_S, absent, duration, lives_table, rows
 
 ALARMS_SHOWN = 2
@@ -105,7 +106,7 @@ def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tup
     held = "  ".join(f"{record['accuracy']:.3f} (step {record['step']})" for record in evaluations[-4:]) or "-"
     return [
         ("step", f"{status['step']} of {status['num_steps']}   {duration(status['seconds'])} elapsed, {eta(status, steps)} left"),
-        ("reward", f"{last['reward']:+.3f}   sampled score {last['accuracy']:.3f}" if last else "-"),
+        ("reward", f"{last['reward']:+.3f}   sampled score {last['accuracy']:.3f}{part_scores(last)}" if last else "-"),
         ("held-out", held + (f"   evaluating {status['evaluating']}" if status["evaluating"] else "")),
         ("staleness", f"eta {status['eta']} ({status['bound']})   groups by age  {histogram(status['staleness']) or '-'}"),
         *([("lead", f"{status['lead']:.2g} steps   {reason}")] if (reason := status.get("lead_reason")) else []),
@@ -113,7 +114,7 @@ def _facts(status: dict, steps: list[dict], evaluations: list[dict]) -> list[tup
         ("groups", f"{status['running']} running{_limit(status)}   {status['buffer']} in the buffer   {status['set_aside']} set aside"
          + _rejected(status)),
         *_weights(status.get("weights")),
-        *_rewards(status.get("rewards")),
+        *rewards_lines(status.get("rewards")),
         *_troubles(status),
     ]
 
@@ -146,25 +147,6 @@ def _troubles(status: dict) -> list[tuple[str, str]]:
     refused = f"{status['refused_peers']} connections without the run's keys   {status['malformed_messages']} unreadable messages"
     rows = [("refused", refused)] if status["refused_peers"] or status["malformed_messages"] else []
     return rows + ([("not recorded", f"{status['not_recorded']} (headway replay)")] if status.get("not_recorded") else [])
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 60 else duration(seconds)
-
-
-def _rewards(rewards: dict | None) -> list[tuple[str, str]]:
-    """What judging costs; many requests that wait mean that there are too few reward processes."""
-    if rewards is None or not (rewards["busy_s"] or rewards["waiting"]):
-        return []
-    where = f"{rewards['num_elements']} elements   " if rewards["placement"] == "array" else ""
-    done = rewards.get("num_done", 0)
-    each = "none judged yet" if not done else (
-        f"a request takes {_seconds(rewards['busy_s'] / done)} and waits {_seconds(rewards['wait_s'] / done)} (means of {done})")
-    text = f"{where}{rewards['waiting']} waiting   {each}"
-    text += f"   {rewards['num_late']} times no answer in time (reward.timeout_s)" if rewards.get("num_late") else ""
-    replaced = f"   {rewards['num_killed']} processes replaced" if rewards["num_killed"] else ""
-    failed = f"   {rewards['num_failed']} requests without an answer" if rewards["num_failed"] else ""
-    return [("rewards", text + replaced + failed)]
 
 
 def _alarms(status: dict) -> list[Text]:

@@ -6,7 +6,10 @@ import math
 from dataclasses import dataclass, field
 
 from workers.config.choices import Placement
+from workers.config.judge import JudgeConfig
 from workers.config.rules import require
+
+MAX_PARTS = 64
 
 
 @dataclass
@@ -20,6 +23,7 @@ class RewardConfig:
 
     verifier: str = "numeric"  # what judges an answer: a built-in one, or package.module:function; docs/rewards.md
     parts: dict[str, float] = field(default_factory=dict)  # verifiers that judge training samples besides, as NAME: WEIGHT
+    judge: JudgeConfig = field(default_factory=JudgeConfig)  # the endpoint that verifier 'judge' asks
     correct: float = 5.0  # [reward] of a score of 1
     wrong: float = -5.0  # [reward] of a score of 0
     overlong_penalty: float = 0.0  # [reward] taken off the longest answers; 0: none
@@ -38,6 +42,7 @@ class RewardConfig:
         require(math.isfinite(self.correct - self.wrong), "reward.correct", self.correct, "must be finite, and reward.wrong too",
                 "The paper uses +5 and -5")
         self._check_shaping()
+        self.judge.check()
         require(self.num_processes >= 1, "reward.num_processes", self.num_processes, "must be at least 1", "Give 1 or more")
         require(self.timeout_s > 0, "reward.timeout_s", self.timeout_s, "must be positive", "A verifier is killed after this time")
         require(self.memory_mb >= 128, "reward.memory_mb", self.memory_mb, "must be at least 128", "It bounds each verifier process")
@@ -46,6 +51,7 @@ class RewardConfig:
                 "It is how many elements of the reward array run at once, with reward.placement=array")
 
     def _check_shaping(self) -> None:
+        require(len(self.parts) < MAX_PARTS, "reward.parts", sorted(self.parts), f"must be fewer than {MAX_PARTS}", "Each is a metric of its own")
         for name, weight in self.parts.items():
             require(0 < weight < 1, f"reward.parts.{name}", weight, "must be between 0 and 1", "It is the share of this verifier in the score")
         total = math.fsum(self.parts.values())

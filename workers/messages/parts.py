@@ -12,6 +12,7 @@ from workers.messages.arrays import Bool, Float32, Int32
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """Exact as a float; thousands of them add up within 64 bits."""
 NumTokens = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 GroupId = Annotated[str, msgspec.Meta(pattern=r"\A(g(0|[1-9][0-9]{0,14})|e(0|[1-9][0-9]{0,9})\.(0|[1-9][0-9]{0,9}))\Z")]
 """`g<k>`: training prompt k; `e<step>.<k>`: held-out prompt k, judged at that step."""
@@ -166,7 +167,7 @@ class Group(Struct, frozen=True):
     `rewards` has one entry a sample. Tokens that no weights sampled (of users, of tools) have a `loss_mask` of False, a log-prob of 0, and the
     version of the sampled token before them, or of the sample's first. `prompt` is what all samples begin with. `episodes`: each sample's
     episode, ascending from 0; samples of an episode have the same reward. None: every sample is an episode. `answers`: of an evaluation, the
-    answer that was found in what each episode had judged, '' where none was.
+    answer that was found in what each episode had judged, '' where none was. `part_scores`: of a weighted sum of verifiers each one's mean.
     """
 
     group_id: GroupId
@@ -190,6 +191,7 @@ class Group(Struct, frozen=True):
     first_text: Annotated[str, msgspec.Meta(max_length=2000)] = ""
     episodes: Int32 | None = None
     answers: list[Annotated[str, msgspec.Meta(max_length=200)]] = []
+    part_scores: Annotated[dict[Name, Share], msgspec.Meta(max_length=64)] = {}
 
     def __post_init__(self) -> None:
         check_purpose(self.group_id, self.purpose)
@@ -206,7 +208,8 @@ class WorkerStatus(Struct, frozen=True):
     `rewards_late`: attempts without one in time; `rewards_done`: requests that have their answer;
     `num_refused`, `num_malformed`: connections to its servers without the run's keys, and messages to them that cannot be read;
     `idle_s`: without any lease; `sample_s`: of every sample while it was generated, added up;
-    `rewards_waiting`, `rewards_wait_s`: requests that wait for a process, or for a reward element, and how long requests have waited.
+    `rewards_waiting`, `rewards_wait_s`: requests that wait for a process, or for a reward element, and how long requests have waited;
+    `judge_asked` and the others: the counters of the judge (reward/judges/judge_client.py); `judge_error`: of the last question without a score.
     """
 
     waiting_for: Annotated[str, msgspec.Meta(max_length=10_000)] = ""
@@ -235,3 +238,10 @@ class WorkerStatus(Struct, frozen=True):
     sample_s: Seconds = 0.0
     num_refused: Count = 0
     num_malformed: Count = 0
+    judge_asked: Count = 0
+    judge_cached: Count = 0
+    judge_calls: Count = 0
+    judge_failed: Count = 0
+    judge_waiting: Count = 0
+    judge_s: Seconds = 0.0
+    judge_error: Annotated[str, msgspec.Meta(max_length=1000)] = ""

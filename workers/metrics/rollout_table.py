@@ -8,6 +8,7 @@ Columns, of kind `train` (groups that a step was trained on) and `heldout` (all 
     kind, group, prompt_id, sample, episode
     prompt, response, reference    texts, special tokens shown
     reward, score, num_tokens
+    part_scores          of a weighted sum of verifiers each one's mean over the group
     age                  train: steps between the sample's first token and the weights that the step began with
     tokens, token_ends   ids; where in `response` each ends (characters; empty where the tokenizer cannot say)
     logprobs             of the policy that sampled, nats
@@ -35,7 +36,8 @@ TRAIN, HELDOUT = "train", "heldout"
 SCHEMA = pa.schema([
     ("step", pa.int32()), ("kind", pa.string()), ("group", pa.string()), ("prompt_id", pa.string()), ("sample", pa.int32()), ("episode", pa.int32()),
     ("prompt", pa.string()), ("response", pa.string()), ("reference", pa.string()), ("reward", pa.float32()), ("score", pa.float32()),
-    ("num_tokens", pa.int32()), ("age", pa.int32()), ("tokens", pa.list_(pa.int32())), ("token_ends", pa.list_(pa.int32())),
+    ("num_tokens", pa.int32()), ("part_scores", pa.map_(pa.string(), pa.float32())), ("age", pa.int32()),
+    ("tokens", pa.list_(pa.int32())), ("token_ends", pa.list_(pa.int32())),
     ("logprobs", pa.list_(pa.float32())), ("proximal_logprobs", pa.list_(pa.float32())), ("trained_on", pa.list_(pa.bool_())),
     ("versions", pa.list_(pa.int32()))])
 
@@ -81,7 +83,8 @@ class Reader:
             yield {
                 "step": kept.step, "kind": kept.kind, "group": group.group_id, "prompt_id": group.prompt_id, "sample": number, "episode": episode,
                 "prompt": prompt, "response": response, "reference": kept.reference, "reward": view.reward, "score": float(group.scores[number]),
-                "num_tokens": len(tokens), "age": begins - int(view.steps[0]) if kept.kind == TRAIN else 0, "tokens": tokens, "token_ends": ends,
+                "num_tokens": len(tokens), "part_scores": list(group.part_scores.items()),
+                "age": begins - int(view.steps[0]) if kept.kind == TRAIN else 0, "tokens": tokens, "token_ends": ends,
                 "logprobs": view.logprobs, "proximal_logprobs": proximal, "trained_on": view.loss_mask, "versions": view.steps}
 
 

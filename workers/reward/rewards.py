@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from workers.config import Config
+from workers.reward.judges.judge_client import Judge
 from workers.reward.pool.pool import RewardPool
 from workers.reward.remote.client import RemoteRewards
 from workers.run.folder import RunFolder
@@ -13,6 +14,7 @@ from workers.run.folder import RunFolder
 class Rewards(Protocol):
     """The calls and counters that `RewardPool` and `RemoteRewards` have in common; see there."""
 
+    judge: Judge
     num_scored: int
     num_executed: int
     num_failed: int
@@ -38,4 +40,4 @@ class Rewards(Protocol):
 
 def open_rewards(run: RunFolder, config: Config) -> RewardPool | RemoteRewards:
     """What `reward.placement` says, to be entered with `async with`."""
-    return RemoteRewards(run, config.transport) if config.rewards_apart else RewardPool(config.reward, config.sandbox)
+    return RemoteRewards(run, config.transport, config.reward) if config.rewards_apart else RewardPool(config.reward, config.sandbox)

@@ -13,6 +13,7 @@ from workers.rollout.weights.updates import WeightHolder
 def worker_status(waiting_for: str, leases: LeaseRunner, engines: Engines, holder: WeightHolder, fetch: WeightFetch,
                   rewards: Rewards) -> WorkerStatus:
     """What the parts of a worker count, as the coordinator is told it; `waiting_for`: in words for people, '' for nothing."""
+    judge = rewards.judge
     return WorkerStatus(
         waiting_for=waiting_for,
         num_running=leases.num_running, tokens_generated=leases.tokens_generated, tokens_interrupted=leases.tokens_interrupted, idle_s=leases.idle_s,
@@ -24,4 +25,6 @@ def worker_status(waiting_for: str, leases: LeaseRunner, engines: Engines, holde
         reward_busy_s=rewards.busy_s, rewards_killed=rewards.num_killed, rewards_failed=rewards.num_failed,
         rewards_late=rewards.num_late, rewards_done=rewards.num_scored + rewards.num_executed,
         rewards_waiting=rewards.num_waiting, rewards_wait_s=rewards.wait_s,
+        judge_asked=judge.num_asked, judge_cached=judge.num_cached, judge_calls=judge.num_calls, judge_failed=judge.num_failed,
+        judge_waiting=judge.num_waiting, judge_s=judge.asked_s, judge_error=judge.error[:1000],
         num_refused=fetch.refused[0], num_malformed=fetch.refused[1])

@@ -142,6 +142,15 @@ def test_a_part_of_the_reward_is_tried_though_no_prompt_names_it(model: Path) ->
         try_functions(setup, model, PROMPTS[1:])
 
 
+def test_a_row_that_names_the_judge_needs_its_endpoint(model: Path) -> None:
+    prompts = [Prompt("p2", "1 + 1 =", "0.5*number+0.5*judge", "2", place="/data/rows.jsonl:7")]
+    with pytest.raises(ConfigError, match=r"reward\.judge\.url='': must name an endpoint: /data/rows\.jsonl:7 has verifier"):
+        try_functions(config("numeric"), model, prompts)
+    setup = config("numeric")
+    setup.reward.judge.url = "http://127.0.0.1:9/v1"
+    assert try_functions(setup, model, prompts) == []
+
+
 @pytest.mark.parametrize(("settings", "words"), [
     ({"name": "own_functions:option"}, ["raised KeyError: 'depth'\n  ", "in option: return episode.config.options", "workflow.options"]),
     ({"name": "own_functions:nothing"}, ["returned None: it must return the episode's score"]),

@@ -14,7 +14,7 @@ from workers.messages.parts import Group
 @dataclass(frozen=True)
 class BatchAges:
     """How old the groups of one batch are, in training steps, when they are consumed at `step`; `tokens_trained`: those that the loss counts;
-    `share_truncated`: the share of responses that ended because there was no room for more."""
+    `share_truncated`: the share of responses that ended because there was no room for more; `part_scores`: the mean of each verifier of a sum."""
 
     step: int
     head_ages: list[int]
@@ -28,6 +28,7 @@ class BatchAges:
     tokens_trained: int
     share_no_spread: float
     share_truncated: float
+    part_scores: dict[str, float] = field(default_factory=dict)
 
 
 def measure(step: int, groups: list[Group], max_new_tokens: int, context_length: int) -> BatchAges:
@@ -49,7 +50,18 @@ def measure(step: int, groups: list[Group], max_new_tokens: int, context_length:
         tokens_trained=sum(int(group.loss_mask.sum()) for group in groups),
         share_no_spread=float(np.mean([np.ptp(reward) == 0 for reward in rewards])),
         share_truncated=float(np.concatenate([truncated(group, max_new_tokens, context_length) for group in groups]).mean()),
+        part_scores=part_means(groups),
     )
+
+
+def part_means(groups: list[Group]) -> dict[str, float]:
+    """The mean score of each part of weighted sums, over the episodes of the groups that it judged."""
+    sums: dict[str, list[float]] = {}
+    for group in groups:
+        for name, score in group.part_scores.items():
+            total, number = sums.get(name, (0.0, 0.0))
+            sums[name] = [total + score * group_firsts(group).size, number + group_firsts(group).size]
+    return {name: total / number for name, (total, number) in sums.items()}
 
 
 def truncated(group: Group, max_new_tokens: int, context_length: int) -> np.ndarray:

@@ -19,6 +19,7 @@ MAX_PROMPT, MAX_REFERENCE, MAX_RESPONSE = 1000, 200, 2000
 """Characters of heldout_samples.jsonl: the end of a prompt, the beginnings of the others."""
 COUNTERS = [name for name, default in msgspec.structs.asdict(WorkerStatus()).items() if not isinstance(default, str)]
 """Of a worker's status."""
+JUDGE = ("asked", "cached", "calls", "failed", "waiting", "s")
 
 
 def fleet(coordinator: Coordinator) -> WorkerStatus:
@@ -58,6 +59,8 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, re
         "reward_busy_s": round(rollouts.reward_busy_s, 3), "reward_wait_s": round(rollouts.rewards_wait_s, 3),
         "refused": refused + rollouts.num_refused + rollouts.num_malformed,
         "rewards_waiting": rollouts.rewards_waiting, "rewards_killed": rollouts.rewards_killed, "rewards_failed": rollouts.rewards_failed,
+        **{f"score_{name}": round(score, 6) for name, score in sorted(ages.part_scores.items())},
+        **({f"judge_{name}": round(getattr(rollouts, f"judge_{name}"), 3) for name in JUDGE} if rollouts.judge_asked else {}),
     } | own
 
 
@@ -137,7 +140,14 @@ def _rewards(state: Coordinator, total: WorkerStatus) -> dict:
     requests have their answer, and how many attempts had none in time."""
     return {"placement": state.config.reward.placement.value, "num_elements": len(state.registry.reward_endpoints()),
             "waiting": total.rewards_waiting, "wait_s": round(total.rewards_wait_s, 3), "busy_s": round(total.reward_busy_s, 3),
-            "num_killed": total.rewards_killed, "num_failed": total.rewards_failed, "num_late": total.rewards_late, "num_done": total.rewards_done}
+            "num_killed": total.rewards_killed, "num_failed": total.rewards_failed, "num_late": total.rewards_late, "num_done": total.rewards_done,
+            **({"judge": _judge(state, total)} if total.judge_asked else {})}
+
+
+def _judge(state: Coordinator, total: WorkerStatus) -> dict:
+    """What judges were asked, and the last error of one of them."""
+    errors = [worker.status.judge_error for worker in state.registry.of(Role.rollout) if worker.status.judge_error]
+    return {**{name: getattr(total, f"judge_{name}") for name in JUDGE}, "error": errors[0] if errors else ""}
 
 
 def _evaluating(state: Coordinator) -> str:

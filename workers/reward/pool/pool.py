@@ -14,6 +14,7 @@ event loop.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -21,9 +22,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from workers.config import Config, RewardConfig, SandboxConfig
+from workers.config.judge import JUDGE, JudgeConfig
+from workers.reward.judges.judge_client import Judge, JudgeError
 from workers.reward.pool.messages import PYTHON_TOOL, Execute, Load, Request, Score, Settings, described
 from workers.reward.pool.process_handle import REAP_TIMEOUT_S, NoAnswerError, RewardProcess
-from workers.reward.verifiers.registry import check_name, composed
+from workers.reward.verifiers.registry import check_name, composed, parts
 
 LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -60,7 +63,9 @@ class RewardPool:
     def __init__(self, config: RewardConfig, sandbox: SandboxConfig | None = None) -> None:
         check_name(config.verifier)
         self._config = config
-        self._settings = Settings(config, sandbox or SandboxConfig())
+        # What a process is told can be seen by all users of this machine, and is no longer than an argument may be.
+        self._settings = Settings(dataclasses.replace(config, judge=JudgeConfig()), sandbox or SandboxConfig())
+        self.judge = Judge(config.judge)
         self._slots = [_Slot() for _ in range(config.num_processes)]
         self._free: asyncio.Queue[_Slot] = asyncio.Queue()
         for slot in self._slots:
@@ -116,7 +121,10 @@ class RewardPool:
         """Have a process import a verifier, or the Python tool (`PYTHON_TOOL`). Raises `ConfigError` if there is no such verifier, and
         `VerifierError` with the cause if it cannot be imported on this node."""
         check_name(function)
-        await self._ask(Load(function), RewardProcess.load)
+        if function == JUDGE:
+            look(self.judge)
+        else:
+            await self._ask(Load(function), RewardProcess.load)
 
     async def _ask(self, request: Request, ask: Callable[[RewardProcess, Any], Awaitable[Answer]]) -> Answer:
         slot = await self._take()
@@ -196,6 +204,7 @@ class RewardPool:
         if self._closed:
             return
         self._closed = True
+        await self.judge.close()
         for slot in self._slots:
             if slot.process is not None:
                 slot.process.kill()  # whoever waits for it sees it end, and finds the pool closed
@@ -210,8 +219,16 @@ class RewardPool:
             LOG.error("the reward pool did not close within %g s; processes %s", 2 * REAP_TIMEOUT_S, self.pids)
 
 
+def look(judge: Judge) -> None:
+    """Look whether a judge can be asked from here. Raises `VerifierError`."""
+    try:
+        judge.check()
+    except JudgeError as error:
+        raise VerifierError(str(error), hopeless=error.hopeless) from error
+
+
 def functions(config: Config) -> list[str]:
-    """The verifiers, with their parts for training and alone for evaluation; and the Python tool, where the workflow's models write programs."""
+    """The verifiers and their parts, each alone; and the Python tool, where the workflow's models write programs."""
     tool = [PYTHON_TOOL] if config.workflow.name == "python_tool" else []
     verifiers = config.data.verifiers(config.reward.verifier)
-    return [*dict.fromkeys(composed(name, parts) for name in verifiers for parts in (config.reward.parts, {})), *tool]
+    return [*dict.fromkeys(part for name in verifiers for part in parts(composed(name, config.reward.parts))), *tool]

@@ -18,10 +18,12 @@ import logging
 import time
 from typing import Self
 
-from workers.config import TransportConfig
+from workers.config import RewardConfig, TransportConfig
+from workers.config.judge import JUDGE
 from workers.messages.codec import MessageError
 from workers.messages.judging import FromElement, NoAnswer, OutputGiven, OutputWanted, ScoreGiven, ScoreWanted, Unwanted
-from workers.reward.pool.pool import VerifierError
+from workers.reward.judges.judge_client import Judge
+from workers.reward.pool.pool import VerifierError, look
 from workers.reward.remote.load_balancer import Balance
 from workers.reward.verifiers.registry import check_name
 from workers.run.folder import RunFolder
@@ -91,12 +93,13 @@ class RemoteRewards:
     the elements' own status.
     """
 
-    def __init__(self, run: RunFolder, config: TransportConfig) -> None:
+    def __init__(self, run: RunFolder, config: TransportConfig, reward: RewardConfig) -> None:
         self._links, self._balance = RewardLinks(run, config), Balance()
         self._elements: dict[str, _Element] = {}
         self._numbers = itertools.count()
         self._changed = asyncio.Event()
         self._closed = False
+        self.judge = Judge(reward.judge)
         self.num_scored = self.num_executed = self.num_failed = self.num_late = self.num_killed = self.num_waiting = 0
         self.busy_s = self.wait_s = 0.0
 
@@ -105,6 +108,7 @@ class RemoteRewards:
 
     async def __aexit__(self, *_: object) -> None:
         self._closed = True
+        await self.judge.close()
         self._changed.set()
         for endpoint in list(self._elements):
             self._elements.pop(endpoint).close()
@@ -142,8 +146,10 @@ class RemoteRewards:
         return answer.text
 
     async def load(self, function: str) -> None:
-        """Nothing runs on this node; the elements try theirs. Raises `ConfigError` if there is no such verifier."""
+        """Nothing runs on this node but a judge; the elements try theirs. Raises `ConfigError` if there is no such verifier, `VerifierError`."""
         check_name(function)
+        if function == JUDGE:
+            look(self.judge)
 
     async def _ask(self, request: ScoreWanted | OutputWanted) -> FromElement:
         cause, num_lost = "", 0

@@ -14,6 +14,7 @@ import signal
 from typing import Any
 
 from workers.config import ClusterKind, Config
+from workers.config.judge import JUDGE
 from workers.messages.from_coordinator import Drain, Refused, Welcome
 from workers.messages.from_worker import Draining, Heartbeat, WorkerFailed
 from workers.messages.parts import Message, Role, WorkerStatus
@@ -103,7 +104,8 @@ class RewardElement:
         """Have what this node will be asked for tried at once, so that a node that lacks something tells the coordinator so."""
         await self._welcomed.wait()
         for function in functions(self.config):
-            await self._pool.load(function)
+            if function != JUDGE:  # which rollout workers ask
+                await self._pool.load(function)
 
     def _told_ending(self, told: Told) -> Termination:
         """What `told` leads to. Raises `WorkerEnded` on one machine, where nobody would take over."""

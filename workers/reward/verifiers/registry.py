@@ -14,10 +14,11 @@ import difflib
 import importlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 
 from workers.config import ConfigError
+from workers.config.judge import JUDGE
 from workers.run.moved import current
 
 Verifier = Callable[[str, str, str], float]
@@ -37,6 +38,7 @@ BUILT_IN = {
     "code_partial": "workers.reward.code.verifier:score_partial",
     "boxed": "workers.reward.verifiers.formats:has_box",
     "format_tags": "workers.reward.verifiers.formats:format_tags",
+    JUDGE: "workers.reward.verifiers.registry:asked_elsewhere",
 }
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -66,11 +68,19 @@ def load(name: str) -> Verifier:
     functions = [(_load(part), weight) for part, weight in parts.items()]
 
     def weighted(prompt: str, completion: str, reference: str) -> float:
-        """1 less what every part takes away, so that full marks in all parts give exactly 1."""
-        missing = math.fsum(weight * (1 - function(prompt, completion, reference)) for function, weight in functions)
-        return min(1.0, max(0.0, 1 - missing))
+        return weighted_sum((weight, function(prompt, completion, reference)) for function, weight in functions)
 
     return weighted
+
+
+def weighted_sum(scores: Iterable[tuple[float, float]]) -> float:
+    """The score in [0, 1] of weights, which add up to 1, and scores: 1 less what every part takes away, so that full marks give exactly 1."""
+    return min(1.0, max(0.0, 1 - math.fsum(weight * (1 - score) for weight, score in scores)))
+
+
+def parts(name: str) -> dict[str, float]:
+    """The verifiers of a weighted sum, or the one that `name` is, and their weights. Raises `ConfigError` as `check_name` does."""
+    return _parts(name, "reward.verifier")
 
 
 def modules(name: str) -> list[str]:
@@ -128,6 +138,11 @@ def _load(name: str) -> Verifier:
     if not callable(function):
         raise ConfigError(f"reward.verifier={name!r}: module {module_name} has no function {function_name!r}. Correct the import path")
     return function
+
+
+def asked_elsewhere(prompt: str, completion: str, reference: str) -> float:
+    """Stands for the judge, which no reward process asks: it only waits (workers/reward/mixed.py)."""
+    raise ValueError("the judge is asked by rollout workers. Ask by the workflow's reward")
 
 
 def numeric(prompt: str, completion: str, reference: str) -> float:

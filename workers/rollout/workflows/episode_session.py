@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from workers.config import EvaluationConfig, WorkflowConfig
 from workers.messages.parts import Lease, Purpose
+from workers.reward.mixed import score_parts
 from workers.reward.pool.pool import VerifierError
 from workers.reward.rewards import Rewards
 from workers.rollout.engines.client import EngineError, SamplingParams
@@ -26,7 +27,8 @@ from workers.run.texts import well_formed
 
 class Session:
     """The model, the reward and the tools of episode `index` of `lease`. `failure`: what must end the episode, whatever its function made of it.
-    `num_under_way`: turns being sampled. `generation_s`, `reward_s`: seconds of all calls. `judged`: the verifier, and what was judged last."""
+    `num_under_way`: turns being sampled. `generation_s`, `reward_s`: seconds of all calls. `judged`: the verifier, and what was judged last;
+    `part_scores`: of the verifiers of that sum."""
 
     def __init__(self, lease: Lease, index: int, record: EpisodeRecord, sampler: Samples, rewards: Rewards, config: WorkflowConfig,
                  text: TextFormat, context_length: int, heldout: EvaluationConfig) -> None:
@@ -36,6 +38,7 @@ class Session:
         self.generation_s = self.reward_s = 0.0
         self.first_text = ""
         self.judged = ("", "")
+        self.part_scores: dict[str, float] = {}
         self._sampler, self._rewards, self._heldout = sampler, rewards, heldout
         self._num_turns = self.num_under_way = 0
         self._at_rest = asyncio.Event()
@@ -74,8 +77,10 @@ class Session:
         lease, completion = self.lease, well_formed(response.text if isinstance(response, Reply) else response)
         self.judged = (lease.verifier if verifier is None else verifier, completion)
         with self._watched("reward_s"):
-            return await self._rewards.score(lease.prompt if prompt is None else prompt, completion,
-                                             lease.reference if reference is None else reference, lease.verifier if verifier is None else verifier)
+            score, self.part_scores = await score_parts(
+                self._rewards, lease.prompt if prompt is None else prompt, completion, lease.reference if reference is None else reference,
+                self.judged[0], lease.purpose is Purpose.evaluation)
+            return score
 
     async def _python(self, code: str) -> str:
         with self._watched("reward_s"):

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from workers.rollout.workflows.transcript import Dialogue, EpisodeRecord
 
 @dataclass(frozen=True)
 class Finished:
-    """An episode that has ended, its score in [0, 1], seconds that it generated and was judged, the beginning of what the model said, and of an
-    evaluation the answer in what was judged."""
+    """An episode that has ended, its score in [0, 1], seconds that it generated and was judged, the beginning of what the model said, of an
+    evaluation the answer in what was judged, and the scores of the verifiers that judged it last."""
 
     record: EpisodeRecord
     score: float
@@ -31,6 +31,7 @@ class Finished:
     reward_s: float
     first_text: str
     answer: str = ""
+    part_scores: dict[str, float] = field(default_factory=dict)
 
     @property
     def longest_turn(self) -> int:
@@ -71,7 +72,14 @@ def assemble(lease: Lease, finished: list[Finished], workflow: WorkflowConfig, r
         tokens_interrupted=sum(sample.tokens_interrupted for sample in samples),
         generation_s=max(episode.generation_s for episode in finished), reward_s=max(episode.reward_s for episode in finished),
         first_text=finished[0].first_text[:2000 if lease.purpose is Purpose.evaluation else 200], episodes=Int32.of(np.array(episodes, np.int32)),
-        answers=[episode.answer for episode in finished] if lease.purpose is Purpose.evaluation else [])
+        answers=[episode.answer for episode in finished] if lease.purpose is Purpose.evaluation else [],
+        part_scores=_means([episode.part_scores for episode in finished if len(episode.part_scores) > 1]))
+
+
+def _means(scores: list[dict[str, float]]) -> dict[str, float]:
+    """Of the parts of weighted sums, each over the episodes that it judged."""
+    found = {name: [each[name] for each in scores if name in each] for each in scores for name in each}
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def _trained(record: EpisodeRecord, name: str) -> Iterator[Dialogue]:

@@ -130,7 +130,8 @@ class Workflow:
                                 "cancelled. Await every generate to its end")
         self._warn_of_unused(session)
         answer = extract(*session.judged) if session.lease.purpose is Purpose.evaluation else ""
-        return Finished(session.record, self._checked(score), session.generation_s, session.reward_s, session.first_text, answer)
+        return Finished(session.record, self._checked(score), session.generation_s, session.reward_s, session.first_text, answer,
+                        session.part_scores)
 
     def _checked(self, score: object) -> float:
         value = float(score) if isinstance(score, numbers.Real) else -1.0

@@ -131,6 +131,8 @@ MISTAKES = [
     ("experiment=tiny model.path=/nope", "model=tiny brings a model of its own"),
     ("experiment=tiny data.path=/nope", "data.path=/nope: would be without effect: these prompts are made up"),
     ("experiment=tiny data.task=gcd", "only data.kind=reasoning_gym has tasks. Choose data=reasoning_gym"),
+    ("experiment=tiny reward.judge.rubric=x", "reward.judge.rubric=x: would be without effect: no verifier of this run is the judge"),
+    ("experiment=tiny reward.verifier=judge", "reward.judge.url='': must name an endpoint with verifier 'judge'. See docs/judges.md"),
     ("experiment=tiny cluster.time=60", "with cluster.kind=local all runs on this machine. Choose cluster=slurm"),
     ("experiment=tiny cluster.train.partition=gpu", "with cluster.kind=local all runs on this machine"),
     ("model.path=/m data=gsm8k reward.verifier=number", "would be without effect: data.verifier says what judges these prompts"),

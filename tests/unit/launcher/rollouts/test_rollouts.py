@@ -27,7 +27,8 @@ from workers.run.folder import RunFolder
 
 def row(step: int = 1, kind: str = "train", **others: Any) -> dict[str, Any]:
     return {"step": step, "kind": kind, "group": f"e{step}.0" if kind == "heldout" else f"g{step}", "prompt_id": "1+1", "sample": 0, "episode": 0,
-            "prompt": "1 + 1 =", "response": "two", "reference": "2", "reward": 1.0, "score": 1.0, "num_tokens": 2, "age": 0, "tokens": [5, 6],
+            "prompt": "1 + 1 =", "response": "two", "reference": "2", "reward": 1.0, "score": 1.0, "num_tokens": 2,
+            "part_scores": [("right", 1.0)], "age": 0, "tokens": [5, 6],
             "token_ends": [1, 3], "logprobs": [-1.0, -1.0], "proximal_logprobs": [-1.0, -0.3], "trained_on": [True, True],
             "versions": [0, 1]} | others
 

@@ -14,6 +14,7 @@ from tests.support.groups import make_group
 from tests.unit.workers.coordinator.test_core import ROLLOUT, Play, leases
 from workers.config import EvaluationConfig, RewardConfig, WorkflowConfig
 from workers.coordinator.monitoring import reporting
+from workers.coordinator.training.step_records import HeldoutGroup
 from workers.messages.from_worker import GroupFinished
 from workers.messages.parts import Group, Lease, Purpose
 from workers.rollout.workflows.rendering import PlainText
@@ -50,7 +51,8 @@ def test_the_record_of_an_evaluation_has_all_figures_over_its_prompts() -> None:
     outcomes = [([1, 0, 1, 1], ["3", "4", "3", "3"]), ([0, 0, 1, 0], ["1", "1", "2", ""]), ([0, 0, 0, 0], [""] * 4)]
     for lease, (scores, answers) in zip(granted, outcomes, strict=True):
         play.tell(ROLLOUT, judged(lease, list(map(float, scores)), answers))
-    [result] = play.core.training.records
+    *groups, result = play.core.training.records
+    assert [one.group.group_id for one in groups if isinstance(one, HeldoutGroup)] == [lease.group_id for lease in granted], "kept to be read"
     record = reporting.evaluation_record(play.core, result, 1.0)  # type: ignore[arg-type]
     assert record["accuracy"] == pytest.approx(record["avg"]["mean"]) == pytest.approx(4 / 12)
     assert {k: told["mean"] for k, told in record["pass"].items()} == pytest.approx({"1": 4 / 12, "2": 0.5, "4": 2 / 3})

@@ -110,7 +110,7 @@ def asked(rewards: RemoteRewards, verifier: str = "good", completion: str = "1",
 
 
 async def test_scores_come_from_all_elements(run: RunFolder) -> None:
-    async with serving(run) as one, serving(run) as other, RemoteRewards(run, TRANSPORT) as rewards:
+    async with serving(run) as one, serving(run) as other, RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards:
         rewards.listed([one.endpoint, other.endpoint])
         scores = [index / 40 for index in range(40)]
         async with asyncio.timeout(WAIT_S):
@@ -121,14 +121,14 @@ async def test_scores_come_from_all_elements(run: RunFolder) -> None:
 
 
 async def test_texts_of_any_length_arrive(run: RunFolder) -> None:
-    async with serving(run) as one, RemoteRewards(run, TRANSPORT) as rewards:
+    async with serving(run) as one, RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards:
         rewards.listed([one.endpoint])
         assert await asyncio.wait_for(rewards.score("p" * 3_000_000, "1", "r" * 3_000_000, f"{HOSTILE}good"), WAIT_S) == pytest.approx(1.0)
         assert await asyncio.wait_for(rewards.score("\ud800", "1\udfff", "1", "numeric"), WAIT_S) == 1.0, "half a surrogate pair too"
 
 
 async def test_programs_run_at_an_element(run: RunFolder) -> None:
-    async with serving(run) as one, RemoteRewards(run, TRANSPORT) as rewards:
+    async with serving(run) as one, RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards:
         try:
             await one.pool.load(PYTHON_TOOL)
         except VerifierError as error:
@@ -139,7 +139,7 @@ async def test_programs_run_at_an_element(run: RunFolder) -> None:
 
 
 async def test_a_verifier_that_fails_is_not_tried_elsewhere(run: RunFolder) -> None:
-    async with serving(run) as one, serving(run) as other, RemoteRewards(run, TRANSPORT) as rewards:
+    async with serving(run) as one, serving(run) as other, RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards:
         rewards.listed([one.endpoint, other.endpoint])
         with pytest.raises(VerifierError, match="hostile_verifiers:raises' gave no answer in its only attempt.*LookupError: no such thing"):
             await bounded(asked(rewards, "raises"))
@@ -149,7 +149,7 @@ async def test_a_verifier_that_fails_is_not_tried_elsewhere(run: RunFolder) -> N
 
 
 async def test_requests_wait_for_an_element_and_say_so(run: RunFolder) -> None:
-    async with RemoteRewards(run, TRANSPORT) as rewards:
+    async with RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards:
         waiting = [asked(rewards) for _ in range(3)]
         await until(lambda: rewards.num_waiting == 3)
         assert rewards.waiting_for == "a reward element to start (reward.placement=array)"
@@ -167,7 +167,7 @@ async def test_what_a_killed_element_was_asked_is_asked_elsewhere(run: RunFolder
             assert first.stdout is not None
             endpoint = (await asyncio.to_thread(first.stdout.readline)).strip()
             assert endpoint, "the element did not start"
-            async with RemoteRewards(run, TRANSPORT) as rewards:
+            async with RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards:
                 rewards.listed([endpoint])
                 task = asked(rewards, "hangs_once", reference=str(note))
                 at_work = await written(note)
@@ -185,7 +185,7 @@ async def test_what_a_killed_element_was_asked_is_asked_elsewhere(run: RunFolder
 
 
 async def test_a_request_that_ends_every_element_is_given_up(run: RunFolder) -> None:
-    async with RemoteRewards(run, TRANSPORT) as rewards:
+    async with RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards:
         task = asked(rewards)
         for _ in range(MAX_LOST):
             socket = RewardSocket(run, TRANSPORT)
@@ -202,7 +202,7 @@ async def test_a_request_that_ends_every_element_is_given_up(run: RunFolder) -> 
 
 
 async def test_cancelling_kills_the_process_at_the_element(run: RunFolder, note: Path) -> None:
-    async with serving(run) as one, RemoteRewards(run, TRANSPORT) as rewards:
+    async with serving(run) as one, RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards:
         rewards.listed([one.endpoint])
         task = asked(rewards, "hangs", reference=str(note))
         await written(note)
@@ -213,7 +213,8 @@ async def test_cancelling_kills_the_process_at_the_element(run: RunFolder, note:
 
 
 async def test_an_element_that_drains_finishes_what_it_has_begun(run: RunFolder, tmp_path: Path) -> None:
-    async with serving(run) as old, serving(run) as new, RemoteRewards(run, TRANSPORT) as rewards, held_up(tmp_path) as (address, let_go):
+    async with (serving(run) as old, serving(run) as new, RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards,
+                held_up(tmp_path) as (address, let_go)):
         rewards.listed([old.endpoint])
         begun = asked(rewards, "meets", reference=address)
         await until(lambda: let_go)
@@ -227,7 +228,7 @@ async def test_an_element_that_drains_finishes_what_it_has_begun(run: RunFolder,
 
 async def test_closing_ends_whoever_waits(run: RunFolder, note: Path) -> None:
     async with serving(run) as one:
-        async with RemoteRewards(run, TRANSPORT) as rewards:
+        async with RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards:
             rewards.listed([one.endpoint])
             busy = asked(rewards, "hangs", reference=str(note))
             await written(note)
@@ -242,7 +243,7 @@ async def test_what_is_no_request_does_no_harm(run: RunFolder, capfd: pytest.Cap
     server, client = read_keys(run, "server"), read_keys(run, "client")
     context = zmq.asyncio.Context()
     try:
-        async with serving(run) as one, RemoteRewards(run, TRANSPORT) as rewards:
+        async with serving(run) as one, RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards:
             with context.socket(zmq.DEALER) as dealer:
                 dealer.curve_serverkey, dealer.curve_publickey, dealer.curve_secretkey = server.public, client.public, client.secret
                 dealer.connect(one.endpoint)
@@ -291,7 +292,7 @@ async def element_at_work(run: RunFolder, local: bool = False, **changes: object
 
 
 async def test_an_element_registers_where_it_serves_and_ends_with_the_run(run: RunFolder) -> None:
-    async with playing(run, 1) as play, element_at_work(run) as (_, task), RemoteRewards(run, TRANSPORT) as rewards:
+    async with playing(run, 1) as play, element_at_work(run) as (_, task), RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards:
         await play.until(lambda: play.all(Heartbeat))
         (register,) = play.all(Register)
         assert register.role is Role.reward and register.serves.startswith("tcp://127.0.0.1:")
@@ -305,7 +306,7 @@ async def test_an_element_registers_where_it_serves_and_ends_with_the_run(run: R
 
 async def test_an_element_that_is_told_to_go_answers_first(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(termination, "AFTER_USR2_S", WAIT_S)
-    async with (playing(run, 1) as play, element_at_work(run) as (_, task), RemoteRewards(run, TRANSPORT) as rewards,
+    async with (playing(run, 1) as play, element_at_work(run) as (_, task), RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards,
                 held_up(tmp_path) as (address, let_go)):
         await play.until(lambda: play.all(Heartbeat))
         rewards.listed([play.all(Register)[0].serves])
