@@ -30,7 +30,7 @@ from workers.data.prompt import Prompt, PromptSource
 from workers.data.prompts import open_prompts
 from workers.model.architecture import Architecture, ModelError, read_architecture
 from workers.model.initialize import make_smollm2, make_tiny
-from workers.model.parallel_limits import check_parallel
+from workers.model.parallel_limits import check_training
 from workers.model.tensors import check_tensors
 from workers.run import process_tree
 from workers.run.checkpoints import TRAINER
@@ -72,7 +72,7 @@ def check_model(folder: Path, config: Config) -> Architecture:
     """Check architecture, tensors, split over ranks and context. Raises `ModelError`, `ConfigError`."""
     architecture = read_architecture(folder)
     check_tensors(folder, architecture)
-    check_parallel(architecture, config.trainer.parallel)
+    check_training(architecture, config.trainer)
     require(config.engine.context_length <= architecture.max_positions, "engine.context_length", config.engine.context_length,
             f"must be at most the model's max_position_embeddings={architecture.max_positions} (its sliding_window where that is less)", "Shorten it")
     return architecture

@@ -137,6 +137,8 @@ RULES = (
     Rule("algorithm.kl_estimator algorithm.kl_in", lambda config: config.algorithm.kl_weight > 0, "algorithm.kl_weight=0 takes no divergence"),
     Rule("algorithm.critic_lr algorithm.value_clip", lambda config: config.algorithm.advantage is Advantage.gae,
          "only algorithm.advantage=gae has a critic"),
+    Rule("trainer.lora.alpha trainer.lora.targets", lambda config: config.trainer.lora.rank > 0,
+         "trainer.lora.rank=0 trains the whole model, without adapters"),
     Rule("trainer.min_lr", lambda config: config.trainer.lr_schedule is not Schedule.constant, "trainer.lr_schedule=constant does not fall"),
     Rule("trainer.export_keep", lambda config: config.trainer.export_every_steps > 0, "trainer.export_every_steps=0 exports at the end only"),
     Rule("trainer.parallel.sequence", lambda config: config.trainer.parallel.tp > 1, "trainer.parallel.tp=1 splits nothing"),

@@ -132,7 +132,8 @@ def check_key(name: str, said: str) -> None:
     """Refuse a key that there is not, with those that are most like it; `said`: how and where it was given. Raises `ConfigError`."""
     if schema_keys.find(name) is not None or schema_keys.is_section(name):
         return
-    if alike := difflib.get_close_matches(name, schema_keys.sections(), 1, 0.8):
+    alike = difflib.get_close_matches(name, [*schema_keys.sections(), *schema_keys.all_keys()], 1, 0.8)
+    if alike and alike[0] in schema_keys.sections():
         raise ConfigError(f"{said}: there is no key {name}. Did you mean the section {alike[0]}?")
     near = schema_keys.nearest(name)
     lines: dict[str, list[str]] = {}

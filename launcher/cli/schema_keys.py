@@ -65,6 +65,8 @@ def words(kind: object) -> str:
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return " or ".join("null" if one is type(None) else words(one) for one in arguments)
     if typing.get_origin(kind) is list:
+        if isinstance(arguments[0], type) and issubclass(arguments[0], enum.Enum):
+            return f"list of {', '.join(choice.value for choice in arguments[0])}"
         return f"list of {'sections' if dataclasses.is_dataclass(arguments[0]) else {int: 'whole numbers'}.get(arguments[0], 'texts')}"
     if typing.get_origin(kind) is dict:
         return "NAME: VALUE pairs"

@@ -136,4 +136,6 @@ def logits_bytes(config: Config, architecture: Architecture, spread: Layout) -> 
     before it is added."""
     size, rows = BYTES[config.trainer.dtype], architecture.vocab_size / spread.tp
     chunk = min(LOGITS_BYTES[spread.gpu], 4 * rows * spread.tokens / spread.cp)
+    if config.trainer.lora.rank and size == 2:
+        return chunk * 1.5  # the weight is frozen
     return chunk * 1.125 if size == 4 else max(chunk * 1.5, chunk / 2 + rows * architecture.hidden_size * size)

@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.memory.activations import BYTES, GIB, MIB, Layout, kept_bytes, transient_bytes
-from workers.config import Config, Dtype, Server, Transport
+from workers.config import Config, Dtype, LoraConfig, Server, Transport
+from workers.model.adapter_shapes import INPUT_SPLIT, adapter_shapes
 from workers.model.architecture import Architecture
 
 PUBLISHED = 3
@@ -117,13 +118,17 @@ def stage_memory(config: Config, architecture: Architecture, weights: Weights, s
     size = BYTES[trainer.dtype]
     layers = math.ceil(weights.num_layers / spread.pp)
     policy = _held(weights, spread, layers, int(stage == 0) + int(last and not (stage == 0 and weights.tied)))
-    critic = _held(weights, spread, layers, int(stage == 0)) if algorithm.critic else Held(0.0, 0.0)  # its head is one row
-    trained, state = policy.here + critic.here, (policy.updated + critic.updated) * (8 if trainer.dtype is Dtype.float32 else 12)
+    critic = _held(weights, spread, layers, int(stage == 0)) if algorithm.critic else Held(0.0, 0.0, 0.0)  # its head is one row
+    reference = policy.here if algorithm.kl_weight and not trainer.lora.rank else 0.0  # with adapters it is the policy without them
+    if trainer.lora.rank:
+        adapters = layers * adapters_of_a_layer(architecture, trainer.lora, spread.tp)
+        policy, critic = policy.with_adapters(adapters, spread), critic.with_adapters(adapters if algorithm.critic else 0.0, spread)
+    trained, state = policy.trained + critic.trained, (policy.updated + critic.updated) * (8 if trainer.dtype is Dtype.float32 else 12)
     offloaded = trainer.optimizer_offload if spread.gpu else 0.0
     largest = weights.largest * size
     saved = trained * size + state if config.checkpoint.background else 0.0  # copied to the host's memory, then written
     memory = RankMemory(
-        parameters=(trained + (policy.here if algorithm.kl_weight else 0)) * size,
+        parameters=(policy.here + critic.here + reference) * size,
         gradients=trained * 4,
         optimizer=state * (1 - offloaded),
         activations=kept_bytes(config, architecture, spread, layers, spread.pp - stage),
@@ -139,14 +144,19 @@ def stage_memory(config: Config, architecture: Architecture, weights: Weights, s
 
 @dataclass(frozen=True)
 class Held:
-    """Numbers of parameters: those that a rank holds of a model, and those of them that it updates.
+    """Numbers of parameters: those that a rank holds of a model, those of them that have gradients, and those that it updates.
 
     The optimizer's state is divided over all ranks with the same parameters (ZeRO-1, arXiv 1910.02054, Section 5.1): Megatron-core's
     distributed optimizer takes 6 + 12/d bytes a parameter in bfloat16, 8 + 8/d in float32 (the table in its user guide).
     """
 
     here: float
+    trained: float
     updated: float
+
+    def with_adapters(self, adapters: float, spread: Layout) -> Held:
+        """The same where so many parameters of adapters are trained, and nothing else."""
+        return Held(self.here + adapters, adapters, adapters / (spread.cp * spread.dp))
 
 
 def _held(weights: Weights, spread: Layout, layers: int, tables: int) -> Held:
@@ -154,7 +164,17 @@ def _held(weights: Weights, spread: Layout, layers: int, tables: int) -> Held:
     dense = tables * weights.embedding / spread.tp + layers * (weights.split / spread.tp + weights.whole)
     experts = layers * weights.experts / (spread.etp * spread.ep)
     copies = spread.tp * spread.cp * spread.dp / (spread.etp * spread.ep)
-    return Held(dense + experts, dense / (spread.cp * spread.dp) + experts / copies)
+    return Held(dense + experts, dense + experts, dense / (spread.cp * spread.dp) + experts / copies)
+
+
+def adapters_of_a_layer(architecture: Architecture, lora: LoraConfig, tp: int) -> float:
+    """Parameters of `trainer.lora` in one layer, on a rank: of each pair one is divided as the weight, the other is whole."""
+    number = 0.0
+    for module, (outputs, inputs) in adapter_shapes(architecture, lora.targets).items():
+        if ".layers.0." in module:
+            by_inputs = module.rpartition(".")[2] in [target.value for target in INPUT_SPLIT]
+            number += lora.rank * (inputs / tp + outputs if by_inputs else inputs + outputs / tp)
+    return number
 
 
 def replica_memory(config: Config, architecture: Architecture, weights: Weights) -> dict[str, float]:

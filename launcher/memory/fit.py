@@ -33,7 +33,7 @@ from launcher.memory.estimate import (
 )
 from workers.config import ClusterKind, ConfigError, Recompute, require
 from workers.model.architecture import Architecture
-from workers.model.parallel_limits import check_engine, check_parallel
+from workers.model.parallel_limits import check_engine, check_training
 
 COORDINATOR, JUDGE_SERVER_MB = 300 * MIB, 128
 """The coordinator's and the launcher's processes; the server that a reward process has for algebra (workers/reward/verifiers/bounded_server.py)."""
@@ -124,7 +124,7 @@ def _needs_of_evaluation(config: FullConfig, architecture: Architecture, weights
 
 def check(config: FullConfig, architecture: Architecture, capacities: Capacities) -> list[str]:
     """Lines to tell of what each part takes. Raises `ConfigError` where the model cannot be split so, or with the nearest that fits."""
-    check_parallel(architecture, config.trainer.parallel)
+    check_training(architecture, config.trainer)
     check_engine(architecture, config.engine.parallel)
     weights = count_weights(architecture)
     found = needs(config, architecture, weights, capacities)
@@ -175,7 +175,7 @@ def nearest(config: FullConfig, architecture: Architecture, weights: Weights, ca
     for changes in _combinations(_axes(config, capacities, concerned)):
         candidate = changed(config, changes)
         try:
-            check_parallel(architecture, candidate.trainer.parallel)
+            check_training(architecture, candidate.trainer)
             check_engine(architecture, candidate.engine.parallel)
             if all(need.fits for need in needs(candidate, architecture, weights, capacities)):
                 return changes

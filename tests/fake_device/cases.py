@@ -15,7 +15,7 @@ import msgspec
 
 from launcher.preflight.fake_step import WITHOUT_GPU
 from tests.support.documented import MODELS
-from workers.config import Config, Dtype, ParallelConfig, Recompute, TrainerConfig
+from workers.config import Config, Dtype, LoraConfig, ParallelConfig, Recompute, TrainerConfig
 from workers.trainer.fake_device.exchanges import mismatches
 
 
@@ -35,13 +35,15 @@ class Case:
     num_minibatches: int = 1
     changes: dict[str, Any] = field(default_factory=dict)
     """Of the model's config.json, such as fewer layers."""
+    lora: int = 0
+    """The rank of adapters of all matrices."""
 
     def config(self) -> Config:
         """The trainer's config, in bfloat16."""
         config = Config()
         config.trainer = TrainerConfig(
             microbatch_tokens=self.tokens, num_minibatches=self.num_minibatches, batch_groups=1024 * self.num_minibatches, dtype=Dtype.bfloat16,
-            recompute=Recompute(self.recompute), parallel=ParallelConfig(**self.parallel))
+            recompute=Recompute(self.recompute), parallel=ParallelConfig(**self.parallel), lora=LoraConfig(rank=self.lora))
         config.engine.dtype, config.engine.context_length = Dtype.bfloat16, self.length
         config.workflow.group_size, config.workflow.max_new_tokens = self.group, self.length - 256
         return config

@@ -32,6 +32,9 @@ LAYOUTS = [
      Case("Qwen3-8B", 8, {"tp": 2}, (0,), recompute="selective"),
      Case("Qwen3-8B", 8, {"tp": 2, "cp": 2}, (0,), tokens=32768, length=16384, recompute="full"),
      Case("Qwen3-8B", 64, {"tp": 2, "pp": 2}, (0, 63))],
+    [Case("Qwen3-8B", 8, {"tp": 2}, (0,), lora=16),
+     Case("Qwen3-8B", 1, {}, (0,), recompute="full", lora=16),
+     Case("Qwen3-8B", 64, {"tp": 2, "pp": 2}, (0, 63), lora=64)],
     [Case("Qwen3-32B", 8, {"tp": 8}, (0,), recompute="full"),
      Case("Qwen3-32B", 64, {"tp": 8, "pp": 2}, (0, 63), tokens=16384, length=8192, recompute="full"),
      Case("Qwen3-0.6B", 1, {}, (0,), tokens=32768),
@@ -43,7 +46,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("cases", LAYOUTS, ids=["8B", "32B and 0.6B", "30B-A3B"])
+@pytest.mark.parametrize("cases", LAYOUTS, ids=["8B", "8B with adapters", "32B and 0.6B", "30B-A3B"])
 def test_the_peak_is_what_the_launcher_says(cases: list[Case], tmp_path: Path) -> None:
     """Within 5%, without the reserve for what is no tensor."""
     for case, found in zip(cases, figures_of(cases), strict=True):
@@ -75,6 +78,15 @@ def test_an_8b_model_at_8k_without_recomputing() -> None:
     gathered = passes["exchanges"]["_allgather_base_ x2"] / figures["num_microbatches"]
     reduced = passes["exchanges"]["_reduce_scatter_base_ x2"] / figures["num_microbatches"]
     assert gathered <= 6 * layers + 2 and reduced <= 4 * layers + 2
+
+
+def test_adapters_take_half_the_memory() -> None:
+    """Against 55 GiB and 7200 operators: no gradients and no state of the weights, and the same waits."""
+    (found,) = figures_of([Case("Qwen3-8B", 8, {"tp": 2}, (0,), num_minibatches=2, lora=16)])
+    (figures,) = found["ranks"]
+    assert figures["held"] <= 8 * GIB and figures["peak"] <= 28 * GIB
+    assert figures["passes"]["operators"] <= 12_500 * figures["num_microbatches"] and sum(figures["passes"]["waits"].values()) == 0
+    assert own_waits(figures["step"]) <= 2 + 2
 
 
 def test_a_mixture_without_grouped_kernels() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file
+from torch.nn.utils import parametrize
 
 from workers.config import Config, OffPolicy, TrainerConfig
 from workers.trainer.batch.group import TrainGroup
@@ -153,6 +154,36 @@ def adamw(model: Any, trainer: TrainerConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         [{"params": decay, "weight_decay": trainer.weight_decay}, {"params": rest, "weight_decay": 0.0}],
         lr=trainer.lr, betas=(trainer.adam_beta1, trainer.adam_beta2), eps=trainer.adam_eps)
+
+
+class _LowRank(torch.nn.Module):
+    """The weight of a matrix with an adapter, by Equation 3 of LoRA (arXiv 2106.09685)."""
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
+        super().__init__()
+        self.a, self.b, self.scale = torch.nn.Parameter(a.clone()), torch.nn.Parameter(b.clone()), scale
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + self.scale * self.b @ self.a
+
+
+def with_adapters(model: Any, adapters: dict[str, torch.Tensor], scale: float) -> Any:
+    """`model`, in which nothing is trained but `adapters`, pairs of lora_A and lora_B by the names of its modules."""
+    model.requires_grad_(False)
+    for name in adapters:
+        module, _, leaf = name.partition(".lora_")
+        if leaf.startswith("A"):
+            pair = _LowRank(adapters[name], adapters[f"{module}.lora_B.weight"], scale)
+            parametrize.register_parametrization(model.get_submodule(module), "weight", pair)
+    return model
+
+
+def merged(model: Any) -> Any:
+    """A model `with_adapters` as one without; it is changed."""
+    for module in list(model.modules()):
+        if parametrize.is_parametrized(module):
+            parametrize.remove_parametrizations(module, "weight")
+    return model
 
 
 def saved_tensors(model: Any) -> dict[str, torch.Tensor]:

@@ -28,6 +28,7 @@ from workers.config.choices import (
     Interrupt,
     KlEstimator,
     KlPlace,
+    LoraTarget,
     ModelSource,
     OffPolicy,
     Placement,
@@ -62,6 +63,7 @@ from workers.config.system import (
 from workers.config.tracking import TrackingConfig
 from workers.config.training import (
     MEAN_TOLERANCE,
+    LoraConfig,
     ParallelConfig,
     SelfTestConfig,
     StalenessConfig,
@@ -73,10 +75,10 @@ from workers.config.workflow import WorkflowConfig
 __all__ = [
     "Advantage", "Aggregation", "AlarmsConfig", "AlgorithmConfig", "AllocationConfig", "Bound", "CheckpointConfig", "ClusterConfig",
     "ClusterKind", "Config", "ConfigError", "Control", "DataConfig", "DataKind", "Device", "Dtype", "EngineConfig", "EngineParallelConfig",
-    "EvaluationConfig", "ImportanceLevel", "Interrupt", "KlEstimator", "KlPlace", "ModelConfig", "ModelSource", "OffPolicy", "ParallelConfig",
-    "Placement", "Proximal", "Recompute", "RewardConfig", "RolloutConfig", "RunConfig", "RunKind", "SandboxBackend", "SandboxConfig",
-    "SandboxPolicy", "Schedule", "Security", "SelfTestAction", "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "Tracker",
-    "TrackingConfig", "TrainerConfig", "Transport", "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
+    "EvaluationConfig", "ImportanceLevel", "Interrupt", "KlEstimator", "KlPlace", "LoraConfig", "LoraTarget", "ModelConfig", "ModelSource",
+    "OffPolicy", "ParallelConfig", "Placement", "Proximal", "Recompute", "RewardConfig", "RolloutConfig", "RunConfig", "RunKind", "SandboxBackend",
+    "SandboxConfig", "SandboxPolicy", "Schedule", "Security", "SelfTestAction", "SelfTestConfig", "Server", "StalenessConfig", "Surrogate",
+    "Tracker", "TrackingConfig", "TrainerConfig", "Transport", "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
 ]
 
 

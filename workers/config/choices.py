@@ -214,6 +214,18 @@ class Recompute(str, enum.Enum):
     full = "full"
 
 
+class LoraTarget(str, enum.Enum):
+    """Matrices of a layer that can have adapters, by Hugging Face's names."""
+
+    q_proj = "q_proj"
+    k_proj = "k_proj"
+    v_proj = "v_proj"
+    o_proj = "o_proj"
+    gate_proj = "gate_proj"
+    up_proj = "up_proj"
+    down_proj = "down_proj"
+
+
 class Schedule(str, enum.Enum):
     """Learning rate after warm-up."""
 

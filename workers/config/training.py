@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from workers.config.choices import Bound, Control, Device, Dtype, Recompute, Schedule, Security, SelfTestAction, Transport
+from workers.config.choices import Bound, Control, Device, Dtype, LoraTarget, Recompute, Schedule, Security, SelfTestAction, Transport
 from workers.config.rules import require
 
 
@@ -75,6 +75,25 @@ class ParallelConfig:
 
 
 @dataclass
+class LoraConfig:
+    """Low-rank adapters (LoRA, arXiv 2106.09685; docs/lora.md): a matrix of `targets` is W + (alpha / rank) B A, where W is the starting model's,
+    which stays, and A [rank, in] and B [out, rank] are trained. A critic has adapters too, beside its head, which is trained as a whole."""
+
+    rank: int = 0  # of the adapters; 0: none, the whole model is trained
+    alpha: float = 32.0  # what adapters add is multiplied by alpha / rank
+    targets: list[LoraTarget] = field(default_factory=lambda: list(LoraTarget))  # matrices of a layer that have adapters
+
+    def check(self) -> None:
+        """Raise `ConfigError` on a value that cannot work."""
+        require(self.rank >= 0, "trainer.lora.rank", self.rank, "must not be negative", "16 is usual; 0 trains the whole model")
+        require(0 < self.alpha < math.inf, "trainer.lora.alpha", self.alpha, "must be positive", "32 is usual, whatever the rank")
+        named = [target.value for target in self.targets]
+        require(bool(named), "trainer.lora.targets", named, "must not be empty",
+                f"Name some of {', '.join(target.value for target in LoraTarget)}; trainer.lora.rank=0 trains the whole model")
+        require(len(set(named)) == len(named), "trainer.lora.targets", named, "names a matrix twice", "Name each once")
+
+
+@dataclass
 class TrainerConfig:
     """The optimiser and the batch. Batches are counted in prompt groups. `prefetch`: the next batch is fetched while a step is computed.
     `optimizer_offload`: the share of the optimizer's state that is kept, and updated, in the host's memory."""
@@ -96,6 +115,7 @@ class TrainerConfig:
     share_prompts: bool = True  # the prompt of a group is computed once
     prefetch: bool = True  # the next batch is fetched while a step is computed
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     recompute: Recompute = Recompute.none  # which activations the backward pass makes again
     optimizer_offload: float = 0.0  # share of the optimizer's state in the host's memory
     export_final: bool = True  # the trained model is written to RUN/final_model
@@ -127,6 +147,7 @@ class TrainerConfig:
         require(self.dtype is not Dtype.float16, "trainer.dtype", self.dtype.value, "must be auto, float32 or bfloat16",
                 "Gradients underflow in float16, and losses are not scaled here; engine.dtype may be float16")
         self.parallel.check()
+        self.lora.check()
         require(self.num_threads >= 1, "trainer.num_threads", self.num_threads, "must be at least 1", "Give 1 or more")
 
 

@@ -6,13 +6,20 @@ after padding it, layers in equal stages, and experts in equal numbers.
 
 from __future__ import annotations
 
-from workers.config import ConfigError, EngineParallelConfig, ParallelConfig, require
+from workers.config import ConfigError, EngineParallelConfig, ParallelConfig, TrainerConfig, require
+from workers.model.adapter_shapes import check_adapters
 from workers.model.architecture import Architecture
 
 
 def expert_tensor_parallel(parallel: ParallelConfig) -> int:
     """Over how many ranks one expert is split: like everything else, or not at all where whole experts are dealt out (ep > 1)."""
     return parallel.tp if parallel.ep == 1 else 1
+
+
+def check_training(architecture: Architecture, trainer: TrainerConfig) -> None:
+    """Check that a model of `architecture` can be trained so: its layout, and the adapters. Raises `ConfigError`."""
+    check_parallel(architecture, trainer.parallel)
+    check_adapters(architecture, trainer.lora)
 
 
 def check_parallel(architecture: Architecture, parallel: ParallelConfig) -> None:

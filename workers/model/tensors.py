@@ -1,4 +1,5 @@
-"""The tensors of a Hugging Face model folder: the headers of its safetensors files, compared with its architecture, without torch."""
+"""The tensors of a Hugging Face model folder: the headers of its safetensors files, compared with its architecture, and what tells models of one
+architecture apart. Without torch."""
 
 from __future__ import annotations
 
@@ -6,9 +7,12 @@ import json
 import struct
 from pathlib import Path
 
+from blake3 import blake3
+
 from workers.model.architecture import Architecture, ModelError
 
 MAX_HEADER_BYTES = 100_000_000
+SAMPLED_BYTES = 4096
 
 
 def safetensors_header(path: Path) -> dict[str, dict]:
@@ -46,3 +50,20 @@ def check_tensors(folder: Path, architecture: Architecture) -> list[Path]:
             raise ModelError(f"{folder}: tensor {name} has shape {found[name]}, config.json asks for {shape}. "
                              "Take both from the same model")
     return files
+
+
+def fingerprint(files: list[Path], architecture: Architecture) -> str:
+    """BLAKE3, hex, of the beginnings of all tensors of `architecture` in these safetensors files, in any order of files: who has trained any of them
+    has changed those. Raises `ModelError`, OSError."""
+    digest, found = blake3(), {}
+    for path in files:
+        header = safetensors_header(path)
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+                first, end = entry["data_offsets"]
+                file.seek(8 + length + first)
+                found[name] = entry["dtype"].encode() + file.read(min(SAMPLED_BYTES, end - first))
+    for name in architecture.tensor_shapes():
+        digest.update(name.encode() + found[name])
+    return digest.hexdigest()

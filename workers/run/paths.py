@@ -25,6 +25,7 @@
       outcome.json           why the run ended; the first writer wins           anyone
       exports/120/           the model after step 120, a Hugging Face folder    trainer
       final_model/           the trained model, a Hugging Face folder           trainer
+      final_adapter/         its adapters alone, a PEFT folder                  trainer
       summary.json           the figures of the whole run                       coordinator
       report.html            the run as a page, at its end                      coordinator, launcher
       trace.json.gz          what happened when, by `headway trace`            launcher
@@ -95,6 +96,7 @@ class RunPaths:
     trace = Entry("trace.json.gz")
     exports = Entry("exports")
     final_model = Entry("final_model")
+    final_adapter = Entry("final_adapter")
     stop = Entry("stop")
     launcher_lock = Entry("launcher.lock")
     supervisor_lock = Entry("supervisor.lock")

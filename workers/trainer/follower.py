@@ -24,7 +24,7 @@ from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import collectives, process_group
 from workers.trainer.megatron.parallel.gang import Gang
 from workers.trainer.megatron.parallel.stop_gate import StepAbandoned
-from workers.trainer.orders import MeasureHeldout, Order, PublishWeights, ShareWeights, TrainStep, WriteWeights
+from workers.trainer.orders import MeasureHeldout, Order, PublishWeights, ShareWeights, TrainStep, WriteAdapters, WriteWeights
 from workers.trainer.ranks import Meeting, roster_of, spread_in_copy, wait_for_meeting
 from workers.trainer.selftest.self_test import SelfTest, SelfTestFailed
 from workers.trainer.train_step import train_batch
@@ -88,6 +88,9 @@ class Follower:
                     self._publisher.share(order)
                 case WriteWeights():
                     for _ in self._engine.iter_hf_tensors():
+                        pass
+                case WriteAdapters():
+                    for _ in self._engine.iter_adapter_tensors():
                         pass
                 case MeasureHeldout() if self._heldout is not None:
                     self._heldout.measure()

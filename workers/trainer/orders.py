@@ -19,6 +19,10 @@ class WriteWeights(msgspec.Struct, frozen=True, tag=True):
     """Give rank 0 the weights, to export."""
 
 
+class WriteAdapters(msgspec.Struct, frozen=True, tag=True):
+    """Give rank 0 the adapters, to export."""
+
+
 class MeasureHeldout(msgspec.Struct, frozen=True, tag=True):
     """Take part in measuring the held-out loss of a supervised run."""
 
@@ -41,4 +45,4 @@ class ShareWeights(msgspec.Struct, frozen=True, tag=True):
     version: Version
 
 
-Order = TrainStep | PublishWeights | ShareWeights | WriteWeights | MeasureHeldout | StillThere | CheckpointRequest | Finish
+Order = TrainStep | PublishWeights | ShareWeights | WriteWeights | WriteAdapters | MeasureHeldout | StillThere | CheckpointRequest | Finish

@@ -35,7 +35,7 @@ from workers.trainer.heldout import HeldoutExamples
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import process_group
 from workers.trainer.megatron.parallel.stop_gate import StepAbandoned
-from workers.trainer.orders import MeasureHeldout, Order, StillThere, TrainStep, WriteWeights
+from workers.trainer.orders import MeasureHeldout, Order, StillThere, TrainStep, WriteAdapters, WriteWeights
 from workers.trainer.ranks import IDLE_S, Ranks, spread_in_copy
 from workers.trainer.saving.exporter import Exporter
 from workers.trainer.saving.run_saver import RunSaver
@@ -77,7 +77,7 @@ class TrainerWorker:
         self._begins_new = restored is None
         self._published = False
         self._saver = RunSaver(run, config, link, ranks, self._engine, self.version, restored, self._settle)
-        self._exporter = Exporter(run, config, ranks, self._engine.architecture, self._weights)
+        self._exporter = Exporter(run, config, ranks, self._engine.architecture, self._weights, self._adapters)
 
     def train(self) -> Ending:
         """Train until the run is over, or until this incarnation is told to leave."""
@@ -205,3 +205,8 @@ class TrainerWorker:
         """The weights under their Hugging Face names, which all ranks give together: to be gone through to the end."""
         self._tell(WriteWeights())
         return self._engine.iter_hf_tensors()
+
+    def _adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """The same of adapters (trainer.lora)."""
+        self._tell(WriteAdapters())
+        return self._engine.iter_adapter_tensors()

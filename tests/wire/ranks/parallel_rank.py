@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.support.megatron_case import config, make_groups, train
 from tests.wire.gangs import in_turn
-from workers.config import Advantage, AlgorithmConfig, Config, Recompute
+from workers.config import Advantage, AlgorithmConfig, Config, LoraConfig, LoraTarget, Recompute
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel.gang import Gang
@@ -36,6 +36,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2-critic": {"pp": 2},
     "cp2-critic": {"cp": 2},
     "dp2-critic": {},
+    "tp2-lora": {"tp": 2},
+    "tp2-whole-lora": {"tp": 2, "sequence": False},
+    "pp2-recompute-lora": {"pp": 2},
+    "cp2-lora": {"cp": 2},
+    "dp2-lora": {},
+    "ep2-lora": {"ep": 2},
+    "tp2-lora-critic": {"tp": 2},
+    "pp2-lora-critic": {"pp": 2},
+    "tp2pp2-lora": {"tp": 2, "pp": 2},
+    "tp2ep2-lora": {"tp": 2, "ep": 2},
     "tp2pp2": {"tp": 2, "pp": 2},
     "tp2dp2": {"tp": 2},
     "tp2cp2": {"tp": 2, "cp": 2},
@@ -48,17 +58,27 @@ def kinds(layout: str) -> tuple[str, ...]:
     """The models that a layout trains."""
     if layout.endswith("critic"):
         return ("qwen3-tied",)
+    if layout.endswith("lora"):
+        return (MIXTURE,) if "ep2" in layout else ("qwen3-tied", "qwen2", MIXTURE) if layout == "tp2-lora" else ("qwen3-tied",)
     if layout == "cp2-selective":
         return ("qwen3-tied", MIXTURE)
     return (MIXTURE,) if "ep2" in layout else KINDS if layout in ("pp2", "tp2-recompute", "tp2dp2") else DENSE
 
 
-def setup(layout: str = "") -> Config:
-    """The config of a layout; one process has none."""
+def lora(kind: str) -> LoraConfig:
+    """Adapters of a model: in one of some matrices that Megatron-core joins with others, in a mixture of attention's."""
+    targets = {MIXTURE: ["q_proj", "k_proj", "v_proj", "o_proj"], "qwen2": ["q_proj", "v_proj", "up_proj", "down_proj"]}
+    return LoraConfig(rank=4, alpha=12.0, targets=[target for target in LoraTarget if target.value in targets.get(kind, list(LoraTarget))])
+
+
+def setup(layout: str = "", kind: str = "") -> Config:
+    """The config of a layout; one process has none, but may be "lora" or "lora-critic"."""
     result = config(clip_grad=0.05, weight_decay=0.1, adam_eps=1e-5, lr=1e-3)
     for name, value in LAYOUTS.get(layout, {}).items():
         setattr(result.trainer.parallel, name, value)
-    if layout.endswith("recompute"):
+    if "lora" in layout:
+        result.trainer.lora, result.trainer.lr = lora(kind), 1e-2
+    if "recompute" in layout:
         result.trainer.recompute = Recompute.full
     if layout.endswith("selective"):
         result.trainer.recompute = Recompute.selective
@@ -75,9 +95,16 @@ def batch(step: int) -> tuple[list[TrainGroup], list[list[np.ndarray]]]:
     return groups, [[rng.normal(-4, 0.3, len(response)).astype(np.float32) for response in group.responses] for group in groups]
 
 
-def found(folder: Path, gang: Gang, layout: str, kind: str) -> dict[str, Any]:
-    engine = MegatronEngine(setup(layout), folder / kind, gang)
-    result: dict[str, Any] = {}
+def adapters(engine: MegatronEngine, when: str) -> dict[str, np.ndarray]:
+    """Those that there are."""
+    has = engine._config.trainer.lora.rank > 0
+    return {f"{when}:{name}": tensor.numpy().copy() for name, tensor in engine.iter_adapter_tensors()} if has else {}
+
+
+def found(folder: Path, gang: Gang | None, layout: str, kind: str) -> dict[str, Any]:
+    """What comes of some steps, on rank 0, or alone."""
+    engine = MegatronEngine(setup(layout, kind), folder / kind, gang)
+    result: dict[str, Any] = adapters(engine, "first")
     groups, _ = batch(0)
     logprobs, entropies = engine.logprobs_and_entropy(groups)
     result["logprobs"], result["entropies"] = (np.concatenate([row for rows in values for row in rows]) for values in (logprobs, entropies))
@@ -88,7 +115,7 @@ def found(folder: Path, gang: Gang, layout: str, kind: str) -> dict[str, Any]:
     if engine._critic is not None:
         values = engine._critic.estimate(batch(NUM_STEPS)[0], StopGate(lambda: False)).values
         result["values"] = np.concatenate([row for rows in values for row in rows])
-    return result | {f"weight:{name}": tensor.float().numpy().copy() for name, tensor in engine.iter_hf_tensors()}
+    return result | adapters(engine, "last") | {f"weight:{name}": tensor.float().numpy().copy() for name, tensor in engine.iter_hf_tensors()}
 
 
 def main() -> None:

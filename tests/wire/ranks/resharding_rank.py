@@ -15,15 +15,15 @@ import numpy as np
 
 from tests.support.megatron_case import config, make_groups, train
 from tests.wire.gangs import in_turn
-from workers.config import Advantage, Config, Dtype
+from workers.config import Advantage, Config, Dtype, LoraConfig
 from workers.trainer.megatron.checkpoint import checkpoint
 from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import collectives, process_group
 from workers.trainer.megatron.parallel.gang import Gang
 
-KINDS = {"qwen3-tied": Dtype.float32, "qwen2": Dtype.bfloat16, "qwen3moe": Dtype.float32}
-WITH_CRITIC, MIXTURE = "qwen2", "qwen3moe"
+KINDS = {"qwen3-tied": Dtype.float32, "qwen2": Dtype.bfloat16, "qwen3moe": Dtype.float32, "llama": Dtype.float32}
+WITH_CRITIC, MIXTURE, ADAPTED = "qwen2", "qwen3moe", "llama"
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2": {}, "cp2": {"cp": 2}, "ep2": {"ep": 2}, "tp2pp2": {"tp": 2, "pp": 2}, "tp2dp2": {"tp": 2}}
 
@@ -38,6 +38,8 @@ def setup(kind: str, layout: str = "") -> Config:
     result = config(dtype=KINDS[kind], lr=1e-3, adam_eps=1e-5)
     if kind == WITH_CRITIC:
         result.algorithm.advantage = Advantage.gae
+    if kind == ADAPTED:
+        result.trainer.lora = LoraConfig(rank=4)
     for name, value in LAYOUTS.get(layout, {}).items():
         setattr(result.trainer.parallel, name, value)
     return result

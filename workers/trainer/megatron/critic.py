@@ -55,7 +55,7 @@ class Critic:
     def __init__(self, config: Config, architecture: Architecture, folder: Path, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
         """Begin as the model in `folder`. Call within `cpu_backend.redirected()`, groups initialised."""
         self._algorithm = config.algorithm
-        model = build_value_model(architecture, folder, dtype, config.trainer)
+        model = build_value_model(architecture, folder, dtype, config.trainer, config.run.seed)
         self.trained = TrainedModel(model, _trainer_config(config), config.run, inverse_frequencies, dtype, "algorithm.critic_lr")
 
     def estimate(self, groups: list[TrainGroup], gate: StopGate, penalties: TokenValues | None = None) -> Estimates:

@@ -12,7 +12,7 @@
     gradients (float32) --reduce, finite? clip--> optimizer step    schedule: once per training step, before the first
         |                 (distributed optimizer: each rank a part of the state; trained_model.py)
         v
-    iter_hf_tensors()                                               to whoever publishes the weights
+    iter_hf_tensors()                                               to whoever publishes the weights; adapters (lora/) are merged into them
 
 With `run.kind=supervised` none of that is there, and the loss is the negative log-likelihood of the responses.
 
@@ -47,22 +47,17 @@ from workers.trainer.megatron.checkpoint import checkpoint
 from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError, Saving
 from workers.trainer.megatron.checkpoint.training_state import TrainingState
 from workers.trainer.megatron.critic import Critic, Estimates
-from workers.trainer.megatron.hf_conversion import iter_held_tensors, iter_hf_tensors
 from workers.trainer.megatron.model.model import DTYPES
 from workers.trainer.megatron.objective import Advantages, PolicyTargets, TokenMasks, TokenValues, add_totals, per_token, policy_normalizers
 from workers.trainer.megatron.parallel import cpu_backend, process_group
 from workers.trainer.megatron.parallel.gang import Gang
-from workers.trainer.megatron.parallel.stop_gate import StopGate
+from workers.trainer.megatron.parallel.stop_gate import StopGate, never
 from workers.trainer.megatron.policy import Policy
 from workers.trainer.megatron.preparation import make_advantages, penalty_mean, reward_penalties, second_moment_mask
-from workers.trainer.megatron.reference import ReferenceModel
+from workers.trainer.megatron.reference import starting_model
 
 NUM_EXAMINED = 8
 """Groups of a copy of the model whose log-probs are looked at more closely where engine and trainer disagree."""
-
-
-def _never() -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -98,9 +93,10 @@ class MegatronEngine:
             model_parallel_cuda_manual_seed(config.run.seed, force_reset_rng=True)  # nothing draws from them, but Megatron wants them
             own = (config, self.architecture, model_folder, inverse_frequencies(self.architecture), DTYPES[config.trainer.dtype])
             self._policy = Policy(*own)
-            self._reference = ReferenceModel(*own) if self._algorithm.kl_weight else None
+            self._reference = starting_model(self._policy, *own) if self._algorithm.kl_weight else None
             self._critic = Critic(*own) if self._algorithm.critic else None
-        self._state = TrainingState(self._policy.trained, self._critic.trained if self._critic else None, self.architecture)
+        self._state = TrainingState(self._policy.trained, self._critic.trained if self._critic else None, self.architecture,
+                                    config.trainer.lora, model_folder)
         self._whole = True
         self.proximal: TokenValues | None = None
 
@@ -120,12 +116,17 @@ class MegatronEngine:
         All ranks call this together and go through to the end; rank 0 alone is given the tensors.
         """
         self._check_whole()
-        return iter_hf_tensors(self._policy.trained.model, self.architecture)
+        return self._policy.hf_tensors()
 
     def iter_held_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """As `iter_hf_tensors`, but each tensor comes on the rank that publishes it (hf_conversion.sources)."""
         self._check_whole()
-        return iter_held_tensors(self._policy.trained.model, self.architecture)
+        return self._policy.held_tensors()
+
+    def iter_adapter_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """As `iter_hf_tensors`, the adapters (trainer.lora) under the names that they have in PEFT's folders below the model's own."""
+        self._check_whole()
+        return self._policy.adapter_tensors()
 
     def save_state(self, folder: Path) -> dict[str, tuple[int, str]]:
         """Write weights, optimizer, schedule and RNG states into `folder` (there, empty, private); return when they are on disk.
@@ -155,18 +156,17 @@ class MegatronEngine:
     def logprobs(self, groups: list[TrainGroup]) -> TokenValues:
         """Log-probs of all response tokens under the current weights, at the sampling temperature, without gradient.
 
-        Returns float32 arrays [L_i] by group and response, of the groups that this copy was given. Raises ValueError on groups that
-        cannot be used.
+        Returns float32 arrays [L_i] by group and response, of this copy's groups. Raises ValueError on groups that cannot be used.
         """
         return self.logprobs_and_entropy(groups)[0]
 
     def logprobs_and_entropy(self, groups: list[TrainGroup]) -> tuple[TokenValues, TokenValues]:
         """As `logprobs`, and the entropy (nats) of the distribution that each token was drawn from."""
         self._check(groups)
-        return self._policy.evaluate(groups, list(range(len(groups))), StopGate(_never))
+        return self._policy.evaluate(groups, list(range(len(groups))), StopGate(never))
 
     def train_step(self, groups: list[TrainGroup], minibatches: list[list[int]], proximal: TokenValues | None = None,
-                   advantages: Advantages | None = None, stop_requested: Callable[[], bool] = _never,
+                   advantages: Advantages | None = None, stop_requested: Callable[[], bool] = never,
                    comparison: Comparison | None = None) -> dict[str, float]:
         """One training step: an optimizer step for each of `minibatches`, lists of indices into `groups`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from workers.algorithms.loss_statistics import Stats, summarize
 from workers.config import Config, Proximal
 from workers.model.architecture import Architecture
 from workers.trainer.batch.group import TrainGroup
+from workers.trainer.megatron.hf_conversion import iter_held_tensors, iter_hf_tensors
+from workers.trainer.megatron.lora.low_rank import attach, iter_adapter_tensors
 from workers.trainer.megatron.model.model import build_model
 from workers.trainer.megatron.objective import (
     PolicyTargets,
@@ -37,12 +40,29 @@ class Policy:
         self._algorithm, self._supervised, self._objective = config.algorithm, config.supervised, objective_of(config.algorithm)
         model = build_model(architecture, folder, dtype, config.workflow.temperature, config.trainer)
         model.entropy_gradient = self._algorithm.entropy_weight > 0
+        self._architecture, self._lora = architecture, config.trainer.lora
+        self.adapters = attach(model, architecture, config.trainer.lora, config.run.seed)
         self.trained = TrainedModel(model, config.trainer, config.run, inverse_frequencies, dtype)
 
     def evaluate(self, groups: list[TrainGroup], indices: list[int], gate: StopGate) -> tuple[TokenValues, TokenValues]:
         """Log-probs and entropies of the groups at `indices`, as PackedPasses.evaluate."""
         logprobs, entropies = self.trained.passes.evaluate(groups, indices, gate)
         return logprobs, entropies
+
+    def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """As hf_conversion.iter_hf_tensors, with what adapters add to the weights."""
+        return iter_hf_tensors(self.trained.model, self._architecture, self._merged)
+
+    def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """As hf_conversion.iter_held_tensors, with what adapters add to the weights."""
+        return iter_held_tensors(self.trained.model, self._architecture, self._merged)
+
+    def adapter_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """As `iter_adapter_tensors`. Call it only with `trainer.lora.rank`."""
+        return iter_adapter_tensors(self.trained.model, self._architecture, self._lora)
+
+    def _merged(self, parameter: Tensor) -> Tensor:
+        return parameter if self.adapters is None else self.adapters.merged(parameter)
 
     def logprobs_at(self, groups: list[TrainGroup], indices: list[int], gate: StopGate, temperature: float) -> TokenValues:
         """The log-probs at another temperature than that of sampling."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,11 +11,42 @@ from torch import Tensor
 from workers.config import Config
 from workers.model.architecture import Architecture
 from workers.trainer.batch.group import TrainGroup
+from workers.trainer.megatron.lora.low_rank import Adapters
 from workers.trainer.megatron.model.model import build_model
 from workers.trainer.megatron.objective import TokenValues
 from workers.trainer.megatron.parallel.stop_gate import StopGate
 from workers.trainer.megatron.passes import PackedPasses
+from workers.trainer.megatron.policy import Policy
 from workers.trainer.megatron.trained_model import in_dtype
+
+
+class Reference(Protocol):
+    """What the divergence of the policy is measured from."""
+
+    def logprobs(self, groups: list[TrainGroup], gate: StopGate) -> TokenValues:
+        """Log-probs of all response tokens, at the sampling temperature. Raises StepAbandoned, on all ranks, where one was asked to stop."""
+        ...
+
+
+def starting_model(policy: Policy, config: Config, architecture: Architecture, folder: Path, inverse_frequencies: Tensor,
+                   dtype: torch.dtype) -> Reference:
+    """The model that `policy` began as: in the policy itself, where that trains adapters, else a second one. Call within
+    `cpu_backend.redirected()`, groups initialised."""
+    if policy.adapters is not None:
+        return WithoutAdapters(policy, policy.adapters)
+    return ReferenceModel(config, architecture, folder, inverse_frequencies, dtype)
+
+
+class WithoutAdapters:
+    """A policy without its adapters: it takes no memory of its own."""
+
+    def __init__(self, policy: Policy, adapters: Adapters) -> None:
+        self._policy, self._adapters = policy, adapters
+
+    def logprobs(self, groups: list[TrainGroup], gate: StopGate) -> TokenValues:
+        """As `Reference.logprobs`."""
+        with self._adapters.disabled():
+            return self._policy.evaluate(groups, list(range(len(groups))), gate)[0]
 
 
 class ReferenceModel:
@@ -27,5 +59,5 @@ class ReferenceModel:
         self._passes = PackedPasses(in_dtype(model, dtype), config.trainer, inverse_frequencies, dtype)
 
     def logprobs(self, groups: list[TrainGroup], gate: StopGate) -> TokenValues:
-        """Log-probs of all response tokens, at the sampling temperature. Raises StepAbandoned, on all ranks, where one was asked to stop."""
+        """As `Reference.logprobs`."""
         return self._passes.evaluate(groups, list(range(len(groups))), gate)[0]

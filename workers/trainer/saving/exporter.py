@@ -1,4 +1,5 @@
-"""Writes the model as Hugging Face folders: every n steps into exports/STEP, and at the end into final_model.
+"""Writes the model as Hugging Face folders: every n steps into exports/STEP, and at the end into final_model; with `trainer.lora` the adapters
+alone, too, into final_adapter.
 
     all ranks   weights, tensor by tensor --rank 0--> .STEP.tmp/ (digest of each tensor)
     a thread    --> on disk, read again: every tensor of the architecture, each as it was --> manifest.json --> exports/STEP/
@@ -31,6 +32,7 @@ from workers.trainer.background import LEAVE_S, Background
 from workers.trainer.megatron.model.model import DTYPES
 from workers.trainer.orders import StillThere
 from workers.trainer.ranks import IDLE_S, Ranks
+from workers.trainer.saving.peft_folder import write_peft_folder
 from workers.weights.manifest import WeightsError, make_manifest
 from workers.weights.safetensors_writer import write_hf_folder
 
@@ -39,10 +41,12 @@ Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 
 
 class Exporter:
-    """Rank 0's. `weights` gives the present weights under their Hugging Face names, to be gone through to the end."""
+    """Rank 0's. `weights` gives the present weights under their Hugging Face names, `adapters` those of `trainer.lora`, to be gone through to
+    the end."""
 
-    def __init__(self, run: RunFolder, config: Config, ranks: Ranks, architecture: Architecture, weights: Weights) -> None:
-        self._run, self._ranks, self._architecture, self._weights = run, ranks, architecture, weights
+    def __init__(self, run: RunFolder, config: Config, ranks: Ranks, architecture: Architecture, weights: Weights, adapters: Weights) -> None:
+        self._run, self._ranks, self._architecture, self._weights, self._adapters = run, ranks, architecture, weights, adapters
+        self._lora = config.trainer.lora
         self._every, self._keep, self._final = config.trainer.export_every_steps, config.trainer.export_keep, config.trainer.export_final
         self._model, self._dtype = Path(config.model.path), config.trainer.dtype
         self._verifying = Background("export")
@@ -64,11 +68,13 @@ class Exporter:
         self._stood_s += time.monotonic() - started
 
     def finish(self, version: Version) -> None:
-        """The run is complete: wait for the export under way; with `trainer.export_final` write the trained model too, and return when it is
-        verified. Raises WeightsError, OSError, `Fenced`."""
+        """The run is complete: wait for the export under way; with `trainer.export_final` write the trained model too, and its adapters by
+        themselves, and return when it is verified. Raises WeightsError, OSError, `Fenced`."""
         self._look(wait=True)
         if self._final:
             patiently(self._run, lambda: self._publish(self._run.final_model, version, self._write(self._run.final_model)))
+            if self._lora.rank:
+                patiently(self._run, lambda: self._publish_adapters(version))
 
     def abandon(self) -> None:
         """This process leaves: what is still being verified is of no use."""
@@ -111,16 +117,32 @@ class Exporter:
         with _removed_on_failure(aside):
             verify(aside, self._architecture, DTYPES[self._dtype], digests)
             make_manifest(aside, version)
-            for path in (*aside.iterdir(), aside):
-                sync(path)
-            check_epoch(self._run, version, "export of")
-            shutil.rmtree(folder, ignore_errors=True)  # of a lineage that is lost
-            aside.rename(folder)
-        sync(folder.parent)
+            self._name(aside, folder, version)
         if folder.parent == self._run.exports:
             exports = sorted((path for path in folder.parent.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
             for old in exports[: -self._keep]:
                 shutil.rmtree(old, ignore_errors=True)
+
+    def _publish_adapters(self, version: Version) -> None:
+        folder, tensors = self._run.final_adapter, self._adapters()
+        aside = _aside(folder)
+        try:
+            with _removed_on_failure(aside):
+                shutil.rmtree(aside, ignore_errors=True)
+                write_peft_folder(aside, tensors, self._lora, self._model)
+                self._name(aside, folder, version)
+        finally:
+            for _ in tensors:  # the other ranks give all of them
+                pass
+
+    def _name(self, aside: Path, folder: Path, version: Version) -> None:
+        """Bring what lies in `aside` to disk, and have it be `folder`. Raises OSError, `Fenced`."""
+        for path in (*aside.iterdir(), aside):
+            sync(path)
+        check_epoch(self._run, version, "export of")
+        shutil.rmtree(folder, ignore_errors=True)  # of a lineage that is lost
+        aside.rename(folder)
+        sync(folder.parent)
 
     def _say(self, error: Exception) -> None:
         print(f"the model could not be exported, training goes on: {error}", flush=True)

@@ -105,6 +105,9 @@ MISTAKES = [
     ("experiment=demo evaluation.enabled=maybe", "must be true or false"),
     ("experiment=demo workflow.stop=text", "must be a list of texts"),
     ("experiment=demo trainer.lr=", "must be a number"),
+    ("experiment=demo trainer.lora=16", "trainer.lora is a section of keys. Give one of them, such as trainer.lora.rank=VALUE"),
+    ("experiment=demo trainer.lora.targets=[qkv]", "must be a list of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"),
+    ("experiment=demo trainer.lor.rank=8", "there is no key trainer.lor.rank. Did you mean trainer.lora.rank"),
     ("experiment=demo run=3", "run is a section of keys. Give one of them"),
     ("experiment=demo workflow.stop=a,b", "a list is written workflow.stop=[a,b]"),
     ("experiment=demo workflow.stop=[a", "its value cannot be read. Lists are written workflow.stop=[a,b]"),
@@ -331,6 +334,7 @@ def test_what_may_not_be_entered_is_named(tmp_path: Path, capsys: pytest.Capture
     ([], 0, r"(?s)usage: headway \[COMMAND\].*status.*--dry-run.*headway experiment=demo.*headway config.*exit status"),
     (["experiment=demo", "trainer.num_steps=3"], 2, r"^headway: trainer.num_steps=3: there is no key .*run\.num_steps"),
     (["status", "/no/such"], 2, r"^headway: /no/such: not a run folder"),
+    (["--dry-run", "experiment=tiny", "trainer.lora.alpha=8"], 0, r"^note: trainer.lora.alpha=8 has no effect: trainer.lora.rank=0 trains"),
     (["--dry-run", "experiment=tiny", "trainer.min_lr=1e-4"], 0, r"^note: trainer.min_lr=0.0001 has no effect: trainer.lr_schedule=constant"),
 ])
 def test_the_console_command_answers_alike(arguments: list[str], status: int, says: str) -> None:

@@ -19,7 +19,7 @@ from launcher.memory import estimate as memory
 from launcher.memory.activations import kept_bytes, layer_bytes, layout
 from launcher.memory.estimate import count_weights, rank_memory
 from tests.support.model_folders import write_random_model
-from workers.config import Advantage, AlgorithmConfig, Config, Dtype, Recompute, TrainerConfig, Transport
+from workers.config import Advantage, AlgorithmConfig, Config, Dtype, LoraConfig, LoraTarget, Recompute, TrainerConfig, Transport
 from workers.trainer.batch import sequence_layout as packed_layout
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
@@ -139,6 +139,29 @@ def test_activations_are_what_autograd_keeps(tmp_path: Path, family: str, dtype:
     if recompute == "full":  # gradients of the layer that is worked on are no saved tensors
         estimate += spread.tokens * layer_bytes(setup, architecture, spread)[1]
     assert measured(MegatronEngine(setup, tmp_path), samples) == pytest.approx(estimate, rel=0.15 if recompute == "full" else 0.06)
+
+
+@pytest.mark.parametrize(("family", "dtype", "recompute", "targets", "algorithm"), [
+    ("llama", "float32", "none", list(LoraTarget), {}), ("qwen3", "bfloat16", "full", list(LoraTarget), {"kl_weight": 0.1}),
+    ("qwen3", "bfloat16", "none", list(LoraTarget), {"advantage": Advantage.gae}), ("qwen3_moe", "float32", "none", list(LoraTarget)[:4], {})])
+def test_with_adapters_all_that_stays_is_estimated_and_activations_are_no_more(
+        tmp_path: Path, family: str, dtype: str, recompute: str, targets: list[LoraTarget], algorithm: dict[str, Any]) -> None:
+    """Gradients, whose buffer is a little longer for its alignment, to 2%; activations are an upper bound. The reference takes nothing."""
+    architecture = write_random_model(tmp_path, family, **SHAPE | (EXPERTS if family == "qwen3_moe" else {}))
+    plain = config(dtype, recompute)
+    plain.algorithm = AlgorithmConfig(**algorithm)
+    setup = dataclasses.replace(plain, trainer=dataclasses.replace(plain.trainer, lora=LoraConfig(rank=8, targets=targets)))
+    engine, spread = MegatronEngine(setup, tmp_path), layout(setup, 1, gpu=False)
+    saved = measured(engine, 1)
+    models = [engine._policy.trained] + ([engine._critic.trained] if engine._critic else [])
+    estimate, whole = (rank_memory(one, architecture, count_weights(architecture), spread) for one in (setup, plain))
+    assert estimate.parameters == pytest.approx(sum(parameter.nbytes for one in models for parameter in one.model.parameters()), rel=2e-3)
+    assert estimate.gradients == pytest.approx(sum(buffer.grad_data.nbytes for one in models for buffer in one.parallel.buffers), rel=2e-2)
+    assert estimate.optimizer == pytest.approx(sum(map(optimizer_bytes, models)), rel=2e-3)
+    tokens = dataclasses.replace(spread, tokens=PROMPT + RESPONSE - 1)
+    again = tokens.tokens * layer_bytes(setup, architecture, tokens)[1] if recompute == "full" else 0.0
+    assert saved <= kept_bytes(setup, architecture, tokens, architecture.num_layers, 1) + again
+    assert estimate.gradients + estimate.optimizer < 0.2 * (whole.gradients + whole.optimizer) and estimate.total < whole.total
 
 
 def test_constants_of_the_workers_are_what_the_estimate_takes_them_for() -> None:

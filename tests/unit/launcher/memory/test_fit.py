@@ -31,6 +31,7 @@ from workers.config import (
     ConfigError,
     Dtype,
     EngineParallelConfig,
+    LoraConfig,
     ModelSource,
     ParallelConfig,
     Recompute,
@@ -140,6 +141,19 @@ def test_a_reference_model_and_a_critic_are_models_too() -> None:
     full.algorithm.advantage = Advantage.gae
     head = QWEN_7B.vocab_size * QWEN_7B.hidden_size
     assert rank(full, QWEN_7B).gradients == 2 * alone.gradients - 4 * head
+
+
+def test_adapters_take_gradients_and_state_of_themselves_alone() -> None:
+    """A reference model is the policy without them."""
+    parallel = ParallelConfig(tp=2)
+    whole, adapted = (rank(config(parallel=parallel, lora=LoraConfig(rank=number)), QWEN_7B) for number in (0, 16))
+    own = (adapted.parameters - whole.parameters) / 2
+    assert 20e6 < own < 40e6, "40 million in all, of which each rank has half of one of each pair and the other one"
+    assert adapted.gradients == pytest.approx(4 * own) and adapted.optimizer == pytest.approx(whole.optimizer * own / (whole.parameters / 2))
+    assert whole.total - adapted.total >= 0.95 * (whole.gradients + whole.optimizer)
+    full = config(parallel=parallel, lora=LoraConfig(rank=16))
+    full.algorithm.kl_weight = 0.1
+    assert rank(full, QWEN_7B).parameters == adapted.parameters
 
 
 def test_a_replica_holds_two_versions_and_its_cache() -> None:

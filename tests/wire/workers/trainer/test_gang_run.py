@@ -27,6 +27,7 @@ from workers.config import (
     Config,
     DataConfig,
     EngineConfig,
+    LoraConfig,
     ModelConfig,
     ParallelConfig,
     RunConfig,
@@ -53,14 +54,15 @@ DEADLINE_S = 300.0
 NUM_STEPS, BATCH, SIZE = 3, 6, 4
 
 
-def make_run(folder: Path, model: Path, parallel: ParallelConfig, kind: ClusterKind = ClusterKind.local) -> RunFolder:
+def make_run(folder: Path, model: Path, parallel: ParallelConfig, kind: ClusterKind = ClusterKind.local, rank: int = 0) -> RunFolder:
     run = RunFolder.create(folder)
     make_keys(run)
     config = Config(
         run=RunConfig(num_steps=NUM_STEPS), model=ModelConfig(path=str(model)), data=DataConfig(num_heldout=2),
         workflow=WorkflowConfig(group_size=SIZE), engine=EngineConfig(context_length=64), staleness=StalenessConfig(eta=1),
         algorithm=AlgorithmConfig(advantage=Advantage.batch_norm), weights=WeightsConfig(dir="run"), checkpoint=CheckpointConfig(every_steps=2),
-        trainer=TrainerConfig(batch_groups=BATCH, num_minibatches=2, microbatch_tokens=128, lr=1e-3, parallel=parallel),
+        trainer=TrainerConfig(batch_groups=BATCH, num_minibatches=2, microbatch_tokens=128, lr=1e-3, parallel=parallel,
+                              lora=LoraConfig(rank=rank)),
         transport=TransportConfig(heartbeat_s=0.2), selftest=SelfTestConfig(SelfTestAction.off), cluster=ClusterConfig(kind))
     run.config.write_bytes(msgspec.json.encode(dataclasses.asdict(config)))
     return run
@@ -179,6 +181,17 @@ def test_ranks_that_fetch_their_shares_train_like_one(model: Path, alone: RunFol
     assert expected.keys() == found.keys() and expected
     for name, tensor in expected.items():
         assert np.linalg.norm(found[name] - tensor) <= 1e-5 * np.linalg.norm(tensor), name
+
+
+def test_two_ranks_export_the_model_and_its_adapters(model: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", model, ParallelConfig(tp=2), rank=4)
+    check(run, asyncio.run(play(run, 2)))
+    base, trained, pairs = (weights_in(folder) for folder in (model, run.final_model, run.final_adapter))
+    assert base.keys() == trained.keys() and len(pairs) == 2 * 2 * 7
+    for name, tensor in trained.items():
+        a, b = (pairs.get(f"base_model.model.{name.removesuffix('.weight')}.lora_{which}.weight") for which in "AB")
+        expected = base[name] if a is None or b is None else base[name] + 32 / 4 * b @ a
+        assert np.allclose(tensor, expected, rtol=1e-5, atol=1e-6) and (a is None) == np.array_equal(tensor, base[name]), name
 
 
 def test_weights_go_over_shared_storage_when_nothing_else_gets_through(model: Path, tmp_path: Path) -> None:

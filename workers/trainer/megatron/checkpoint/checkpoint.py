@@ -1,6 +1,6 @@
 """The trainer's state in a folder: saved and restored with Megatron's dist_checkpointing, in its torch_dist format.
 
-    model (sharded)        weights in the parameters' dtype                       __R_0.distcp, written by rank R
+    model (sharded)        weights that are trained, in the parameters' dtype     __R_0.distcp, written by rank R
     optimizer (sharded)    Adam's moments, float32 weights where the model's      .metadata: which tensor lies where
                            are not                                                (optimizer_shards.py, state_copy.py)
     common                 Adam's step, position in the schedule, RNG states      common.pt
@@ -182,7 +182,7 @@ def _why_not(folder: Path, model: dict[str, Any]) -> str:
     if different:
         values = ", ".join(f"{name} {saved.model.get(name)} (here {model.get(name)})" for name in different)
         return (f"{folder}: is the state of another model: {values}. Resume with the model and trainer.dtype that it was saved with, and with "
-                "a critic (algorithm.advantage=gae) where it has one")
+                "a critic (algorithm.advantage=gae) and adapters (trainer.lora) where it has them")
     for name, (size, digest) in sorted(saved.files.items())[process_group.rank()::process_group.world_size()]:
         path = folder / Path(name).name
         try:

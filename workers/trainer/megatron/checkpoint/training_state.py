@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 
+from workers.config import LoraConfig
 from workers.model.architecture import Architecture
+from workers.model.tensors import check_tensors, fingerprint
 from workers.trainer.megatron.checkpoint.optimizer_shards import num_updates, restored, sharded_state
 from workers.trainer.megatron.trained_model import TrainedModel
 
@@ -24,11 +28,23 @@ class TrainingState:
     policy: TrainedModel
     critic: TrainedModel | None
     architecture: Architecture
+    lora: LoraConfig
+    folder: Path
+    """Of the starting model. With adapters the state is without its weights, and belongs to it."""
+
+    @functools.cached_property
+    def _adapted(self) -> dict[str, Any]:
+        if not self.lora.rank:
+            return {}
+        return {"trainer.lora.rank": self.lora.rank, "trainer.lora.alpha": self.lora.alpha,
+                "trainer.lora.targets": sorted(target.value for target in self.lora.targets),
+                "starting model": fingerprint(check_tensors(self.folder, self.architecture), self.architecture)}
 
     def identity(self) -> dict[str, Any]:
         """What a saved state must agree with, in the types of JSON."""
         own = {name: value for name, value in asdict(self.architecture).items() if name != "eos_token_ids"}
         own |= {"dtype": str(self.policy.model.config.params_dtype).removeprefix("torch."), "critic": self.critic is not None}
+        own |= self._adapted
         return msgspec.json.decode(msgspec.json.encode(own))
 
     def tensors(self, loading: bool) -> dict[str, Any]:
@@ -37,7 +53,8 @@ class TrainingState:
         found = {}
         for name, trained in self._models().items():
             prefix = "" if name == "policy" else f"{name}."
-            model, _ = extract_sharded_tensors_and_factories(trained.model.sharded_state_dict(prefix, metadata=dict(_NAMED_BY_LAYER)))
+            entries, _ = extract_sharded_tensors_and_factories(trained.model.sharded_state_dict(prefix, metadata=dict(_NAMED_BY_LAYER)))
+            model = {key: entry for key, entry in entries.items() if entry.data.requires_grad or not self.lora.rank}
             found[name] = {"model": model, "optimizer": sharded_state(trained.optimizer, model, loading)}
         return found
 

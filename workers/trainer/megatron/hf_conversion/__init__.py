@@ -9,8 +9,8 @@ after the other; all else is a change of names and a split over ranks. Both dire
 the bit, over any two layouts.
 """
 
-from workers.trainer.megatron.hf_conversion.export import ExportError, iter_held_tensors, iter_hf_tensors, own_source
+from workers.trainer.megatron.hf_conversion.export import ExportError, iter_held_tensors, iter_hf_tensors, iter_other_tensors, own_source
 from workers.trainer.megatron.hf_conversion.load import load_hf
 from workers.trainer.megatron.hf_conversion.names import sources
 
-__all__ = ["ExportError", "iter_held_tensors", "iter_hf_tensors", "load_hf", "own_source", "sources"]
+__all__ = ["ExportError", "iter_held_tensors", "iter_hf_tensors", "iter_other_tensors", "load_hf", "own_source", "sources"]

@@ -9,6 +9,8 @@ agreed. For each of them:
 
 To publish them, the first step is enough (`iter_held_tensors`): nothing moves between stages, nor between groups of experts.
 
+Where a model has adapters, `merged` makes each rank's share of a weight what it is with them, before anything moves.
+
 Ranks that hold nothing but what others hold too (data and context parallelism) do nothing. Broadcasts use connections that the groups
 have anyway, while sending between two ranks would open further ones in NCCL; ranks that a broadcast only passes through keep no more of
 it than a piece of `PIECE_BYTES`.
@@ -16,7 +18,7 @@ it than a piece of `PIECE_BYTES`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,35 +34,47 @@ from workers.trainer.megatron.parallel import process_group
 PIECE_BYTES = 256 * 2**20
 
 
+Merged = Callable[[Tensor], Tensor]
+"""A parameter, or what takes its place."""
+
+
 class ExportError(RuntimeError):
     """A model that does not hold what its architecture says, as this rank found. Its text names what."""
 
 
+def _as_it_is(parameter: Tensor) -> Tensor:
+    return parameter
+
+
 @torch.no_grad()
-def iter_hf_tensors(model: Any, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+def iter_hf_tensors(model: Any, architecture: Architecture, merged: Merged = _as_it_is) -> Iterator[tuple[str, Tensor]]:
     """Yield (Hugging Face name, contiguous tensor) on rank 0, nothing on the others; all ranks call this together and exhaust it.
 
     Every tensor of `architecture` comes exactly once, in an order that depends on the architecture alone, in the model's `params_dtype`, on
     its device. Rank 0 holds at most one parameter of the whole model besides its own. A tensor may share memory with the model: copy it
     before the next training step. Raises ExportError where a rank lacks a parameter, or holds one of the wrong shape or that nobody asks for.
     """
-    shapes = architecture.tensor_shapes()
-    gathering = _Gathering(model, architecture, shapes)
-    for tensors in all_hf_tensors(architecture):
-        shards = gathering.shards(tensors)
-        if shards is not None:
-            yield from assembled(tensors, shards, architecture, shapes)
+    gathering = _Gathering(model, architecture, _own(model, architecture), architecture.tensor_shapes(), list(all_hf_tensors(architecture)), merged)
+    yield from gathering.through(gathering.shards)
 
 
 @torch.no_grad()
-def iter_held_tensors(model: Any, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+def iter_held_tensors(model: Any, architecture: Architecture, merged: Merged = _as_it_is) -> Iterator[tuple[str, Tensor]]:
     """As `iter_hf_tensors`, but every tensor comes on the rank that publishes it (`names.sources`, `own_source`)."""
-    shapes = architecture.tensor_shapes()
-    gathering = _Gathering(model, architecture, shapes)
-    for tensors in all_hf_tensors(architecture):
-        shards = gathering.held(tensors)
-        if shards is not None:
-            yield from assembled(tensors, shards, architecture, shapes)
+    gathering = _Gathering(model, architecture, _own(model, architecture), architecture.tensor_shapes(), list(all_hf_tensors(architecture)), merged)
+    yield from gathering.through(gathering.held)
+
+
+@torch.no_grad()
+def iter_other_tensors(model: Any, architecture: Architecture, own: Mapping[tuple[str, ...], Tensor], shapes: dict[str, tuple[int, ...]],
+                       whole: Sequence[HFTensors]) -> Iterator[tuple[str, Tensor]]:
+    """As `iter_hf_tensors`, of the tensors `whole`, of `shapes`, which are none of the architecture's: this rank's shares are `own`."""
+    gathering = _Gathering(model, architecture, own, shapes, whole, _as_it_is)
+    yield from gathering.through(gathering.shards)
+
+
+def _own(model: Any, architecture: Architecture) -> dict[tuple[str, ...], Tensor]:
+    return {tensors.names: parameter for tensors, parameter in own_parameters(model, architecture)}
 
 
 def own_source() -> int | None:
@@ -94,18 +108,24 @@ def assembled(tensors: HFTensors, shards: Tensor, architecture: Architecture, sh
 class _Gathering:
     """Brings parameters together. Every rank asks it for the same parameters in the same order."""
 
-    def __init__(self, model: Any, architecture: Architecture, shapes: dict[str, tuple[int, ...]]) -> None:
-        self._architecture, self._shapes = architecture, shapes
-        self._own = {tensors.names: parameter for tensors, parameter in own_parameters(model, architecture)}
+    def __init__(self, model: Any, architecture: Architecture, own: Mapping[tuple[str, ...], Tensor], shapes: dict[str, tuple[int, ...]],
+                 whole: Sequence[HFTensors], merged: Merged) -> None:
+        self._architecture, self._own, self._shapes, self._whole, self._merged = architecture, own, shapes, whole, merged
         self._dtype, self._device = model.config.params_dtype, next(model.parameters()).device
         self._stage = parallel_state.get_pipeline_model_parallel_rank()
         self._num_stages = parallel_state.get_pipeline_model_parallel_world_size()
         self._expert_rank = parallel_state.get_expert_model_parallel_rank()
         self._num_expert_ranks = parallel_state.get_expert_model_parallel_world_size()
         self._scratch = torch.empty(0, dtype=self._dtype, device=self._device)
-        known = {tensors.names for tensors in all_hf_tensors(architecture)}
+        known = {tensors.names for tensors in whole}
         if unknown := [" + ".join(names) for names in self._own if names not in known]:
             raise ExportError(f"rank {process_group.rank()} holds {unknown[0]}, which the architecture does not have")
+
+    def through(self, get: Callable[[HFTensors], Tensor | None]) -> Iterator[tuple[str, Tensor]]:
+        """All tensors, one after the other, where `get` (`held` or `shards`) gives them."""
+        for tensors in self._whole:
+            if (shards := get(tensors)) is not None:
+                yield from assembled(tensors, shards, self._architecture, self._shapes)
 
     def held(self, tensors: HFTensors) -> Tensor | None:
         """On the first rank of those that hold `tensors`: their shares, [number of shares, *shape of a share]; on other ranks None."""
@@ -139,7 +159,7 @@ class _Gathering:
         if own is None or tuple(own.shape) != shape[1:]:
             raise ExportError(f"rank {process_group.rank()} holds {' + '.join(tensors.names)} "
                               + ("not at all" if own is None else f"in shape {tuple(own.shape)} instead of {shape[1:]}"))
-        share = own.detach().to(self._dtype)
+        share = self._merged(own).detach().to(self._dtype)
         if shape[0] == 1:
             return share[None] if group.rank() == 0 else None
         shares = torch.empty(shape, dtype=self._dtype, device=self._device) if group.rank() == 0 else None

@@ -13,9 +13,12 @@ from torch import Tensor
 from workers.model.architecture import Architecture
 from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, hf_tensors
 
+ADAPTERS = "adapters."
+"""How the names of parameters begin that are not in a Hugging Face folder (lora/low_rank.py)."""
+
 
 def own_parameters(model: Any, architecture: Architecture) -> Iterator[tuple[HFTensors, torch.nn.Parameter]]:
-    """The parameters of this rank's `model` (a GPTModel), in its order, each with what it holds a share of.
+    """The parameters of this rank's `model` (a GPTModel), in its order, each with what it holds a share of; not those of adapters.
 
     With tied embeddings the last of several pipeline stages has an output layer of its own, which holds the embedding again.
     """
@@ -25,6 +28,8 @@ def own_parameters(model: Any, architecture: Architecture) -> Iterator[tuple[HFT
     if architecture.mixture is not None:
         first_expert = parallel_state.get_expert_model_parallel_rank() * experts_per_rank(architecture)
     for name, parameter in model.named_parameters():
+        if name.startswith(ADAPTERS):
+            continue
         again = architecture.tied and name == "output_layer.weight"
         yield hf_tensors("embedding.word_embeddings.weight" if again else name, first_layer, first_expert), parameter
 

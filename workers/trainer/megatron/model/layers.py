@@ -95,9 +95,19 @@ def uses_transformer_engine() -> bool:
     return torch.cuda.is_available() and gpt_layer_specs.HAVE_TE
 
 
-def layer_specs(config: TransformerConfig, architecture: Architecture) -> TransformerBlockSubmodules:
+def _set_norms_apart(layer: Any, architecture: Architecture) -> None:
+    from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TENorm
+
+    layer.input_layernorm = layer.pre_mlp_layernorm = TENorm
+    layer.self_attention.submodules.linear_qkv = TEColumnParallelLinear
+    if architecture.mixture is None:
+        layer.mlp.submodules.linear_fc1 = TEColumnParallelLinear
+
+
+def layer_specs(config: TransformerConfig, architecture: Architecture, norms_apart: bool = False) -> TransformerBlockSubmodules:
     """This pipeline stage's layers: Transformer Engine's matrices and norms where it is installed, else Megatron-core's local ones.
 
+    Transformer Engine has a norm and the matrix behind it in one, unless `norms_apart`: adapters need what lies between them.
     The attention is ours in both: theirs knows nothing of responses that share a prompt.
     """
     number = get_num_layers_to_build(config)
@@ -106,6 +116,8 @@ def layer_specs(config: TransformerConfig, architecture: Architecture) -> Transf
 
         layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm, **moe.spec_keywords(architecture))
         layer.submodules.self_attention.submodules.core_attention = PackedAttention
+        if norms_apart:
+            _set_norms_apart(layer.submodules, architecture)
         return TransformerBlockSubmodules(layer_specs=[layer] * number, layer_norm=TENorm)
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm", **moe.spec_keywords(architecture))
     if architecture.mixture is not None:

@@ -3,7 +3,7 @@
 Only positions that predict a response token come here, each once, however many samples share it. They are worked on in
 chunks whose float32 logits take at most `max_logits_bytes`; backward makes a chunk's logits again, except where one chunk
 was all there was, whose softmax is kept. The gradient of the weight, the largest of the model, goes straight into the
-float32 gradient buffer where Megatron's data-parallel wrapper has one (as with its gradient_accumulation_fusion).
+float32 gradient buffer where Megatron's data-parallel wrapper has one (as with its gradient_accumulation_fusion). A frozen weight gets none.
 
     hidden [U, H] --chunk--> logits [C, V] --> maximum m, sum of exponentials s, sum of exponentials times exponents t [C]
                                                targets' logits less m [N]
@@ -144,7 +144,9 @@ class _TokenLogprobs(torch.autograd.Function):
         summed_entropy = torch.zeros_like(lse).index_add_(0, index, entropy_grad).mul_(-setup.scale) if setup.entropy_gradient else None
         at_target = (grad if own is None else grad * own) * setup.scale
         grad_hidden = torch.empty_like(hidden) if len(rows) else torch.zeros_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.main_grad is None else ctx.main_grad
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.main_grad is None else ctx.main_grad
         for part, tokens in setup.chunks(len(hidden)) if len(rows) else []:
             # d logprob / d logit = onehot - softmax, summed over the tokens that the position predicts
             if summed_entropy is not None:
@@ -159,12 +161,14 @@ class _TokenLogprobs(torch.autograd.Function):
             slope.index_put_((index[tokens] - part.start, columns[tokens]), at_target[tokens], accumulate=True)
             slope = slope.to(hidden.dtype)
             torch.matmul(slope, rows, out=grad_hidden[part])
-            if hidden.dtype is torch.float32:
+            if grad_weight is None:
+                pass
+            elif hidden.dtype is torch.float32:
                 grad_weight[:len(rows)].addmm_(slope.t(), hidden[part])
             else:
                 grad_weight[:len(rows)].add_(slope.t() @ hidden[part])
             del slope
-        own_grad = grad_weight.to(weight.dtype) if ctx.main_grad is None else None
+        own_grad = grad_weight.to(weight.dtype) if grad_weight is not None and ctx.main_grad is None else None
         return grad_hidden, own_grad, None, None, None
 
 

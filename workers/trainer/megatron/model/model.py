@@ -22,7 +22,7 @@ from torch import Tensor
 
 from workers.config import Dtype, TrainerConfig
 from workers.model.architecture import Architecture
-from workers.model.parallel_limits import check_parallel
+from workers.model.parallel_limits import check_training
 from workers.trainer.megatron.hf_conversion import load_hf
 from workers.trainer.megatron.model import moe
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams
@@ -46,6 +46,8 @@ class PackedGPTModel(GPTModel):
     def forward(self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:
         """`input_ids`, `position_ids` int64 [1, t]; `packed_seq_params` is a PackedLayoutParams."""
         embedded = self._embedded(input_ids) if self.pre_process else None
+        if embedded is not None and torch.is_grad_enabled() and self.config.recompute_granularity and not embedded.requires_grad:
+            embedded.requires_grad_()  # of a frozen embedding: what is made again only has gradients where its input has
         return super().forward(input_ids, position_ids, attention_mask, decoder_input=embedded, **kwargs)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
@@ -79,13 +81,13 @@ def build_model(architecture: Architecture, folder: Path, dtype: torch.dtype, te
                 kind: type[PackedGPTModel] = PackedGPTModel) -> PackedGPTModel:
     """This rank's part of a model of `kind`, with the weights in `folder`, in `dtype`. Call within `cpu_backend.redirected()`, groups
     initialised."""
-    check_parallel(architecture, trainer.parallel)
+    check_training(architecture, trainer)
     config = transformer_config(architecture, dtype, trainer)
     tp = trainer.parallel.tp
     padded = architecture.padded_vocab_size(tp)
     model = kind(
         config,
-        layer_specs(config, architecture),
+        layer_specs(config, architecture, norms_apart=trainer.lora.rank > 0),
         vocab_size=padded,
         max_sequence_length=architecture.max_positions,
         pre_process=parallel_state.is_pipeline_first_stage(),

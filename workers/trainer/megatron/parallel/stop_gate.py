@@ -14,6 +14,11 @@ from collections.abc import Callable
 from workers.trainer.megatron.parallel import collectives
 
 
+def never() -> bool:
+    """For a step that nobody stops."""
+    return False
+
+
 class StepAbandoned(Exception):
     """A training step was given up before its first update: weights, optimizer and schedule are those before it."""
 

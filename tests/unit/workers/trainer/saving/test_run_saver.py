@@ -78,7 +78,7 @@ class Trainer:
         self.run, self.link, self.engine = run, Link(), MegatronEngine(self.config, model)
         self.version = Version(run.newest_epoch(), 0)
         self.saver = RunSaver(run, self.config, cast(CoordinatorLink, self.link), Ranks(), self.engine, self.version, None)
-        self.exporter = Exporter(run, self.config, Ranks(), self.engine.architecture, self.engine.iter_hf_tensors)
+        self.exporter = Exporter(run, self.config, Ranks(), self.engine.architecture, self.engine.iter_hf_tensors, self.engine.iter_adapter_tensors)
 
     def step(self) -> None:
         train(self.engine, make_groups(4, seed=self.version.step))
@@ -306,7 +306,7 @@ def test_an_export_that_fails_is_said_and_its_weights_are_gone_through(run: RunF
     def full(*args: Any, **named: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    trainer.exporter = Exporter(run, trainer.config, Ranks(), trainer.engine.architecture, weights)
+    trainer.exporter = Exporter(run, trainer.config, Ranks(), trainer.engine.architecture, weights, trainer.engine.iter_adapter_tensors)
     with monkeypatch.context() as disk:
         disk.setattr("workers.weights.safetensors_writer.os.pwrite", full)
         trainer.step()

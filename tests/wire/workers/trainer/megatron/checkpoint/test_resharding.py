@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import load as load_tensors
 
 from tests.support.megatron_case import VOCAB, write_model
 from tests.wire.gangs import run_ranks
-from tests.wire.ranks.resharding_rank import KINDS, LAYOUTS, WITH_CRITIC, found, layouts_of, setup, step
+from tests.wire.ranks.resharding_rank import ADAPTED, KINDS, LAYOUTS, WITH_CRITIC, found, layouts_of, setup, step
 from workers.config import Dtype
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import process_group
@@ -62,7 +62,9 @@ def test_every_layout_loads_and_saves_every_number(folder: Path, kind: str, layo
     """Weights, float32 weights, moments; rows that fill up the vocabulary aside."""
     assert VOCAB % 2, "two ranks hold a row more"
     expected, saved = tensors(folder / f"one.{kind}.state"), tensors(folder / f"{layout}.{kind}.state")
-    assert expected.keys() == saved.keys() and "optimizer.state.exp_avg_sq.decoder.final_layernorm.weight" in saved
+    moment = "adapters.model.layers.1.self_attn.k_proj.lora_B.weight" if kind == ADAPTED else "decoder.final_layernorm.weight"
+    assert expected.keys() == saved.keys() and f"optimizer.state.exp_avg_sq.{moment}" in saved
+    assert kind != ADAPTED or all("adapters." in name for name in saved), "the starting model's folder has the rest"
     assert ("optimizer.state.exp_avg.critic.value_head.weight" in saved) is (kind == WITH_CRITIC)
     padded = VOCAB + VOCAB % LAYOUTS[layout].get("tp", 1)
     for name, tensor in expected.items():

@@ -12,14 +12,27 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
-from tests.support.hf_reference import ReferenceTraining, adamw, load_reference, reference_logprobs, reference_loss, saved_tensors
+from tests.support.hf_reference import (
+    ReferenceTraining,
+    adamw,
+    load_reference,
+    merged,
+    reference_logprobs,
+    reference_loss,
+    saved_tensors,
+    with_adapters,
+)
 from tests.support.megatron_case import write_model
 from tests.wire.gangs import run_ranks
 from tests.wire.ranks.parallel_rank import KINDS, NUM_STEPS, batch, kinds, setup
+from tests.wire.ranks.parallel_rank import found as results_of
+from workers.trainer.megatron.parallel import process_group
 
 TWO = ["tp2", "pp2", "cp2", "dp2", "ep2", "tp2-recompute", "cp2-selective"]
 WITH_CRITIC = ["tp2-critic", "tp2-whole-critic", "pp2-critic", "cp2-critic", "dp2-critic"]
 FOUR = ["tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2", "tp2ep2"]
+LORA = ["tp2-lora", "tp2-whole-lora", "pp2-recompute-lora", "cp2-lora", "dp2-lora", "ep2-lora"]
+LORA_WITH_CRITIC, LORA_OF_FOUR = ["tp2-lora-critic", "pp2-lora-critic"], ["tp2pp2-lora", "tp2ep2-lora"]
 Results = dict[str, np.ndarray]
 
 
@@ -37,9 +50,13 @@ def reference(folder: Path) -> dict[str, Results]:
     return {kind: trained_by_hugging_face(folder / kind) for kind in KINDS}
 
 
-def trained_by_hugging_face(folder: Path) -> Results:
+def trained_by_hugging_face(folder: Path, adapters: Results | None = None) -> Results:
+    """All of it, or, from the first ones of `adapters` on, these."""
     model: Any = load_reference(folder)
-    config = setup()
+    config = setup("lora" if adapters else "", folder.name)
+    if adapters:
+        first = {name.partition(":")[2]: torch.from_numpy(value) for name, value in adapters.items() if name.startswith("first:")}
+        with_adapters(model, first, config.trainer.lora.alpha / config.trainer.lora.rank)
     groups, _ = batch(0)
     with torch.no_grad():
         pairs = [reference_logprobs(model, group, config.workflow.temperature) for group in groups]
@@ -53,18 +70,18 @@ def trained_by_hugging_face(folder: Path) -> Results:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.trainer.clip_grad)
         optimizer.step()
         result |= {f"{step}:loss": np.array(loss.item()), f"{step}:grad_norm": np.array(norm.item())}
-    return result | {f"weight:{name}": tensor.numpy() for name, tensor in saved_tensors(model).items()}
+    return result | {f"weight:{name}": tensor.numpy() for name, tensor in saved_tensors(merged(model)).items()}
 
 
 @pytest.fixture(scope="module")
 def of_two(folder: Path) -> Path:
-    run_ranks("tests.wire.ranks.parallel_rank", folder, 2, *TWO, *WITH_CRITIC)
+    run_ranks("tests.wire.ranks.parallel_rank", folder, 2, *TWO, *WITH_CRITIC, *LORA, *LORA_WITH_CRITIC)
     return folder
 
 
 @pytest.fixture(scope="module")
 def of_four(folder: Path) -> Path:
-    run_ranks("tests.wire.ranks.parallel_rank", folder, 4, *FOUR)
+    run_ranks("tests.wire.ranks.parallel_rank", folder, 4, *FOUR, *LORA_OF_FOUR)
     return folder
 
 
@@ -111,3 +128,39 @@ def test_two_ranks_train_policy_and_critic_like_hugging_face(of_two: Path, with_
     found: Results = dict(np.load(of_two / f"{layout}.qwen3-tied.npz"))
     for name, expected in with_critic.items():
         assert np.linalg.norm(found[name] - expected) <= 1e-5 * np.linalg.norm(expected), name
+
+
+@pytest.fixture(scope="module")
+def with_lora(folder: Path, of_two: Path) -> dict[str, Results]:
+    torch.set_num_threads(1)
+    return {kind: trained_by_hugging_face(folder / kind, dict(np.load(of_two / f"tp2-lora.{kind}.npz"))) for kind in kinds("tp2-lora")}
+
+
+@pytest.mark.parametrize(("layout", "kind"), [(layout, kind) for layout in LORA for kind in kinds(layout)])
+def test_two_ranks_train_adapters_like_hugging_face(of_two: Path, with_lora: dict[str, Results], layout: str, kind: str) -> None:
+    assert_equal(of_two, layout, kind, with_lora[kind])
+
+
+@pytest.mark.parametrize(("layout", "kind"), [(layout, kind) for layout in LORA_OF_FOUR for kind in kinds(layout)])
+def test_four_ranks_train_adapters_like_hugging_face(of_four: Path, with_lora: dict[str, Results], layout: str, kind: str) -> None:
+    assert_equal(of_four, layout, kind, with_lora[kind])
+
+
+@pytest.mark.parametrize("layout", [*LORA[:-1], *LORA_OF_FOUR[:1]])
+def test_adapters_begin_and_end_alike_in_every_layout(of_two: Path, of_four: Path, layout: str) -> None:
+    expected, result = (dict(np.load(of_two / f"{name}.qwen3-tied.npz")) for name in ("tp2-lora", layout))
+    names = [name for name in expected if name.startswith(("first:", "last:"))]
+    assert len(names) == 2 * 2 * 7 * 2 and names == [name for name in result if name.startswith(("first:", "last:"))]
+    for name in names:
+        limit = 0 if name.startswith("first:") else 1e-4 * np.linalg.norm(expected[name])
+        assert np.linalg.norm(result[name] - expected[name]) <= limit, name
+
+
+@pytest.mark.parametrize("layout", LORA_WITH_CRITIC)
+def test_a_critic_with_adapters_trains_alike_in_every_layout(folder: Path, of_two: Path, layout: str) -> None:
+    """As one process does, with the starting model as the reference, which the policy without its adapters is."""
+    result, expected = dict(np.load(of_two / f"{layout}.qwen3-tied.npz")), results_of(folder, None, "lora-critic", "qwen3-tied")
+    process_group.close()
+    assert result.keys() == expected.keys()
+    for name, value in expected.items():
+        assert np.linalg.norm(result[name] - value) <= 1e-4 * np.linalg.norm(value) + 1e-7, name
