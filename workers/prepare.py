@@ -31,6 +31,7 @@ from workers.data.prompts import open_prompts
 from workers.model.architecture import Architecture, ModelError, read_architecture
 from workers.model.initialize import make_smollm2, make_tiny
 from workers.model.parallel_limits import check_training
+from workers.model.teacher import check_teacher
 from workers.model.tensors import check_tensors
 from workers.run import process_tree
 from workers.run.checkpoints import TRAINER
@@ -152,17 +153,11 @@ def try_adapters(data: DataConfig) -> None:
         try_adapters(data)
 
 
-def make_absolute(data: DataConfig) -> None:
-    """Write the data's paths as they are seen from here: workers start elsewhere."""
-    for part in (data, *data.parts.values()):
-        part.path, part.heldout_path = (str(Path(path).expanduser().absolute()) if path else "" for path in (part.path, part.heldout_path))
-
-
 def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
     """All of it; the config in the run folder then names the model's folder. `made`: what takes long to make is made, and else said not to have
     been looked at; `tried`: the user's own functions are tried, and not only imported."""
     config = load(run.config)
-    make_absolute(config.data)
+    config.data.make_absolute()
     check_installed(config.tracking)
     config.reward.judge.settle()
     if not made and not _all_there(config, tried):
@@ -171,6 +166,7 @@ def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
         try_adapters(config.data)
     folder = resolve_model(config, run)
     architecture = check_model(folder, config)
+    check_teacher(config, folder, architecture)
     require(config.model.vocab_size in (0, architecture.vocab_size), "model.vocab_size", config.model.vocab_size,
             f"is {architecture.vocab_size} of this model", "Leave it out")
     prompts = check_prompts(config, folder, architecture)

@@ -96,7 +96,7 @@ def method(name: str) -> Method | str:
         return "it trains a critic"
     if config.advantage not in ESTIMATORS:
         return f"advantage={config.advantage.value} is of whole batches"
-    if config.kl_in is KlPlace.reward and config.kl_weight:
+    if config.kl_in is not KlPlace.loss and config.kl_weight:
         return "its rewards hold a divergence from the starting model"
     return Method(name, config, objective_of(config))
 

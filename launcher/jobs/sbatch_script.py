@@ -62,7 +62,7 @@ def waiting_lines(run: RunFolder, config: FullConfig) -> list[str]:
 
 def mounted(config: FullConfig, run: RunFolder) -> list[str]:
     """The folders that a container must show: this code, the run folder, and what the run reads."""
-    named = [Path(path).expanduser().absolute() for path in (config.model.path, *config.data.paths()) if path]
+    named = [Path(path).expanduser().absolute() for path in (config.model.path, config.algorithm.teacher, *config.data.paths()) if path]
     other = [config.weights.dir] if config.weights.dir not in ("auto", "run") else []
     return [str(ROOT), str(run.path), *(str(path) for path in named if path.exists()), *other]
 

@@ -14,11 +14,12 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from launcher.memory.activations import BYTES, GIB, MIB, Layout, kept_bytes, transient_bytes
 from workers.config import Config, Dtype, LoraConfig, Server, Transport
 from workers.model.adapter_shapes import INPUT_SPLIT, adapter_shapes
-from workers.model.architecture import Architecture
+from workers.model.architecture import Architecture, read_architecture
 
 PUBLISHED = 3
 """Versions of the weights in the memory of a training node: those kept (KEPT in workers/weights/publisher.py), and the next one's files."""
@@ -119,7 +120,7 @@ def stage_memory(config: Config, architecture: Architecture, weights: Weights, s
     layers = math.ceil(weights.num_layers / spread.pp)
     policy = _held(weights, spread, layers, int(stage == 0) + int(last and not (stage == 0 and weights.tied)))
     critic = _held(weights, spread, layers, int(stage == 0)) if algorithm.critic else Held(0.0, 0.0, 0.0)  # its head is one row
-    reference = policy.here if algorithm.kl_weight and not trainer.lora.rank else 0.0  # with adapters it is the policy without them
+    reference = _reference(config, policy, spread, stage)
     if trainer.lora.rank:
         adapters = layers * adapters_of_a_layer(architecture, trainer.lora, spread.tp)
         policy, critic = policy.with_adapters(adapters, spread), critic.with_adapters(adapters if algorithm.critic else 0.0, spread)
@@ -157,6 +158,17 @@ class Held:
     def with_adapters(self, adapters: float, spread: Layout) -> Held:
         """The same where so many parameters of adapters are trained, and nothing else."""
         return Held(self.here + adapters, adapters, adapters / (spread.cp * spread.dp))
+
+
+def _reference(config: Config, policy: Held, spread: Layout, stage: int) -> float:
+    """Of the model that a divergence is from, which with adapters is the policy without them; a teacher that is not here counts as the policy."""
+    folder, last = Path(config.algorithm.teacher).expanduser(), stage == spread.pp - 1
+    if not config.algorithm.kl_weight or (config.trainer.lora.rank and not config.algorithm.teacher):
+        return 0.0
+    if not config.algorithm.teacher or not (folder / "config.json").is_file():
+        return policy.here
+    weights = count_weights(read_architecture(folder))
+    return _held(weights, spread, math.ceil(weights.num_layers / spread.pp), int(stage == 0) + int(last and not (stage == 0 and weights.tied))).here
 
 
 def _held(weights: Weights, spread: Layout, layers: int, tables: int) -> Held:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.oracles import advantages as estimators
 from tests.oracles.padded import Padded, Rows, rows_of
 from workers.algorithms.advantages import EPSILON
-from workers.config import AlgorithmConfig, Config
+from workers.config import Advantage, AlgorithmConfig, Config
 from workers.trainer.batch.group import TrainGroup
 
 Advantages = Callable[[list[TrainGroup], Rows, AlgorithmConfig], Rows]
@@ -50,6 +50,13 @@ def reinforce_pp(groups: list[TrainGroup], divergences: Rows, algorithm: Algorit
     rewards = [float(reward) for group in groups for reward in group.rewards]
     masks = [mask.tolist() for mask in rows_of(groups, "loss_mask")]
     return estimators.reinforce_pp(rewards, divergences, masks, algorithm.kl_weight, EPSILON)
+
+
+def distilled(groups: list[TrainGroup], divergences: Rows, algorithm: AlgorithmConfig) -> Rows:
+    """On-policy distillation, arXiv 2306.13649, Section 3, with the reverse KL: its gradient is that of a reward of -log(student / teacher) at each
+    sampled token, for that token alone; beside rewards where these have advantages."""
+    rows = GROUP_NORM(groups, divergences, algorithm) if algorithm.advantage is Advantage.group_norm else [[0.0] * len(row) for row in divergences]
+    return [[own - algorithm.kl_weight * gap for own, gap in zip(*pair, strict=True)] for pair in zip(rows, divergences, strict=True)]
 
 
 def token_mean(values: Tensor, p: Padded) -> Tensor:
@@ -205,6 +212,8 @@ PAPERS: dict[str, Paper] = {
     "m2po": Paper(GROUP_NORM, m2po),
     "icepop": Paper(GROUP_NORM, icepop),
     "tis": Paper(GROUP_NORM, tis),
+    "distillation": Paper(distilled, decoupled_ppo),
+    "distillation-rewards": Paper(distilled, decoupled_ppo),
     "tis-sequence": Paper(GROUP_NORM, tis_of_responses),
 }
 """By the names of conf/algorithm/*.yaml, with `-` and a word behind it for a variant. `rloo` has PPO's trust region around the paper's objective,

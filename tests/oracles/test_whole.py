@@ -35,6 +35,7 @@ from workers.trainer.megatron.engine import MegatronEngine
 pytestmark = pytest.mark.usefixtures("megatron_groups")
 
 CRITIC = "decoupled_ppo_critic"
+TEACHER_KIND = "llama"
 PACKINGS = {"shared": {"share_prompts": True, "microbatch_tokens": 64}, "apart": {"share_prompts": False, "microbatch_tokens": 4096},
             "small": {"share_prompts": True, "microbatch_tokens": 32}}
 
@@ -44,13 +45,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     folder = write_model(KIND, tmp_path_factory.mktemp("whole"))
     write_behavior(folder)
+    write_model(TEACHER_KIND, folder / "teacher", seed=7)
     return folder
 
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, Results]:
     """What each paper's training comes to."""
-    return {name: PaperTraining(folder, name, setup(name)).run(folder) for name in PAPERS}
+    return {name: PaperTraining(folder, name, setup(name, folder / "teacher")).run(folder) for name in PAPERS}
 
 
 def test_every_file_has_an_oracle() -> None:
@@ -66,14 +68,14 @@ def test_files_have_the_settings_that_the_papers_publish(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(PAPERS))
 def test_trains_as_the_paper_says(folder: Path, expected: dict[str, Results], name: str) -> None:
     """In one layout of micro-batches; the others are compared for some algorithms."""
-    config = setup(name, **PACKINGS["shared"])
+    config = setup(name, folder / "teacher", **PACKINGS["shared"])
     assert_equal(trained_by_engine(MegatronEngine(config, folder), folder, config), expected[name])
 
 
 @pytest.mark.parametrize("packing", ["apart", "small"])
 @pytest.mark.parametrize("name", ["grpo", "gspo", "m2po", "reinforce_pp", "dr_grpo", "tis-sequence"])
 def test_packing_changes_nothing(folder: Path, expected: dict[str, Results], name: str, packing: str) -> None:
-    config = setup(name, **PACKINGS[packing])
+    config = setup(name, folder / "teacher", **PACKINGS[packing])
     assert_equal(trained_by_engine(MegatronEngine(config, folder), folder, config), expected[name])
 
 

@@ -15,7 +15,7 @@ from tests.oracles.padded import Padded, Rows, forward, pad, rows_of
 from tests.oracles.papers import PAPERS
 from tests.support.hf_reference import ReferenceLearner, load_reference, saved_tensors
 from tests.support.megatron_case import config, make_groups
-from workers.config import Advantage, AlgorithmConfig, Config, ImportanceLevel, KlEstimator, OffPolicy, Surrogate
+from workers.config import Advantage, AlgorithmConfig, Config, ImportanceLevel, KlEstimator, KlPlace, OffPolicy, Surrogate
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import process_group
@@ -30,6 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "decoupled_ppo-batch-k2": {"advantage": Advantage.batch_norm, "kl_weight": 0.1, "kl_estimator": KlEstimator.k2},
     "reinforce_pp-baseline": {"advantage": Advantage.reinforce_pp_baseline, "kl_weight": 0.0},
     "rloo-paper": {"surrogate": Surrogate.none, "off_policy": OffPolicy.clamp},
+    "distillation-rewards": {"advantage": Advantage.group_norm, "kl_weight": 0.3},
     "tis-sequence": {"behavior_level": ImportanceLevel.sequence},
 }
 Results = dict[str, np.ndarray]
@@ -45,10 +46,12 @@ def algorithm(name: str) -> AlgorithmConfig:
     return found
 
 
-def setup(name: str, **trainer: Any) -> Config:
-    """Two minibatches a step, and steps that are large enough for ratios to leave their bounds."""
+def setup(name: str, teacher: Path | None = None, **trainer: Any) -> Config:
+    """Two minibatches a step, and steps that are large enough for ratios to leave their bounds. `teacher`: of what learns from one."""
     result = config(**{"num_minibatches": 2, "clip_grad": 0.05, "weight_decay": 0.1, "adam_eps": 1e-5, "lr": 1e-2, **trainer})
     result.algorithm = algorithm(name)
+    if result.algorithm.kl_in is KlPlace.advantage and teacher is not None:
+        result.algorithm.teacher = str(teacher)
     result.workflow.max_new_tokens = 16
     return result
 
@@ -104,7 +107,8 @@ class PaperTraining:
 
     def __init__(self, folder: Path, name: str, setup: Config) -> None:
         self._setup, self._paper = setup, PAPERS[name]
-        self._learner, self._starting = ReferenceLearner(load_reference(folder), setup.trainer, setup.trainer.lr), load_reference(folder)
+        self._learner = ReferenceLearner(load_reference(folder), setup.trainer, setup.trainer.lr)
+        self._reference = load_reference(Path(setup.algorithm.teacher) if setup.algorithm.teacher else folder)
 
     def run(self, folder: Path) -> Results:
         """As `trained_by_engine`."""
@@ -120,7 +124,7 @@ class PaperTraining:
         setup, temperature = self._setup, self._setup.workflow.temperature
         masks = rows_of(groups, "loss_mask")
         with torch.no_grad():
-            proximal, reference = (forward(model, groups, temperature)[0] for model in (self._learner.model, self._starting))
+            proximal, reference = (forward(model, groups, temperature)[0] for model in (self._learner.model, self._reference))
         gaps: Rows = [row[:len(mask)].tolist() for row, mask in zip((proximal - reference).double(), masks, strict=True)]
         advantages = self._paper.advantages(groups, gaps, setup.algorithm)
         moved = [(row[:len(old)].double() - torch.from_numpy(old).double()).tolist()

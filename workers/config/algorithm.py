@@ -24,9 +24,9 @@ class AlgorithmConfig:
     `dual_clip` bounds what a negative advantage can do (0: it does not). `off_policy`, `behavior_level`, `behavior_floor`, `behavior_cap` say what
     is done with the weights of old tokens; `second_moment` is the limit of off_policy=second_moment, which has no floor and cap.
 
-    `kl_weight` times the divergence from the starting model is added to the loss (GRPO, arXiv 2402.03300, Eq. 4) or taken from the rewards, as
-    `kl_in` says; 0 holds no such model. `entropy_weight` times the entropy is taken from the loss. `aggregation` makes one loss of all tokens;
-    `aggregation_length` is fixed_length's L (0: workflow.max_new_tokens).
+    `kl_weight` times the divergence from the starting model, or from `teacher`, is added to the loss (GRPO, arXiv 2402.03300, Eq. 4), or taken from
+    the rewards or from each token's advantage, as `kl_in` says; 0 holds no such model. `entropy_weight` times the entropy is taken from the loss.
+    `aggregation` makes one loss of all tokens; `aggregation_length` is fixed_length's L (0: workflow.max_new_tokens).
 
     `advantage=gae` trains a critic beside the policy: GAE (arXiv 1506.02438) by `gamma` and `gae_lambda` over a response's tokens. It
     begins as the starting model, learns with `critic_lr` on the trainer's schedule, alone for the first `critic_warmup_steps` steps (which
@@ -49,9 +49,10 @@ class AlgorithmConfig:
     behavior_cap: float = 5.0  # the greatest behaviour weight that is not extreme
     behavior_floor: float = 0.0  # the least; 0: none
     second_moment: float = 0.04  # the limit of off_policy=second_moment
-    kl_weight: float = 0.0  # weight of the divergence from the starting model; 0: none is held
+    teacher: str = ""  # Hugging Face folder of the model that the divergence is from; empty: the starting model
+    kl_weight: float = 0.0  # weight of the divergence from the starting model, or from the teacher; 0: none is held
     kl_estimator: KlEstimator = KlEstimator.k3  # how that divergence is estimated
-    kl_in: KlPlace = KlPlace.loss  # whether it stands in the loss or in the rewards
+    kl_in: KlPlace = KlPlace.loss  # whether it stands in the loss, in the rewards, or in each token's advantage
     entropy_weight: float = 0.0  # weight of the entropy bonus; 0: none
     aggregation: Aggregation = Aggregation.token_mean  # how the losses of tokens become one
     aggregation_length: int = 0  # [tokens] by which aggregation=fixed_length divides; 0: workflow.max_new_tokens
@@ -72,9 +73,9 @@ class AlgorithmConfig:
         return self.advantage in GROUP_ESTIMATORS
 
     @property
-    def penalizes_rewards(self) -> bool:
-        """Whether a divergence is taken from the rewards."""
-        return self.kl_weight > 0 and self.kl_in is KlPlace.reward
+    def penalizes(self) -> bool:
+        """Whether a divergence is taken from the rewards or from the advantages."""
+        return self.kl_weight > 0 and self.kl_in is not KlPlace.loss
 
     @property
     def regularizes(self) -> bool:
@@ -84,7 +85,7 @@ class AlgorithmConfig:
     @property
     def needs_proximal(self) -> bool:
         """Whether the proximal policy's log-probs are needed for all tokens before the step begins."""
-        return self.decoupled and (self.penalizes_rewards or self.off_policy is OffPolicy.second_moment)
+        return self.decoupled and (self.penalizes or self.off_policy is OffPolicy.second_moment)
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work, or that has no meaning beside the others."""
@@ -137,15 +138,21 @@ class AlgorithmConfig:
     def _check_regularization(self) -> None:
         require(self.kl_weight >= 0, "algorithm.kl_weight", self.kl_weight, "must not be negative", "GRPO uses 0.04; 0 needs no reference model")
         require(self.entropy_weight >= 0, "algorithm.entropy_weight", self.entropy_weight, "must not be negative", "0 adds no bonus; try 0.001")
-        require(self.kl_weight == 0 or self.kl_in is KlPlace.reward or self.kl_estimator is not KlEstimator.k1, "algorithm.kl_estimator",
+        require(self.kl_weight == 0 or self.kl_in is not KlPlace.loss or self.kl_estimator is not KlEstimator.k1, "algorithm.kl_estimator",
                 self.kl_estimator.value, "must be k2 or k3 with algorithm.kl_in=loss",
-                "The gradient of k1 is that of log pi, 0 on average: it draws nowhere. Use k2, or algorithm.kl_in=reward")
-        require(not self.penalizes_rewards or not self.decoupled or self.proximal is Proximal.recompute, "algorithm.kl_in", self.kl_in.value,
+                "The gradient of k1 is that of log pi, 0 on average: it draws nowhere. Use k2, or algorithm.kl_in=reward or advantage")
+        require(not self.penalizes or not self.decoupled or self.proximal is Proximal.recompute, "algorithm.kl_in", self.kl_in.value,
                 f"must be loss with algorithm.proximal={self.proximal.value}",
                 "The penalty is that of the policy before the step; use algorithm.proximal=recompute")
+        require(self.kl_weight > 0 or not self.teacher, "algorithm.teacher", self.teacher, "must be empty with algorithm.kl_weight=0",
+                "Nothing is learned from it then; algorithm=distillation has a weight of 1")
 
     def _check_advantage(self) -> None:
         where = f"with algorithm.advantage={self.advantage.value}"
+        require(self.advantage is not Advantage.none or (self.kl_weight > 0 and self.kl_in is not KlPlace.reward), "algorithm.kl_in",
+                self.kl_in.value, f"must be advantage or loss {where}, with a kl_weight above 0", "Rewards do not count then, and nothing else would")
+        require(not self.critic or self.kl_in is not KlPlace.advantage or not self.kl_weight, "algorithm.kl_in", self.kl_in.value,
+                f"must be loss or reward {where}", "The critic makes advantages of rewards")
         for key in ("gamma", "gae_lambda"):
             require(0 <= getattr(self, key) <= 1, f"algorithm.{key}", getattr(self, key), "must be from 0 to 1", "The paper uses 1")
         require(self.gamma == 1 or self.advantage in (Advantage.gae, Advantage.reinforce_pp), "algorithm.gamma", self.gamma, f"must be 1 {where}",

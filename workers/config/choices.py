@@ -146,6 +146,7 @@ class Advantage(str, enum.Enum):
     reinforce_pp = "reinforce_pp"
     reinforce_pp_baseline = "reinforce_pp_baseline"
     gae = "gae"
+    none = "none"
 
 
 class Proximal(str, enum.Enum):
@@ -191,10 +192,12 @@ class KlEstimator(str, enum.Enum):
 
 
 class KlPlace(str, enum.Enum):
-    """Where the divergence from the starting model stands: in the loss, or in the rewards, before they become advantages."""
+    """Where the divergence from the starting model, or a teacher, stands: in the loss; in the rewards, before they become advantages; or in the
+    advantages, token by token."""
 
     loss = "loss"
     reward = "reward"
+    advantage = "advantage"
 
 
 class Aggregation(str, enum.Enum):

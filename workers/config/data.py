@@ -6,6 +6,7 @@ import difflib
 import math
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from workers.config.choices import DataFilter, DataKind
 from workers.config.rules import require
@@ -80,6 +81,11 @@ class DataConfig:
         """The verifiers of these prompts, each once, where `default` is `reward.verifier`. Rows of files may name others."""
         own = self.verifier or default
         return list(dict.fromkeys(part.verifier or own for part in self.parts.values())) or [own]
+
+    def make_absolute(self) -> None:
+        """Write the paths as they are seen from here: workers start elsewhere."""
+        for part in (self, *self.parts.values()):
+            part.path, part.heldout_path = (str(Path(path).expanduser().absolute()) if path else "" for path in (part.path, part.heldout_path))
 
     def paths(self) -> list[str]:
         """The files and folders that are read."""

@@ -47,7 +47,7 @@ def batch(engine: MegatronEngine) -> list[TrainGroup]:
 def found(folder: Path, gang: Gang, layout: str, name: str) -> dict[str, float]:
     """The metrics of two steps of two minibatches, each divided among the copies, and the norm of every trained tensor."""
     setup = config(num_minibatches=2, lr=1e-3, adam_eps=1e-4)
-    setup.algorithm = algorithm(name)
+    setup.algorithm = replace(algorithm(name), teacher=str(folder / "teacher") if name == "distillation" else "")
     for key, value in LAYOUTS[layout].items():
         setattr(setup.trainer.parallel, key, value)
     engine = MegatronEngine(setup, folder / "model", gang)

@@ -54,7 +54,7 @@ from workers.trainer.megatron.parallel.gang import Gang
 from workers.trainer.megatron.parallel.stop_gate import StopGate, never
 from workers.trainer.megatron.policy import Policy
 from workers.trainer.megatron.preparation import make_advantages, penalty_mean, reward_penalties, second_moment_mask
-from workers.trainer.megatron.reference import starting_model
+from workers.trainer.megatron.reference import open_reference
 
 NUM_EXAMINED = 8
 """Groups of a copy of the model whose log-probs are looked at more closely where engine and trainer disagree."""
@@ -93,7 +93,7 @@ class MegatronEngine:
             model_parallel_cuda_manual_seed(config.run.seed, force_reset_rng=True)  # nothing draws from them, but Megatron wants them
             own = (config, self.architecture, model_folder, inverse_frequencies(self.architecture), DTYPES[config.trainer.dtype])
             self._policy = Policy(*own)
-            self._reference = starting_model(self._policy, *own) if self._algorithm.kl_weight else None
+            self._reference = open_reference(self._policy, *own) if self._algorithm.kl_weight else None
             self._critic = Critic(*own) if self._algorithm.critic else None
         self._state = TrainingState(self._policy.trained, self._critic.trained if self._critic else None, self.architecture,
                                     config.trainer.lora, model_folder)
@@ -221,7 +221,7 @@ class MegatronEngine:
             proximal = self._policy.evaluate(groups, list(range(len(groups))), gate)[0]
         reference = self._reference.logprobs(groups, gate) if self._reference else None
         penalties, metrics = None, {}
-        if algorithm.penalizes_rewards and reference is not None:
+        if algorithm.penalizes and reference is not None:
             penalties = reward_penalties(groups, reference, proximal if algorithm.decoupled else None, algorithm)
             metrics["reward_penalty"] = penalty_mean(groups, penalties)
         estimated = self._critic.estimate(groups, gate, penalties) if self._critic else None

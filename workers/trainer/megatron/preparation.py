@@ -3,7 +3,7 @@
     rewards of responses; log-probs of the reference and the proximal policy --divergence--> penalties of actions
         |  group estimators, batch_norm: of episodes, less their responses' penalties; a batch's over all copies of the model
         |  reinforce_pp: of actions, the reward with the last one, to the end of the response; whitened over all copies
-        |  gae: critic.py
+        |  gae: critic.py;  none: 0;  kl_in=advantage: less each action's penalty, after all that
         v
     advantages by token --second_moment: with the behaviour weights of the whole step, over all copies--> the tokens that are kept
 
@@ -21,7 +21,7 @@ from workers.algorithms import advantages as estimators
 from workers.algorithms.corrections import second_moment_cut, trust_region_tokens
 from workers.algorithms.divergences import divergence
 from workers.algorithms.values import outcome_rewards, rewards_to_go
-from workers.config import Advantage, AlgorithmConfig
+from workers.config import Advantage, AlgorithmConfig, KlPlace
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.objective import TokenMasks, TokenValues, per_token
 from workers.trainer.megatron.parallel import collectives, process_group
@@ -72,7 +72,7 @@ def reward_penalties(groups: list[TrainGroup], reference: TokenValues, proximal:
 
 
 def penalty_mean(groups: list[TrainGroup], penalties: TokenValues) -> float:
-    """The mean over the responses of all copies of what was taken from their rewards."""
+    """The mean over the responses of all copies of what was taken from their rewards, or from their tokens' advantages."""
     sums = torch.tensor([float(row.sum(dtype=np.float64)) for rows in penalties for row in rows], dtype=torch.float64)
     return estimators.moments(sums, over_copies)[0]
 
@@ -80,8 +80,15 @@ def penalty_mean(groups: list[TrainGroup], penalties: TokenValues) -> float:
 def make_advantages(groups: list[TrainGroup], algorithm: AlgorithmConfig, penalties: TokenValues | None) -> TokenValues:
     """The advantages of this copy's share of a batch, for every token, as `algorithm.advantage` says; not for gae, which takes a critic.
 
-    Where an episode has several responses it counts once, and they share its advantage. Raises ValueError on rewards that cannot be used.
+    Where an episode has several responses it counts once, and they share its advantage. With `kl_in=advantage` the penalties are taken from each
+    action's advantage as they are (with `none`: on-policy distillation, the reverse KL of arXiv 2306.13649 and 2306.08543 token by token, which
+    looks no further ahead), else from the rewards. Raises ValueError on rewards that cannot be used.
     """
+    if penalties is not None and algorithm.kl_in is KlPlace.advantage:
+        made = make_advantages(groups, algorithm, None)
+        return [[own - taken for own, taken in zip(*rows, strict=True)] for rows in zip(made, penalties, strict=True)]
+    if algorithm.advantage is Advantage.none:
+        return [[np.zeros(len(response), np.float32) for response in group.responses] for group in groups]
     if algorithm.advantage is Advantage.reinforce_pp:
         actions = Actions(groups)
         return actions.spread(estimators.whiten(rewards_to_go(actions.rewards(penalties), actions.lengths, algorithm.gamma), over_copies))

@@ -1,4 +1,4 @@
-"""The reference model: the starting model, which stays as it is while the policy moves away from it."""
+"""The reference model: the starting model, which stays as it is while the policy moves away from it, or a teacher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from workers.config import Config
-from workers.model.architecture import Architecture
+from workers.model.architecture import Architecture, read_architecture
+from workers.model.rope import inverse_frequencies
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.lora.low_rank import Adapters
 from workers.trainer.megatron.model.model import build_model
@@ -28,13 +29,16 @@ class Reference(Protocol):
         ...
 
 
-def starting_model(policy: Policy, config: Config, architecture: Architecture, folder: Path, inverse_frequencies: Tensor,
-                   dtype: torch.dtype) -> Reference:
-    """The model that `policy` began as: in the policy itself, where that trains adapters, else a second one. Call within
-    `cpu_backend.redirected()`, groups initialised."""
+def open_reference(policy: Policy, config: Config, architecture: Architecture, folder: Path, frequencies: Tensor, dtype: torch.dtype) -> Reference:
+    """`algorithm.teacher`, or the model that `policy` began as: in the policy itself, where that trains adapters, else a second one. Call within
+    `cpu_backend.redirected()`, groups initialised. Raises ModelError."""
+    if config.algorithm.teacher:
+        folder = Path(config.algorithm.teacher)
+        architecture = read_architecture(folder)
+        return ReferenceModel(config, architecture, folder, inverse_frequencies(architecture), dtype)
     if policy.adapters is not None:
         return WithoutAdapters(policy, policy.adapters)
-    return ReferenceModel(config, architecture, folder, inverse_frequencies, dtype)
+    return ReferenceModel(config, architecture, folder, frequencies, dtype)
 
 
 class WithoutAdapters:
@@ -52,11 +56,11 @@ class WithoutAdapters:
 class ReferenceModel:
     """This rank's part of the model in `folder`, spread like the trained one, without gradients or optimizer. It is no part of a checkpoint."""
 
-    def __init__(self, config: Config, architecture: Architecture, folder: Path, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, config: Config, architecture: Architecture, folder: Path, frequencies: Tensor, dtype: torch.dtype) -> None:
         """Call within `cpu_backend.redirected()`, groups initialised. Raises ModelError where the folder does not hold the model."""
         model = build_model(architecture, folder, dtype, config.workflow.temperature, config.trainer)
         model.requires_grad_(False)
-        self._passes = PackedPasses(in_dtype(model, dtype), config.trainer, inverse_frequencies, dtype)
+        self._passes = PackedPasses(in_dtype(model, dtype), config.trainer, frequencies, dtype)
 
     def logprobs(self, groups: list[TrainGroup], gate: StopGate) -> TokenValues:
         """As `Reference.logprobs`."""

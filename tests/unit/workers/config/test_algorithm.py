@@ -50,6 +50,11 @@ from workers.config import (
     ({"off_policy": OffPolicy.second_moment, "behavior_floor": 0.5}, "behavior_floor=0.5.*must be 0 with algorithm.off_policy=second_moment"),
     ({"kl_weight": 0.1, "kl_estimator": KlEstimator.k1}, "kl_estimator='k1'.*k2 or k3 with algorithm.kl_in=loss"),
     ({"kl_weight": 0.1, "kl_in": KlPlace.reward, "proximal": Proximal.loglinear}, "kl_in='reward'.*must be loss with algorithm.proximal=loglinear"),
+    ({"advantage": Advantage.none}, "kl_in='loss'.*must be advantage or loss with algorithm.advantage=none, with a kl_weight above 0"),
+    ({"advantage": Advantage.none, "kl_weight": 1.0, "kl_in": KlPlace.reward}, "kl_in='reward'.*must be advantage or loss"),
+    ({"advantage": Advantage.gae, "kl_weight": 1.0, "kl_in": KlPlace.advantage}, "kl_in='advantage'.*must be loss or reward with"),
+    ({"kl_weight": 1.0, "kl_in": KlPlace.advantage, "proximal": Proximal.reuse}, "kl_in='advantage'.*must be loss with algorithm.proximal=reuse"),
+    ({"teacher": "/models/large"}, "teacher='/models/large'.*must be empty with algorithm.kl_weight=0"),
     ({"aggregation_length": -1}, "aggregation_length.*not be negative"),
     ({"aggregation_length": 8}, "aggregation_length=8.*must be 0 with algorithm.aggregation=token_mean"),
 ], ids=lambda value: "-".join(f"{key}={getattr(part, 'value', part)}" for key, part in value.items()) if isinstance(value, dict) else "")

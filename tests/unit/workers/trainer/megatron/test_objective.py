@@ -202,7 +202,8 @@ def test_how_a_batch_is_laid_out_makes_no_difference(folders: dict[str, Path], n
     results = []
     for layout in ({"share_prompts": True, "microbatch_tokens": 40}, {"share_prompts": False, "microbatch_tokens": 4096}):
         setup = setup_of({"num_minibatches": 2, **layout})
-        setup.algorithm = replace(algorithm_of(name), critic_warmup_steps=0)
+        teacher = str(folders["llama"]) if name == "distillation" else ""
+        setup.algorithm = replace(algorithm_of(name), critic_warmup_steps=0, teacher=teacher)
         engine = MegatronEngine(setup, folders["qwen3"])
         engine._policy.trained.advance(3)
         results.append(engine.train_step(aged_groups(engine), [[0, 2], [1, 3]]))

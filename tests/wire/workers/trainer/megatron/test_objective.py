@@ -23,6 +23,7 @@ Results = dict[str, dict[str, float]]
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     folder = tmp_path_factory.mktemp("objectives")
     write_model("qwen3-tied", folder / "model")
+    write_model("llama", folder / "teacher", seed=7)
     run_ranks("tests.wire.ranks.objective_rank", folder, 1, "alone")
     run_ranks("tests.wire.ranks.objective_rank", folder, 2, *TWO)
     return {layout: json.loads((Path(folder) / f"{layout}.json").read_bytes()) for layout in LAYOUTS}
