@@ -204,8 +204,9 @@ def missing_model(config: Config) -> str:
         return f"it is made in {folder} when a run starts"
     if config.evaluates and is_checkpoint(folder):
         return f"checkpoint {folder} is converted when the evaluation starts"
-    if config.cluster.kind is ClusterKind.slurm and config.model.source is ModelSource.folder and not folder.exists():
-        return f"model.path={str(folder)!r} is not on this machine. It must be where a run is started"
+    for key, path in (("model.path", folder), ("algorithm.teacher", Path(config.algorithm.teacher or folder).expanduser())):
+        if config.cluster.kind is ClusterKind.slurm and config.model.source is ModelSource.folder and not path.exists():
+            return f"{key}={str(path)!r} is not on this machine. It must be where a run is started"
     return ""
 
 

@@ -108,6 +108,8 @@ RULES = (
          "evaluation.num_samples evaluation.temperature evaluation.top_p evaluation.top_k evaluation.pass_at evaluation.confidence",
          *reversed(_SUPERVISED)),
     Rule("reward.judge", _asks_judge, "no verifier of this run is the judge", "Choose reward.verifier=judge or reward.parts.judge=0.2"),
+    Rule("reward.judge.backoff_s", lambda config: config.reward.judge.max_retries > 0, "reward.judge.max_retries=0 calls once"),
+    Rule("rollout.keep_mb", lambda config: config.rollout.keep > 0, "rollout.keep=0 keeps nothing"),
     Rule("reward.num_elements", lambda config: config.reward.placement is Placement.array, "only reward=array has elements of its own"),
     Rule("reward.overlong_buffer", lambda config: config.reward.overlong_penalty > 0, "reward.overlong_penalty=0 takes nothing off"),
     Rule("sandbox", _runs_programs, "no verifier or workflow of this run runs programs"),

@@ -38,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"note: {note}")
     if told["trouble"]:
         print(f"the journal cannot be replayed to its end: {told['trouble']}", file=sys.stderr)
+    if not told["steps"]:
+        return FAILED
     if not told["spans"]:
         return refuse(f"nothing happened in these steps; recorded are {told['steps'][0]} to {told['steps'][1]}. Give others with --steps A:B")
     print(f"trace {path}: {told['spans']} spans of {told['seconds']:.0f} s. Open it in https://ui.perfetto.dev, or chrome://tracing")

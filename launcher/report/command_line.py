@@ -56,9 +56,9 @@ def _write_page(folder: Path, runs: Sequence[RunFolder], one: bool) -> int:
     from launcher.report import page, sweep_page  # bring Jinja2
 
     try:
+        print(f"report {page.write(runs[0]) if one else sweep_page.write(folder, runs)}", flush=True)
         if one and kept_rows.parts(runs[0].rollouts):
             _write_rollouts(runs[0])
-        print(f"report {page.write(runs[0]) if one else sweep_page.write(folder, runs)}")
         return 0
     except OSError as error:
         print(f"headway: the report cannot be written: {error}", file=sys.stderr)
@@ -72,7 +72,7 @@ def _write_rollouts(run: RunFolder) -> None:
         print(f"rollouts {rollouts_page.write(run, kept_rows.Wanted())}")
     except ImportError:
         print(f"no page of the rollouts: {kept_rows.MISSING}")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"no page of the rollouts: {error}")
 
 

@@ -19,6 +19,7 @@ from launcher.report.comparison import compare
 from launcher.report.heading import facts, figures, num_replicas
 from launcher.report.plot import SMOOTH_FROM, smoothing
 from launcher.report.record import Record, read
+from launcher.rollouts import kept_rows
 from launcher.views.visible_text import visible_text
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder, RunFolderError
@@ -55,7 +56,7 @@ def render(record: Record, now: float) -> str:
         ages=ages, staleness=[chart for chart in (staleness.histogram(ages), staleness.over_steps(record, ages.eta)) if chart is not None],
         throughput=[chart for chart in (*curves.throughput(record), timeline.rewards(record)) if chart is not None],
         lanes=[lane for lane in lanes if lane is not None], alarms=spans(record), alarm_words=words(record), comparison=compare(record),
-        rollouts=(record.path / "rollouts.html").is_file(), changes=differing, trouble=[*record.trouble, *trouble])
+        rollouts=bool(kept_rows.parts(record.path / "rollouts")), changes=differing, trouble=[*record.trouble, *trouble])
 
 
 def _changes(record: Record) -> tuple[list[Change], list[str]]:

@@ -81,7 +81,7 @@ def read(part: Part, wanted: Wanted = Wanted()) -> Iterator[Row]:
         rows = parquet.read_table(part.path).to_pylist()
     except FileNotFoundError:
         return
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:  # what is damaged is one or the other
         raise ValueError(f"{part.path}: cannot be read ({error})") from error
     yield from filter(wanted.row, rows)
 

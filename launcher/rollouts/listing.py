@@ -96,8 +96,9 @@ def _sample(console: Console, row: Row, full: bool, tint: Callable[[Row], list[s
     versions = sorted(set(row["versions"]))
     ages = f", age {row['age']}" if row["kind"] == "train" else ""
     by = f"version {versions[0]}" if len(versions) == 1 else f"versions {versions[0]} to {versions[-1]}"
-    head = f"step {row['step']} {row['kind']}, {row['prompt_id']}, sample {row['sample']}: reward {row['reward']:g}, score {row['score']:g}, "
-    console.print(Text(f"{head}{row['num_tokens']} tokens by {by}{ages}", "bold"))
+    head = f"step {row['step']} {row['kind']}, {visible_text(row['prompt_id'])}, sample {row['sample']}: "
+    figures = f"reward {row['reward']:g}, score {row['score']:g}, {row['num_tokens']} tokens by {by}{ages}"
+    console.print(Text(head + figures, "bold"))
     prompt = row["prompt"] if full else row["prompt"][-PROMPT_END:]
     console.print(Text(f"{'' if prompt == row['prompt'] else '...'}{visible_text(prompt)}", "dim"))
     said = Text()

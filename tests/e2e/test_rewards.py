@@ -38,9 +38,9 @@ def test_a_run_goes_on_with_the_elements_that_are_left_and_ends_with_the_last(tm
 def test_a_judge_that_misbehaves_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = itertools.cycle([*ANSWERS, *RAW, "huge", "drip", "hang", "packed", "429", "500", "404", "elsewhere"])
     monkeypatch.setenv("JUDGE_KEY", "sk-very-secret")
-    with (judge_server(lambda number, question: "Score: 5" if number % 2 == 0 else next(hostile)) as server, live_run(
+    with (judge_server(lambda number, question: "Score: 5" if number < 32 or number % 2 == 0 else next(hostile)) as server, live_run(
             tmp_path / "run", *ENDLESS, *NO_MODEL, "+reward.parts.judge=0.25", f"reward.judge.url={server.url}", "reward.judge.model=any",
-            "reward.judge.api_key_env=JUDGE_KEY", "reward.judge.timeout_s=0.5", "reward.judge.max_retries=0", "reward.judge.failed=0.25") as run):
+            "reward.judge.api_key_env=JUDGE_KEY", "reward.judge.timeout_s=2", "reward.judge.max_retries=0", "reward.judge.failed=0.25") as run):
         run.after_steps(4)
         wait_for("a failed question in the metrics", lambda: read_lines(run.run.metrics)[-1]["judge_failed"], END_S)
         last, shown = read_lines(run.run.metrics)[-1], json.loads(run.run.status.read_bytes())["rewards"]["judge"]

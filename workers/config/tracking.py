@@ -30,7 +30,7 @@ class TrackingConfig:
         told = {*self.to} - {Tracker.prometheus}
         require(not self.url or (self.url.startswith(("http://", "https://")) and len(told) == 1), "tracking.url", self.url,
                 "must be http://... or https://..., and of one tracker", "'' takes the library's own settings")
-        require("@" not in urlsplit(self.url).netloc, "tracking.url", "...@...", "must hold no user or password",
-                "The libraries read these from variables of their own")
+        require("@" not in urlsplit(self.url).netloc and "?" not in self.url, "tracking.url", "...", "must hold no user, password or token",
+                "The libraries read these from variables of their own: TRACKIO_WRITE_TOKEN, MLFLOW_TRACKING_TOKEN, WANDB_API_KEY")
         require(0 <= self.port < 65536, "tracking.port", self.port, "must be from 0 to 65535", "0 takes any free port")
         require(bool(self.interface.strip()), "tracking.interface", self.interface, "must be an address of the node", "0.0.0.0 is all of them")

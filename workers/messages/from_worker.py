@@ -133,8 +133,8 @@ class StepFinished(Message, frozen=True):
 
 
 class KeptLogprobs(Message, frozen=True):
-    """The log-probs, by the weights from before step `step`, of all tokens of the groups that are kept (groups.kept), in their order; comes before
-    StepFinished."""
+    """The log-probs, by the weights from before step `step`, of all tokens of the groups that are kept (groups.kept), in their order; NaN where
+    they are not known. Comes before StepFinished."""
 
     step: Count
     logprobs: Float32

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,8 @@ MOST_WAITING = 64
 """Entries that wait to be written."""
 PART_TOKENS = 1 << 20
 """So many held-out tokens are written as a part, before the evaluation has come to its end."""
-LEAVE_S = 10.0
+LEAVE_S = 3.0
+OWN = re.compile(rf"({TRAIN}|{HELDOUT})-\d{{8}}(\.\d{{3}})?\.parquet")
 
 
 class RolloutFiles:
@@ -36,7 +38,7 @@ class RolloutFiles:
         self._reader: Reader | None = None
         self._waiting: queue.Queue[Sequence[Kept] | None] = queue.Queue(MOST_WAITING)
         self._heldout: list[dict[str, Any]] = []
-        self._part, self._trouble = 0, ""
+        self._trouble = ""
         self._forget_after(step)
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
         self._thread.start()
@@ -51,7 +53,7 @@ class RolloutFiles:
     def close(self) -> None:
         """Write what waits, for some seconds at most."""
         try:
-            self._waiting.put(None, timeout=LEAVE_S)
+            self._waiting.put_nowait(None)
         except queue.Full:
             return
         self._thread.join(LEAVE_S)
@@ -82,30 +84,35 @@ class RolloutFiles:
             return
         if self._heldout and (not rows or rows[0]["step"] != self._heldout[0]["step"]):
             self._write_part()
-            self._part = 0
         self._heldout += rows
         if sum(row["num_tokens"] for row in self._heldout) > PART_TOKENS:
             self._write_part()
 
     def _write_part(self) -> None:
         rows, self._heldout = self._heldout, []
-        self._write(f"{HELDOUT}-{rows[0]['step']:08d}.{self._part:03d}.parquet", rows)
-        self._part += 1
+        name = f"{HELDOUT}-{rows[0]['step']:08d}"
+        there = len(list(self._folder.glob(f"{name}.*.parquet")))  # of this incarnation, or of one before it that left in the middle
+        self._write(f"{name}.{there:03d}.parquet", rows)
 
     def _write(self, name: str, rows: list[dict[str, Any]]) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         unfinished = self._folder / f".{name}.tmp"
         pq.write_table(table(rows), unfinished, compression="zstd")
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(unfinished, self._folder / name)
-        sizes = {path: path.stat().st_size for path in sorted(self._folder.glob("*.parquet"), key=_step_of)}
+        sizes = {path: path.stat().st_size for path in sorted(self._own(), key=_step_of)}
         for path in list(sizes)[:-1]:
             if sum(sizes.values()) <= self._most_bytes:
                 break
             path.unlink()
             del sizes[path]
 
+    def _own(self) -> list[Path]:
+        return [path for path in self._folder.glob("*.parquet") if OWN.fullmatch(path.name)]  # a user's own may lie beside them
+
     def _forget_after(self, step: int | None) -> None:
-        for path in self._folder.glob("*.parquet"):
+        for path in self._own():
             if step is None or _step_of(path) > step:
                 path.unlink(missing_ok=True)
 

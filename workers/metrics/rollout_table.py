@@ -54,10 +54,13 @@ class Kept:
 
 
 class Reader:
-    """Reads tokens with the tokenizer in `folder`, the model's."""
+    """Reads tokens with the tokenizer in `folder`, the model's. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        try:
+            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises bare Exception
+            raise OSError(f"{folder / 'tokenizer.json'}: not a readable tokenizer ({error})") from error
 
     def text(self, ids: list[int]) -> tuple[str, list[int]]:
         """The text of `ids`, special tokens shown, and where in it each token ends; a token that is a part of a character ends before it."""

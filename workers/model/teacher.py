@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workers.config import Advantage, Config, ConfigError, require
 from workers.model.architecture import Architecture, ModelError, read_architecture
-from workers.model.parallel_limits import check_training
+from workers.model.parallel_limits import check_parallel
 from workers.model.tensors import check_tensors
 
 
@@ -22,7 +22,7 @@ def check_teacher(config: Config, folder: Path, architecture: Architecture) -> N
     config.algorithm.teacher = str(teacher)
     theirs = read_architecture(teacher)
     check_tensors(teacher, theirs)
-    check_training(theirs, config.trainer)
+    check_parallel(theirs, config.trainer.parallel)
     require(theirs.vocab_size >= architecture.vocab_size, "algorithm.teacher", str(teacher),
             f"knows {theirs.vocab_size} tokens, and the model in training {architecture.vocab_size}", "Take a teacher of the same family")
     require(config.engine.context_length <= theirs.max_positions, "engine.context_length", config.engine.context_length,

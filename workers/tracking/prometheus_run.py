@@ -72,8 +72,8 @@ class PrometheusRun:
         if status:
             yield self._gauge("headway_status_age_s", "seconds since the coordinator wrote its status", {(): max(0.0, time.time() - status["time"])})
             yield self._gauge("headway_alarm", "1 while it is active", {(alarm["name"],): 1.0 for alarm in status.get("alarms", ())}, "alarm")
-            yield self._gauge("headway_waiting", "1 while a part waits, and what for",
-                              {(part, str(what)): 1.0 for part, what in status.get("waiting", {}).items() if what}, "part", "reason")
+            yield self._gauge("headway_waiting", "1 while a part waits, 0 while it works; what for: headway status",
+                              {(part,): float(bool(what)) for part, what in status.get("waiting", {}).items()}, "part")
             for name, what in WORKER_STATES.items():
                 yield self._gauge(f"headway_worker_{name}", what, {
                     (worker["name"], worker["host"]): float(worker[name]) for worker in status.get("workers", ())}, "worker", "host")

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from workers.config import TrackingConfig
+from workers.config import ConfigError, TrackingConfig
 from workers.tracking.tracker import About
 
 
@@ -19,6 +19,9 @@ class TrackioRun:
         os.environ["TRACKIO_DIR"] = str(folder)  # read when it is imported
         import trackio
 
+        if config.url and not os.environ.get("TRACKIO_WRITE_TOKEN"):
+            raise ConfigError(f"tracking.url={config.url}: trackio's server takes nothing without a token. Set TRACKIO_WRITE_TOKEN where the run "
+                              "is started")
         self._trackio, self.remote = trackio, about.remote or f"{about.name}-{secrets.token_hex(4)}"
         print(f"trackio run {self.remote}" + (f" at {config.url}" if config.url else f": TRACKIO_DIR={folder} trackio show"), flush=True)
         trackio.init(project=config.project, name=self.remote, server_url=config.url or None, config=dict(about.settings), resume="allow",

@@ -28,13 +28,14 @@ def to_train_group(group: Group) -> TrainGroup:
         head_version=head_step(group), episodes=np.asarray(group_episodes(group), np.int32))
 
 
-def kept_logprobs(engine: MegatronEngine, share: Batch, number: int) -> KeptLogprobs | None:
-    """After a step: the log-probs from before it of the `number` groups that are kept to be read; None where its objective has not needed them."""
-    if engine.proximal is None or not (indices := kept(share.minibatches, number)):
+def kept_logprobs(engine: MegatronEngine, share: Batch, number: int, most_bytes: int) -> KeptLogprobs | None:
+    """After a step: the log-probs from before it of the `number` groups that are kept to be read, NaN where its objective has not needed them; None
+    where it has needed none, or they are more than a message may have."""
+    indices = kept(share.minibatches, number)
+    if engine.proximal is None or not indices or sum(4 * share.groups[index].tokens.size for index in indices) > most_bytes:
         return None
-    found = [row for index in indices for row in engine.proximal[index]]
-    if [len(row) for row in found] != [int(length) for index in indices for length in share.groups[index].lengths]:
-        return None
+    found = [row if len(row) == length else np.full(length, np.nan, np.float32) for index in indices
+             for row, length in zip(engine.proximal[index], share.groups[index].lengths.tolist(), strict=True)]
     return KeptLogprobs(share.step + 1, Float32.of(np.concatenate(found)))
 
 

@@ -150,7 +150,8 @@ class TrainerWorker:
             self._link.ask(self.version.step + 1, self.version.step)
         self._tell(TrainStep(self.version.step))
         metrics = train_batch(self._engine, spread_in_copy(received.batch), lambda: bool(self._link.drain_reason), self._self_test)
-        if (logprobs := kept_logprobs(self._engine, received.batch, self.config.rollout.keep)) is not None:
+        most_bytes = self.config.transport.max_message_mb << 19  # half of a message, beside its head
+        if (logprobs := kept_logprobs(self._engine, received.batch, self.config.rollout.keep, most_bytes)) is not None:
             self._link.say(logprobs)
         metrics |= {"wait_batch_s": waited, "batch_transfer_s": received.at - received.batch.formed_at,
                     "train_s": time.monotonic() - started - waited}

@@ -111,13 +111,15 @@ def room_of(worker: Worker, leased: Iterable[tuple[str, int, int]], tokens_per_s
     live = known if worker.live is None else min(worker.live, known)
     tokens = worker.tokens_in_flight * len(measured) / len(worker.measured) if measured else 0.0
     unmeasured = samples - known if worker.tokens_in_flight else samples
-    capacity = _capacity(worker, worker.tokens_in_flight / worker.live if worker.live and worker.tokens_in_flight else tokens_per_sample,
-                         at_least)
-    return Room(capacity, capacity - (samples - known) - live, tokens + unmeasured * tokens_per_sample, worker.slot, worker.suspect, known, live)
+    tokens += unmeasured * tokens_per_sample
+    capacity = _capacity(worker, samples - known + live, tokens, tokens_per_sample, at_least)
+    return Room(capacity, capacity - (samples - known) - live, tokens, worker.slot, worker.suspect, known, live)
 
 
-def _capacity(worker: Worker, tokens_per_sample: float, at_least: int) -> int:
-    """How many samples of so many tokens `worker` takes: no more than its KV cache holds, where it tells how much that is."""
+def _capacity(worker: Worker, running: int, tokens: float, tokens_per_sample: float, at_least: int) -> int:
+    """How many samples `worker` takes, who has so many `running` that come to so many `tokens`: where it tells what its KV cache holds, no more than
+    that has room for, new ones being as long as others are."""
     if not worker.kv_tokens or not tokens_per_sample:
         return worker.capacity
-    return min(worker.capacity, max(at_least, int(KV_AHEAD * worker.kv_tokens / tokens_per_sample)))
+    more = max(0, int((KV_AHEAD * worker.kv_tokens - tokens) / tokens_per_sample))
+    return min(worker.capacity, max(at_least, running + more))

@@ -62,7 +62,7 @@ class KeptRollouts:
         sizes = [group.tokens.size for group in record.kept]
         for told in self._told:
             if told.step == record.step and told.logprobs.size == sum(sizes):
-                return np.split(np.asarray(told.logprobs), np.cumsum(sizes)[:-1])
+                return [None if np.isnan(row).any() else row for row in np.split(np.asarray(told.logprobs), np.cumsum(sizes)[:-1])]
         return [None] * len(sizes)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def traced(run: RunFolder, first: int, last: float, share: float) -> tuple[Trace
                 steps = [min([*steps, step.core.training.step]), step.core.training.step]
                 if first <= step.core.training.step <= last:
                     began, ended = min(began, step.wall), max(ended, step.wall)
-    except (Difference, JournalError) as error:
+    except (Difference, JournalError, OSError) as error:
         trouble = str(error)
     tracer.end(ended)
     within = [span for span in tracer.spans if span.end > began and span.begin < ended and _sampled(span, share)]
@@ -66,8 +66,15 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0)
     options = parser.parse_args()
     tracer, told = traced(RunFolder(options.run), options.first, options.last, options.share)
-    if told["parts"]:
-        write(options.file, trace_events(tracer.spans, tracer.counts))
+    if told["spans"]:
+        aside = options.file.with_name(f".{options.file.name}")
+        try:
+            write(aside, trace_events(tracer.spans, tracer.counts))
+            aside.replace(options.file)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            print(f"headway: {options.file}: cannot be written ({error.strerror}). Give another file with --out", file=sys.stderr)
+            return 1
     print(json.dumps(told))
     return 2 if not told["parts"] else 1 if told["trouble"] else 0
 

@@ -22,9 +22,10 @@ class CallPolicy:
         self._config = config
         self.num_calls = self.in_a_row = self._trying = 0
 
-    def begin(self) -> bool:
-        """A question has its turn; false where it is not to be tried. Each that is ends with `end`."""
-        if self._trying and self.in_a_row >= DOWN_AFTER and self._config.stand_in is not None:
+    def begin(self, strict: bool = False) -> bool:
+        """A question has its turn; false where it is not to be tried, but for a `strict` one, for which nothing stands in. Each that is ends with
+        `end`."""
+        if self._trying and not strict and self.in_a_row >= DOWN_AFTER and self._config.stand_in is not None:
             return False
         self._trying += 1
         return True

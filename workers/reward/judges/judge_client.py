@@ -67,14 +67,14 @@ class Judge:
         this judge has never given a score."""
         if self._closed:
             raise JudgeError("the judge is closed")
-        key = digest(prompt, completion, reference)
+        key = digest(prompt, completion, reference, "strict" if strict else "")
         self.num_asked += 1
         known, asked = self._scores.get(key), self._questions.get(key)
         self.num_cached += known is not None or asked is not None
         if known is not None:
             return known
         if asked is None:
-            asked = self._questions[key] = asyncio.create_task(self._ask(rendered(self._config, prompt, completion, reference)))
+            asked = self._questions[key] = asyncio.create_task(self._ask(rendered(self._config, prompt, completion, reference), strict))
             asked.add_done_callback(lambda task: self._answered(key, task))
         await asyncio.wait([asked])  # whoever is cancelled leaves the question to others
         error = JudgeError("the judge is closed") if asked.cancelled() else asked.exception()
@@ -90,14 +90,14 @@ class Judge:
         if not task.cancelled() and task.exception() is None:
             keep(self._scores, key, task.result(), self._config.cache_size)
 
-    async def _ask(self, question: str) -> float:
+    async def _ask(self, question: str, strict: bool) -> float:
         self.check()
         self.num_waiting += 1
         try:
             await self._slots.acquire()
         finally:
             self.num_waiting -= 1
-        if not self._policy.begin():
+        if not self._policy.begin(strict):
             self._slots.release()
             raise JudgeError(f"the judge is down: {self._policy.in_a_row} questions in a row had no score. {self.error}", hopeless=not self._scored)
         began, scored = time.monotonic(), None

@@ -140,7 +140,8 @@ class EngineClient:
     async def kv_tokens(self, timeout_s: float) -> int:
         """GET /server_info: how many tokens its KV caches hold, those of all data-parallel copies together; 0 where it does not tell."""
         info = await self._call("GET", "/server_info", None, timeout_s)
-        return int(info.get("max_total_num_tokens") or 0) * int(info.get("dp_size") or 1)
+        each, copies = (info.get(name) for name in ("max_total_num_tokens", "dp_size")) if isinstance(info, dict) else (None, None)
+        return each * (copies if isinstance(copies, int) else 1) if isinstance(each, int) else 0
 
     async def _post(self, path: str, body: dict, timeout_s: float | None = None) -> dict:
         return await self._call("POST", path, body, timeout_s)

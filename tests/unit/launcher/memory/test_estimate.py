@@ -110,12 +110,15 @@ def optimizer_bytes(trained: TrainedModel) -> int:
 
 @pytest.mark.parametrize(("family", "dtype", "changes", "algorithm"), [
     ("llama", "float32", {}, {}), ("qwen2", "bfloat16", {"tie_word_embeddings": True}, {}), ("qwen3_moe", "bfloat16", EXPERTS, {}),
-    ("qwen3", "bfloat16", {}, {"kl_weight": 0.1, "advantage": Advantage.gae})])
+    ("qwen3", "bfloat16", {}, {"kl_weight": 0.1, "advantage": Advantage.gae}), ("qwen3", "float32", {}, {"kl_weight": 0.1, "teacher": "teacher"})])
 def test_parameters_gradients_and_optimizer_are_what_megatron_holds(
         tmp_path: Path, family: str, dtype: str, changes: dict[str, Any], algorithm: dict[str, Any]) -> None:
-    architecture, setup = write_random_model(tmp_path, family, **SHAPE | changes), config(dtype)
+    architecture, setup = write_random_model(tmp_path / "model", family, **SHAPE | changes), config(dtype)
     setup.algorithm = AlgorithmConfig(**algorithm)
-    engine = MegatronEngine(setup, tmp_path)
+    if setup.algorithm.teacher:
+        setup.algorithm.teacher = str(tmp_path / "teacher")
+        write_random_model(tmp_path / "teacher", "llama", **SHAPE | {"num_hidden_layers": 5})
+    engine = MegatronEngine(setup, tmp_path / "model")
     measured(engine, 1)  # the moments are made at the first update
     models = [engine._policy.trained] + ([engine._critic.trained] if engine._critic else [])
     buffers = [buffer for trained in models for buffer in trained.parallel.buffers + trained.parallel.expert_parallel_buffers]

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.report import main as report
 from launcher.rollouts import main, rollouts_page
 from launcher.rollouts.kept_rows import Range, Wanted, parts, pieces, read, weights
 from tests.support.report_runs import make
@@ -83,8 +84,11 @@ def test_damaged_and_removed_files(run: RunFolder, capsys: pytest.CaptureFixture
     gone = parts(run.rollouts)[0]
     gone.path.unlink()
     assert list(read(gone)) == []
-    (run.rollouts / "train-00000040.parquet").write_bytes(b"PAR1 and no more")
-    assert main([str(run.path)]) == 1 and "cannot be read" in capsys.readouterr().out
+    whole = (run.rollouts / "train-00000030.parquet").read_bytes()
+    for damaged in (b"PAR1 and no more", whole[:200] + bytes(200) + whole[400:], whole[:4] + bytes(300) + whole[304:]):
+        (run.rollouts / "train-00000040.parquet").write_bytes(damaged)
+        assert main([str(run.path)]) == 1 and "cannot be read" in capsys.readouterr().out
+    assert report([str(run.path)]) == 0 and "no page of the rollouts: " in capsys.readouterr().out and run.report.exists()
 
 
 @given(st.floats(allow_nan=False), st.floats(allow_nan=False), st.floats(allow_nan=False))

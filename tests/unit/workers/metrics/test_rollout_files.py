@@ -84,6 +84,19 @@ def test_an_evaluation_is_written_in_parts(model: Path, tmp_path: Path, monkeypa
     assert [row["group"] for row in rows(tmp_path / "rollouts")] == ["e10.0", "e10.1", "e10.2", "e10.3", "e20.0"]
 
 
+def test_an_evaluation_goes_on_beside_what_is_there(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    (folder / "best-of.parquet").write_bytes(b"a user's own")
+    for first in (0, 2):  # an incarnation leaves in the middle of it
+        files = RolloutFiles(folder, model, 1 << 30, 10)
+        for index in (first, first + 1):
+            files.keep([heldout(10, index)])
+        files.close()
+    (folder / "best-of.parquet").unlink()
+    assert [row["group"] for row in rows(folder)] == ["e10.0", "e10.1", "e10.2", "e10.3"]
+
+
 def test_the_oldest_go_first(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
     files = RolloutFiles(folder, model, 1, None)

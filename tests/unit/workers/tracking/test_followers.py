@@ -136,7 +136,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(("values", "words"), [
     ({"to": [Tracker.wandb, Tracker.wandb]}, "names a tracker twice"), ({"to": [Tracker.wandb], "project": " "}, "must not be empty"),
-    ({"to": [Tracker.mlflow], "url": "mlruns"}, "must be http"), ({"to": [Tracker.mlflow], "url": "http://me:word@here"}, "no user or password"),
+    ({"to": [Tracker.mlflow], "url": "mlruns"}, "must be http"), ({"to": [Tracker.mlflow], "url": "http://me:word@here"}, "no user, password"),
     ({"to": list(Tracker), "url": "http://here"}, "of one tracker")])
 def test_what_cannot_be_is_refused(values: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -59,7 +59,7 @@ def test_figures_of_steps_and_of_now(run: RunFolder, told: PrometheusRun) -> Non
     assert found["headway_train_reward"] == [({"run": "mine"}, 2.5)] and found["headway_train_staleness_histogram_0"] == [({"run": "mine"}, 2.0)]
     assert found["headway_evaluation_accuracy"] == [({"run": "mine"}, 0.5)] and found["headway_buffer"] == [({"run": "mine"}, 3.0)]
     assert found["headway_alarm"] == [({"run": "mine", "alarm": "entropy_collapse"}, 1.0)]
-    assert found["headway_waiting"] == [({"run": "mine", "part": "trainer", "reason": "a batch"}, 1.0)]
+    assert found["headway_waiting"] == [({"run": "mine", "part": "trainer"}, 1.0), ({"run": "mine", "part": "rollouts"}, 0.0)]
     assert found["headway_worker_silent_s"] == [({"run": "mine", "worker": "rollout 0", "host": "node1"}, 0.25)]
     assert 30 <= found["headway_status_age_s"][0][1] < 600
     run.status.write_text("{")

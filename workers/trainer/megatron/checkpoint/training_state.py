@@ -32,6 +32,9 @@ class TrainingState:
     folder: Path
     """Of the starting model. With adapters the state is without its weights, and belongs to it."""
 
+    def __post_init__(self) -> None:
+        self._adapted  # noqa: B018 -- of what was loaded, and not of what may lie there later
+
     @functools.cached_property
     def _adapted(self) -> dict[str, Any]:
         if not self.lora.rank:

@@ -38,7 +38,7 @@ from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_shar
 from torch import Tensor
 
 from workers.config import LoraConfig
-from workers.model.adapter_shapes import adapter_shapes
+from workers.model.adapter_shapes import adapter_shapes, check_adapters
 from workers.model.architecture import Architecture
 from workers.trainer.megatron.hf_conversion import iter_other_tensors
 from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, all_hf_tensors
@@ -163,9 +163,11 @@ def iter_adapter_tensors(model: Any, architecture: Architecture, lora: LoraConfi
 
 def attach(model: Any, architecture: Architecture, lora: LoraConfig, seed: int) -> Adapters | None:
     """Freeze this rank's `model` (a GPTModel, its weights loaded) and give it adapters, as `model.adapters`; None with rank 0, which leaves it as
-    it is. Call within `cpu_backend.redirected()`. All layouts begin with the same adapters."""
+    it is. Call within `cpu_backend.redirected()`. All layouts begin with the same adapters. Raises
+    `ConfigError`."""
     if not lora.rank:
         return None
+    check_adapters(architecture, lora)
     model.requires_grad_(False)
     shapes = adapter_shapes(architecture, lora.targets)
     linears = {id(module.weight): module for module in model.modules() if isinstance(getattr(module, "weight", None), torch.nn.Parameter)}

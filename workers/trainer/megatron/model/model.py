@@ -22,7 +22,7 @@ from torch import Tensor
 
 from workers.config import Dtype, TrainerConfig
 from workers.model.architecture import Architecture
-from workers.model.parallel_limits import check_training
+from workers.model.parallel_limits import check_parallel
 from workers.trainer.megatron.hf_conversion import load_hf
 from workers.trainer.megatron.model import moe
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams
@@ -81,7 +81,7 @@ def build_model(architecture: Architecture, folder: Path, dtype: torch.dtype, te
                 kind: type[PackedGPTModel] = PackedGPTModel) -> PackedGPTModel:
     """This rank's part of a model of `kind`, with the weights in `folder`, in `dtype`. Call within `cpu_backend.redirected()`, groups
     initialised."""
-    check_training(architecture, trainer)
+    check_parallel(architecture, trainer.parallel)
     config = transformer_config(architecture, dtype, trainer)
     tp = trainer.parallel.tp
     padded = architecture.padded_vocab_size(tp)

@@ -99,11 +99,14 @@ def test_a_small_cache_leaves_room_for_fewer_samples(capacity: int, live: int, t
     worker.kv_tokens = 0
     unlimited = room_of(worker, leased, each, least)
     assert min(capacity, least) <= room.capacity <= unlimited.capacity == capacity and room.free == room.capacity - live
-    of_one = tokens / live if live and tokens else each
-    if kv and room.capacity > least:
-        assert room.capacity * of_one <= KV_AHEAD * kv
-    if not kv or capacity * of_one <= KV_AHEAD * kv:
+    held = tokens if live else 0
+    held = live * each if live and not tokens else held
+    if kv and room.capacity > max(least, live):
+        assert held + room.free * each <= KV_AHEAD * kv * (1 + 1e-9)
+    if not kv or held + (capacity - live) * each <= KV_AHEAD * kv:
         assert room == unlimited
+    if kv and held + least * each <= KV_AHEAD * kv and capacity >= live + least:
+        assert room.free >= least, "one long straggler keeps nobody waiting"
 
 
 def test_leases_go_where_the_cache_has_room() -> None:
@@ -114,7 +117,7 @@ def test_leases_go_where_the_cache_has_room() -> None:
     assert 4 < fleet.samples(b"a") <= 6, "1.5 x 400 tokens, at 100 a sample"
     assert 38 < fleet.samples(b"b") <= 40
     fleet.beat(b"a", 40, tokens=50 * fleet.samples(b"a"), kv_tokens=400, live=fleet.samples(b"a"))
-    assert 10 < fleet.samples(b"a") <= 12, "it expects half of that of its own"
+    assert 6 < fleet.samples(b"a") <= 9, "those that run come to half of what was expected: the other half is for new ones"
 
 
 @dataclass

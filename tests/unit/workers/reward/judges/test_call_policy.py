@@ -16,6 +16,9 @@ def test_only_one_is_tried_while_the_judge_is_down_and_one_always_may(events: li
         if event == "begin":
             down = in_a_row >= DOWN_AFTER and failed != "drop"
             assert policy.begin() is (not down or not trying)
+            if down and trying:
+                assert policy.begin(strict=True), "nothing stands in for its score"
+                policy.end(None)
             trying += not down or not trying
         elif trying:
             trying -= 1
