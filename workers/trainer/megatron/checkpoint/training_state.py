@@ -33,7 +33,8 @@ class TrainingState:
     """Of the starting model. With adapters the state is without its weights, and belongs to it."""
 
     def __post_init__(self) -> None:
-        self._adapted  # noqa: B018 -- of what was loaded, and not of what may lie there later
+        if any(self.folder.glob("*.safetensors")):  # a fake step has none
+            self._adapted  # noqa: B018 -- of what was loaded, and not of what may lie there later
 
     @functools.cached_property
     def _adapted(self) -> dict[str, Any]:
