@@ -118,8 +118,8 @@ def stage_memory(config: Config, architecture: Architecture, weights: Weights, s
     trainer, algorithm, last = config.trainer, config.algorithm, stage == spread.pp - 1
     size = BYTES[trainer.dtype]
     layers = math.ceil(weights.num_layers / spread.pp)
-    policy = _held(weights, spread, layers, int(stage == 0) + int(last and not (stage == 0 and weights.tied)))
-    critic = _held(weights, spread, layers, int(stage == 0)) if algorithm.critic else Held(0.0, 0.0, 0.0)  # its head is one row
+    policy = _held(weights, spread, stage)
+    critic = _held(weights, spread, stage, head=False) if algorithm.critic else Held(0.0, 0.0, 0.0)  # its head is one row
     reference = _reference(config, policy, spread, stage)
     if trainer.lora.rank:
         adapters = layers * adapters_of_a_layer(architecture, trainer.lora, spread.tp)
@@ -162,17 +162,17 @@ class Held:
 
 def _reference(config: Config, policy: Held, spread: Layout, stage: int) -> float:
     """Of the model that a divergence is from, which with adapters is the policy without them; a teacher that is not here counts as the policy."""
-    folder, last = Path(config.algorithm.teacher).expanduser(), stage == spread.pp - 1
+    folder = Path(config.algorithm.teacher).expanduser()
     if not config.algorithm.kl_weight or (config.trainer.lora.rank and not config.algorithm.teacher):
         return 0.0
-    if not config.algorithm.teacher or not (folder / "config.json").is_file():
-        return policy.here
-    weights = count_weights(read_architecture(folder))
-    return _held(weights, spread, math.ceil(weights.num_layers / spread.pp), int(stage == 0) + int(last and not (stage == 0 and weights.tied))).here
+    known = config.algorithm.teacher and (folder / "config.json").is_file()
+    return _held(count_weights(read_architecture(folder)), spread, stage).here if known else policy.here
 
 
-def _held(weights: Weights, spread: Layout, layers: int, tables: int) -> Held:
-    """Of a stage with so many layers and embeddings, an output layer being one of these."""
+def _held(weights: Weights, spread: Layout, stage: int, head: bool = True) -> Held:
+    """Of a stage: its share of the layers, and the embedding or the output layer (`head`) where it has one."""
+    layers = math.ceil(weights.num_layers / spread.pp)
+    tables = int(stage == 0) + int(head and stage == spread.pp - 1 and not (stage == 0 and weights.tied))
     dense = tables * weights.embedding / spread.tp + layers * (weights.split / spread.tp + weights.whole)
     experts = layers * weights.experts / (spread.etp * spread.ep)
     copies = spread.tp * spread.cp * spread.dp / (spread.etp * spread.ep)

@@ -8,6 +8,7 @@ Nobody depends on them: what cannot be written is dropped and said once, and so 
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import re
@@ -20,13 +21,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workers.metrics.rollout_table import HELDOUT, TRAIN, Kept, Reader, table
+from workers.run.files import sync
 
 MOST_WAITING = 64
 """Entries that wait to be written."""
 PART_TOKENS = 1 << 20
 """So many held-out tokens are written as a part, before the evaluation has come to its end."""
 LEAVE_S = 3.0
-OWN = re.compile(rf"({TRAIN}|{HELDOUT})-\d{{8}}(\.\d{{3}})?\.parquet")
+OWN = re.compile(rf"({TRAIN}|{HELDOUT})-(\d{{8}})(\.\d{{3}})?\.parquet")
+"""What else lies there is the user's own."""
 
 
 class RolloutFiles:
@@ -39,7 +42,9 @@ class RolloutFiles:
         self._waiting: queue.Queue[Sequence[Kept] | None] = queue.Queue(MOST_WAITING)
         self._heldout: list[dict[str, Any]] = []
         self._trouble = ""
-        self._forget_after(step)
+        self._sizes = {path: path.stat().st_size for path in folder.glob("*.parquet") if OWN.fullmatch(path.name)}
+        for path in [path for path in self._sizes if step is None or _step_of(path) > step]:
+            self._remove(path)
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
         self._thread.start()
 
@@ -90,31 +95,22 @@ class RolloutFiles:
 
     def _write_part(self) -> None:
         rows, self._heldout = self._heldout, []
-        name = f"{HELDOUT}-{rows[0]['step']:08d}"
-        there = len(list(self._folder.glob(f"{name}.*.parquet")))  # of this incarnation, or of one before it that left in the middle
-        self._write(f"{name}.{there:03d}.parquet", rows)
+        names = (f"{HELDOUT}-{rows[0]['step']:08d}.{number:03d}.parquet" for number in itertools.count())
+        self._write(next(name for name in names if self._folder / name not in self._sizes), rows)  # one before may have left in the middle
 
     def _write(self, name: str, rows: list[dict[str, Any]]) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        unfinished = self._folder / f".{name}.tmp"
+        path, unfinished = self._folder / name, self._folder / f".{name}.tmp"
         pq.write_table(table(rows), unfinished, compression="zstd")
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(unfinished, self._folder / name)
-        sizes = {path: path.stat().st_size for path in sorted(self._own(), key=_step_of)}
-        for path in list(sizes)[:-1]:
-            if sum(sizes.values()) <= self._most_bytes:
-                break
-            path.unlink()
-            del sizes[path]
+        sync(unfinished)
+        os.replace(unfinished, path)
+        self._sizes[path] = path.stat().st_size
+        while sum(self._sizes.values()) > self._most_bytes and len(self._sizes) > 1:
+            self._remove(min(self._sizes, key=_step_of))
 
-    def _own(self) -> list[Path]:
-        return [path for path in self._folder.glob("*.parquet") if OWN.fullmatch(path.name)]  # a user's own may lie beside them
-
-    def _forget_after(self, step: int | None) -> None:
-        for path in self._own():
-            if step is None or _step_of(path) > step:
-                path.unlink(missing_ok=True)
+    def _remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        del self._sizes[path]
 
 
 def _step_of(path: Path) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from workers.coordinator.core import Coordinator
 from workers.coordinator.recording.inputs import AnyInput, Ended, Outcome, Sent, advance
-from workers.coordinator.training.step_records import Record
+from workers.coordinator.training.step_records import HeldoutGroup, Record
 from workers.messages.from_worker import CheckpointRequest
 
 Note = Callable[[AnyInput, Outcome | None], None]
@@ -24,6 +24,7 @@ class Machine:
         self._sending: Sent = []
         self._notices: list[str] = []
         self.records: list[Record] = []
+        self._heldout: list[HeldoutGroup] = []
 
     def do(self, given: AnyInput) -> Outcome:
         """Let it happen."""
@@ -35,7 +36,11 @@ class Machine:
                 self.note(given, outcome)
         self._sending += outcome.sent
         self._notices += outcome.notices
-        self.records += outcome.records
+        for record in outcome.records:
+            if isinstance(record, HeldoutGroup):
+                self._heldout.append(record)
+            else:
+                self.records.append(record)
         self.checkpoint = outcome.checkpoint or self.checkpoint
         return outcome
 
@@ -57,3 +62,8 @@ class Machine:
         """What is to be written to the metrics."""
         records, self.records = self.records, []
         return records
+
+    def take_heldout(self) -> list[HeldoutGroup]:
+        """Held-out groups to be read by people: many, one by one, and no part of what must be written."""
+        heldout, self._heldout = self._heldout, []
+        return heldout

@@ -9,7 +9,7 @@ from workers.coordinator.monitoring.alarm_state import Health
 from workers.coordinator.process.kept_rollouts import KeptRollouts
 from workers.coordinator.process.machine import Machine
 from workers.coordinator.snapshot import Snapshot
-from workers.coordinator.training.step_records import HeldoutGroup, HeldoutLoss, Record, StepRecord
+from workers.coordinator.training.step_records import HeldoutLoss, Record, StepRecord
 from workers.metrics.recorder import Recorder
 from workers.run.files import read_lines
 from workers.run.folder import RunFolder
@@ -35,7 +35,8 @@ class RunRecords:
     def write(self, seconds: float, refused: int) -> None:
         """Write finished steps and evaluations, unless another incarnation has taken over. `seconds`: since the run began; `refused`: connections and
         messages, by this coordinator. Raises OSError; what is not written is held until the next call."""
-        self._show_heldout()
+        for group in self._machine.take_heldout():
+            self.rollouts.take(group)
         if not (self._machine.records or self._recorder.num_held):
             return
         ours = self._run.newest_epoch() == self._core.epoch
@@ -48,14 +49,6 @@ class RunRecords:
         """Write what is held, if that can be, and close."""
         self._recorder.close()
         self.rollouts.close()
-
-    def _show_heldout(self) -> None:
-        """Held-out groups come one by one, and are no part of the records that must be written."""
-        if any(isinstance(record, HeldoutGroup) for record in self._machine.records):
-            for record in (records := self._machine.take_records()):
-                if isinstance(record, HeldoutGroup):
-                    self.rollouts.take(record)
-            self._machine.records = [record for record in records if not isinstance(record, HeldoutGroup)]
 
     def _take(self, records: list[Record], seconds: float, refused: int) -> None:
         for record in records:

@@ -44,7 +44,7 @@ class Judge:
         self._scores: dict[bytes, float] = {}
         self._slots = asyncio.Semaphore(config.concurrency)
         self._session: aiohttp.ClientSession | None = None
-        self._questions: dict[bytes, asyncio.Task[float]] = {}
+        self._questions: dict[tuple[bytes, bool], asyncio.Task[float]] = {}  # by digest, and whether nothing may stand in
         self._key, self._scored, self._closed = "", False, False
         self.num_asked = self.num_cached = self.num_failed = self.num_waiting = 0
         self.asked_s, self.error = 0.0, ""
@@ -67,15 +67,15 @@ class Judge:
         this judge has never given a score."""
         if self._closed:
             raise JudgeError("the judge is closed")
-        key = digest(prompt, completion, reference, "strict" if strict else "")
+        key = digest(prompt, completion, reference)
         self.num_asked += 1
-        known, asked = self._scores.get(key), self._questions.get(key)
+        known, asked = self._scores.get(key), self._questions.get((key, strict))
         self.num_cached += known is not None or asked is not None
         if known is not None:
             return known
         if asked is None:
-            asked = self._questions[key] = asyncio.create_task(self._ask(rendered(self._config, prompt, completion, reference), strict))
-            asked.add_done_callback(lambda task: self._answered(key, task))
+            asked = self._questions[key, strict] = asyncio.create_task(self._ask(rendered(self._config, prompt, completion, reference), strict))
+            asked.add_done_callback(lambda task: self._answered(key, strict, task))
         await asyncio.wait([asked])  # whoever is cancelled leaves the question to others
         error = JudgeError("the judge is closed") if asked.cancelled() else asked.exception()
         if error is None:
@@ -85,8 +85,8 @@ class Judge:
             raise error
         return self._config.stand_in
 
-    def _answered(self, key: bytes, task: asyncio.Task[float]) -> None:
-        del self._questions[key]
+    def _answered(self, key: bytes, strict: bool, task: asyncio.Task[float]) -> None:
+        del self._questions[key, strict]
         if not task.cancelled() and task.exception() is None:
             keep(self._scores, key, task.result(), self._config.cache_size)
 
