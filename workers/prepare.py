@@ -159,7 +159,7 @@ def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
     config = load(run.config)
     config.data.make_absolute()
     check_installed(config.tracking)
-    config.reward.judge.settle()
+    config.reward.settle()
     if not made and not _all_there(config, tried):
         return
     if tried:

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from workers.config import Config, ConfigError, DataConfig, require
-from workers.config.judge import names_judge
+from workers.config import Config, ConfigError, DataConfig
 from workers.config.workflow import WORKFLOWS
 from workers.data.adapters import ADAPTERS, Adapter, load_adapter
 from workers.data.examples import end_token
@@ -77,8 +76,7 @@ def try_functions(config: Config, folder: Path, prompts: Sequence[Prompt]) -> li
     `ConfigError` with what is wrong."""
     workflow = config.workflow
     for prompt in prompts:
-        require(bool(config.reward.judge.url) or not names_judge(prompt.verifier), "reward.judge.url", "",
-                f"must name an endpoint: {prompt.where} has verifier {prompt.verifier!r}", "See docs/judges.md")
+        config.reward.check_named(prompt.verifier, prompt.where)
     names = dict.fromkeys(name for prompt in prompts for name in own(prompt.verifier)) | dict.fromkeys(
         () if config.evaluates else (part for name in config.reward.parts for part in own(name)))
     for name in names:

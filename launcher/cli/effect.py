@@ -33,7 +33,8 @@ from workers.config import (
 )
 from workers.config.alarms import SUPERVISED_ALARMS
 from workers.config.data import FILE_KINDS
-from workers.config.judge import names_judge
+from workers.config.judge import JUDGE
+from workers.config.reward import REWARD_MODEL, names
 
 
 class Composing(Protocol):
@@ -76,10 +77,13 @@ def _verifier_counts(config: FullConfig) -> bool:
     return config.reward.verifier in config.data.verifiers(config.reward.verifier)
 
 
-def _asks_judge(config: FullConfig) -> bool:
-    """Whether an endpoint may be asked: by a verifier, also one that rows name, or a workflow of the user's."""
-    names = [*config.data.verifiers(config.reward.verifier), *config.reward.parts, config.workflow.name]
-    return config.data.kind in (*FILE_KINDS, DataKind.mixture) or any(":" in name or names_judge(name) for name in names)
+def _may_ask(part: str) -> Callable[[FullConfig], bool]:
+    """Whether verifier `part` may be asked: of the config, also one that rows name, or by a workflow of the user's."""
+    def counts(config: FullConfig) -> bool:
+        named = [*config.data.verifiers(config.reward.verifier), *config.reward.parts, config.workflow.name]
+        return config.data.kind in (*FILE_KINDS, DataKind.mixture) or any(":" in name or names(name, part) for name in named)
+
+    return counts
 
 
 _SUPERVISED = ("with run.kind=supervised nothing is generated and nothing judged",
@@ -107,7 +111,9 @@ RULES = (
     Rule("workflow reward sandbox rollout staleness algorithm weights selftest engine.server engine.num_slots engine.interrupt engine.parallel "
          "evaluation.num_samples evaluation.temperature evaluation.top_p evaluation.top_k evaluation.pass_at evaluation.confidence",
          *reversed(_SUPERVISED)),
-    Rule("reward.judge", _asks_judge, "no verifier of this run is the judge", "Choose reward.verifier=judge or reward.parts.judge=0.2"),
+    Rule("reward.judge", _may_ask(JUDGE), "no verifier of this run is the judge", "Choose reward.verifier=judge or reward.parts.judge=0.2"),
+    Rule("reward.model", _may_ask(REWARD_MODEL), "no verifier of this run is reward_model",
+         "Choose reward.verifier=reward_model or reward.parts.reward_model=0.2"),
     Rule("reward.judge.backoff_s", lambda config: config.reward.judge.max_retries > 0, "reward.judge.max_retries=0 calls once"),
     Rule("rollout.keep_mb", lambda config: config.rollout.keep > 0, "rollout.keep=0 keeps nothing"),
     Rule("reward.num_elements", lambda config: config.reward.placement is Placement.array, "only reward=array has elements of its own"),

@@ -46,7 +46,6 @@ from workers.config.choices import (
 from workers.config.data import DataConfig
 from workers.config.evaluation import EvaluationConfig
 from workers.config.generation import EngineConfig, EngineParallelConfig, ModelConfig, RolloutConfig
-from workers.config.judge import names_judge
 from workers.config.reward import RewardConfig
 from workers.config.rules import (
     ConfigError,
@@ -178,8 +177,8 @@ class Config:
                 f"Use {max(1, self.allocation.replica_size // unit) * unit}")
         require(self.workflow.max_new_tokens < self.engine.context_length, "workflow.max_new_tokens", self.workflow.max_new_tokens,
                 f"must be less than engine.context_length={self.engine.context_length}", "The prompt needs room too")
-        named = any(map(names_judge, [*self.data.verifiers(self.reward.verifier), *self.reward.parts]))
-        require(not named or bool(self.reward.judge.url), "reward.judge.url", "", "must name an endpoint with verifier 'judge'", "See docs/judges.md")
+        for name in (*self.data.verifiers(self.reward.verifier), *self.reward.parts):
+            self.reward.check_named(name)
         require(self.reward.overlong_buffer <= self.workflow.max_new_tokens, "reward.overlong_buffer", self.reward.overlong_buffer,
                 f"must be at most workflow.max_new_tokens={self.workflow.max_new_tokens}", "Shorten the buffer")
 

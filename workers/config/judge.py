@@ -19,11 +19,6 @@ FIELDS = ("prompt", "completion", "reference", "rubric", "scale_min", "scale_max
 MAX_TEMPLATE = 32_000
 
 
-def names_judge(verifier: str) -> bool:
-    """Whether a verifier, or a part of a weighted sum, is the judge."""
-    return any(term.rpartition("*")[2] == JUDGE for term in verifier.split("+"))
-
-
 @dataclass
 class JudgeConfig:
     """The endpoint, how it is asked, and what is read out of its answer. Its key stays in the environment: the config only names the variable.

@@ -19,6 +19,7 @@ from typing import Any
 from workers.config import ConfigError, DataConfig
 from workers.config.data import FIELDS
 from workers.config.judge import JUDGE
+from workers.config.reward import REWARD_MODEL
 from workers.data.adapters import load_adapter
 from workers.data.prompt import Message, Prompt
 from workers.data.rows import Row
@@ -164,7 +165,7 @@ def _reference(value: Any, verifier: str, place: str) -> str:
     """What the verifier gets: text, or JSON of an object. That of the code verifiers is checked here, once."""
     try:
         reference = json.dumps(value, allow_nan=False) if isinstance(value, dict) else _plain(value, "answer", place)
-        if verifier in BUILT_IN and verifier != JUDGE and not reference.strip():
+        if verifier in BUILT_IN and verifier not in (JUDGE, REWARD_MODEL) and not reference.strip():
             raise ValueError("it is empty")
         if "workers.reward.code.verifier" in modules(verifier):
             check_reference(reference)

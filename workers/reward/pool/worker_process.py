@@ -40,7 +40,7 @@ from workers.reward.pool.messages import (
     frame,
     frame_length,
 )
-from workers.reward.verifiers import registry
+from workers.reward.verifiers import registry, reward_model
 from workers.run import process_tree
 from workers.run.processes import adopt_orphans, end_with_parent
 from workers.run.user_code import told
@@ -52,6 +52,7 @@ def main(arguments: list[str]) -> None:
     settings = msgspec.json.decode(arguments[2], type=Settings)
     _confine(parent, settings.reward.memory_mb)
     sandboxes.configure(settings.sandbox, settings.reward.timeout_s)
+    reward_model.configure(settings.reward.model)
     channel = socket.socket(fileno=fd)
     channel.set_inheritable(False)
     # A forked copy of this process that returns from the verifier must not answer in its place.

@@ -19,6 +19,7 @@ from decimal import Decimal
 
 from workers.config import ConfigError
 from workers.config.judge import JUDGE
+from workers.config.reward import REWARD_MODEL
 from workers.run.moved import current
 
 Verifier = Callable[[str, str, str], float]
@@ -38,6 +39,7 @@ BUILT_IN = {
     "code_partial": "workers.reward.code.verifier:score_partial",
     "boxed": "workers.reward.verifiers.formats:has_box",
     "format_tags": "workers.reward.verifiers.formats:format_tags",
+    REWARD_MODEL: "workers.reward.verifiers.reward_model:score",
     JUDGE: "workers.reward.verifiers.registry:asked_elsewhere",
 }
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from workers.config import Config, ConfigError, DataConfig, ModelConfig, RewardConfig
-from workers.config.judge import JudgeConfig, names_judge
+from workers.config.judge import JudgeConfig
+from workers.config.reward import names
 
 GOOD = {"url": "http://127.0.0.1:8000/v1", "model": "m"}
 SECRET = "sk-proj-42"
@@ -50,7 +51,8 @@ def test_what_can_work_is_not() -> None:
 
 
 def test_who_asks_the_judge() -> None:
-    assert names_judge("judge") and names_judge("0.5*number+0.5*judge") and not names_judge("my.judge:judge") and not names_judge("number")
+    assert names("judge", "judge") and names("0.5*number+0.5*judge", "judge")
+    assert not names("my.judge:judge", "judge") and not names("number", "judge")
 
 
 @pytest.mark.parametrize("changes", [
