@@ -99,9 +99,8 @@ def test_a_mixture_without_grouped_kernels() -> None:
     assert own_waits(figures["step"]) <= 6 * 12 * figures["num_microbatches"] + 1
 
 
-def test_stages_wait_for_each_others_shapes() -> None:
-    """Megatron-core tells the next stage the shape of what comes, since micro-batches have different ones, and waits for it."""
+def test_stages_wait_for_nothing() -> None:
+    """Each knows the shape of what comes: the host of a stage runs ahead of its device."""
     (found,) = figures_of([Case("Qwen3-8B", 64, {"tp": 2, "pp": 2}, (0, 63))])
     for figures in found["ranks"]:
-        assert own_waits(figures["passes"]) <= 3 * figures["num_microbatches"]
-        assert all("shapes" in place for place in figures["passes"]["waits"]), figures["passes"]["waits"]
+        assert own_waits(figures["passes"]) == 0, figures["passes"]["waits"]

@@ -18,10 +18,11 @@ VOCAB = 97
 
 
 def hf_config(kind: str) -> Any:
-    """A model of two layers: "llama", "mistral", "qwen2", "qwen3" or "qwen3moe", with "-tied" behind it or not."""
-    tied = kind.endswith("-tied")
+    """A model of two layers ("-deep": four): "llama", "mistral", "qwen2", "qwen3" or "qwen3moe", with "-tied" behind it or not."""
+    tied = "-tied" in kind
     common: dict[str, Any] = dict(  # noqa: C408
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4 if kind.endswith("-deep") else 2,
+        num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=512, tie_word_embeddings=tied, rms_norm_eps=1e-6, attention_dropout=0.0, initializer_range=0.2)
     plain = {"rope_type": "default", "rope_theta": 10000.0}
     if kind.startswith("qwen3moe"):

@@ -22,7 +22,8 @@ from workers.trainer.megatron.parallel.stop_gate import StopGate
 NUM_STEPS = 3
 DENSE = ("qwen3-tied", "qwen2", "llama")
 MIXTURE = "qwen3moe"
-KINDS = (*DENSE, MIXTURE)
+DEEP = "qwen3-tied-deep"
+KINDS = (*DENSE, MIXTURE, DEEP)
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tp": 2, "sequence": False},
     "pp2": {"pp": 2},
@@ -51,6 +52,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2cp2": {"tp": 2, "cp": 2},
     "pp2cp2": {"pp": 2, "cp": 2},
     "tp2ep2": {"tp": 2, "ep": 2},
+    "pp4": {"pp": 4},
 }
 
 
@@ -60,9 +62,11 @@ def kinds(layout: str) -> tuple[str, ...]:
         return ("qwen3-tied",)
     if layout.endswith("lora"):
         return (MIXTURE,) if "ep2" in layout else ("qwen3-tied", "qwen2", MIXTURE) if layout == "tp2-lora" else ("qwen3-tied",)
+    if layout == "pp4":
+        return (DEEP,)
     if layout == "cp2-selective":
         return ("qwen3-tied", MIXTURE)
-    return (MIXTURE,) if "ep2" in layout else KINDS if layout in ("pp2", "tp2-recompute", "tp2dp2") else DENSE
+    return (MIXTURE,) if "ep2" in layout else (*DENSE, MIXTURE) if layout in ("pp2", "tp2-recompute", "tp2dp2") else DENSE
 
 
 def lora(kind: str) -> LoraConfig:

@@ -30,6 +30,21 @@ def pack(lengths: Sequence[int], capacity: int, min_microbatches: int = 1) -> li
     return packed
 
 
+def balance(lengths: Sequence[int], capacity: int, number: int) -> list[list[int]]:
+    """`pack` into `number` micro-batches or more, of about as many tokens each where there is room: pipeline stages wait for the longest.
+
+    Each item, longest first, goes where the fewest tokens are (Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
+    """
+    check_lengths(lengths, capacity)
+    lightest = [(0, target) for target in range(min(number, len(lengths)))]
+    even: list[list[int]] = [[] for _ in lightest]
+    for index in sorted(range(len(lengths)), key=lambda item: (-lengths[item], item)):
+        tokens, target = lightest[0]
+        even[target].append(index)
+        heapq.heapreplace(lightest, (tokens + lengths[index], target))
+    return even if all(tokens <= capacity for tokens, _ in lightest) else pack(lengths, capacity, number)
+
+
 def _spread(lengths: Sequence[int], capacity: int, min_microbatches: int) -> list[list[int]]:
     """Algorithm 1. Micro-batches are indexed by their count of items, and by room within one count."""
     microbatches: list[list[int]] = []

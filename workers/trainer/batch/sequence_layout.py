@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.trainer.batch.group import TrainGroup
-from workers.trainer.batch.packing import pack
+from workers.trainer.batch.packing import balance, pack
 
 # A branch needs an attention mask of its length squared, a plain causal trunk needs none; and beside a long response the
 # prompt is a small part of the work. Longer ones therefore get a copy of the prompt of their own.
@@ -92,13 +92,15 @@ def split_groups(groups: list[TrainGroup], indices: list[int], capacity: int, sh
     return [chunk for index in indices for chunk in split_group(groups[index], index, capacity, share_prompts)]
 
 
-def pack_chunks(groups: list[TrainGroup], chunks: list[Chunk], capacity: int, min_microbatches: int = 1, multiple: int = 1) -> list[PackedBatch]:
-    """Pack `chunks` into micro-batches of at most `capacity` input tokens (Algorithm 1), each filled up to a multiple of `multiple`.
+def pack_chunks(groups: list[TrainGroup], chunks: list[Chunk], capacity: int, min_microbatches: int = 1, multiple: int = 1,
+                even: bool = False) -> list[PackedBatch]:
+    """Pack `chunks` into micro-batches of at most `capacity` input tokens (Algorithm 1; `even`: `balance`), each filled up to a multiple of
+    `multiple`.
 
     At least `min_microbatches` come back, some of them without any sample where there are too few chunks. Raises ValueError where
     one response with its prompt is over the budget.
     """
-    packed = pack([chunk.cost for chunk in chunks], capacity, min_microbatches)
+    packed = (balance if even else pack)([chunk.cost for chunk in chunks], capacity, min_microbatches)
     packed += [[] for _ in range(min_microbatches - len(packed))]
     return [build_batch(groups, [chunks[item] for item in microbatch], multiple) for microbatch in packed]
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.config import Config, Device
+from workers.trainer.batch.pipeline_schedule import fewest_microbatches
 from workers.trainer.fake_device import stand_ins
 from workers.trainer.fake_device.full_batch import full_batch, signs
 from workers.trainer.fake_device.operators import Call, Counts, Recorder
@@ -51,7 +52,7 @@ _installed = False
 
 def fake_step(config: Config, model_folder: Path, rank: int, world_size: int, first: bool = False) -> Figures:
     """The figures of rank `rank` of `world_size`. `model_folder` holds a config.json, and need not hold more. A minibatch has two micro-batches,
-    or as many as there are pipeline stages. The process can do nothing else with the trainer afterwards, but may do this again.
+    or two for each pipeline stage. The process can do nothing else with the trainer afterwards, but may do this again.
 
     `first`: of the first step, in which the optimizer's state is made; it takes half the time, and its exchanges are those of every other.
 
@@ -75,7 +76,7 @@ def _measured(config: Config, folder: Path, rank: int, world_size: int, first: b
     gang = Gang(rank, world_size, rank % GPUS_PER_NODE, "127.0.0.1", 1) if world_size > 1 else None
     with _recorder:
         engine = MegatronEngine(config, folder, gang)
-        groups, minibatches = full_batch(config, engine.architecture.vocab_size, max(2, config.trainer.parallel.pp))
+        groups, minibatches = full_batch(config, engine.architecture.vocab_size, max(2, fewest_microbatches(config.trainer.parallel.pp)))
         advantages = None if config.supervised or config.algorithm.critic else [signs(group.num_samples) for group in groups]
         if not first:
             engine.train_step(groups, minibatches, None, advantages)

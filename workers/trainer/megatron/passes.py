@@ -30,12 +30,14 @@ from workers.config.training import TrainerConfig
 from workers.trainer.batch.context_parallel import RankPart, part_of
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.batch.packing import pack
+from workers.trainer.batch.pipeline_schedule import BACKWARD, fewest_microbatches, span
 from workers.trainer.batch.sequence_layout import PackedBatch, pack_chunks, split_groups
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams, plan_attention
 from workers.trainer.megatron.model.moe import forget_tokens
 from workers.trainer.megatron.model.packed_attention import choose_flash_attention
 from workers.trainer.megatron.objective import TokenValues
 from workers.trainer.megatron.parallel import collectives, cpu_backend, process_group
+from workers.trainer.megatron.parallel.stage_exchange import schedule_keywords
 from workers.trainer.megatron.parallel.stop_gate import StopGate, StopNoticed
 
 LossFunction = Callable[[PackedBatch, RankPart, Tensor], tuple[Tensor, Stats]]
@@ -49,6 +51,7 @@ class PackedPasses:
         self._mixtures = [module for module in model.modules() if isinstance(module, MoELayer)]
         self._device, self._dtype = cpu_backend.device(), dtype
         # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
+        self._passes = self._spans = 0.0
         self._in_lockstep = trainer.parallel.pp > 1 or trainer.parallel.ep > 1
         self._by_lengths = self._device.type != "cpu" and _takes_flash(dtype, 2 * len(inverse_frequencies))
         if self._by_lengths and self._device.type == "cuda":
@@ -64,6 +67,11 @@ class PackedPasses:
         batches = self._packed(groups, indices)
         if not batches:
             return []
+        config, parallel = self._model.config, self._trainer.parallel
+        lengths = [len(batch.tokens) // parallel.cp // (parallel.tp if config.sequence_parallel else 1) for batch in batches]
+        if parallel.pp > 1 and not forward_only:
+            self._passes += sum(lengths) * (1 + BACKWARD)
+            self._spans += span(lengths, parallel.pp)
         # Megatron divides the loss by the number of micro-batches; ours is normalised already.
         scale = 1 if forward_only else len(batches) * process_group.num_copies()
         try:
@@ -76,6 +84,7 @@ class PackedPasses:
                     seq_length=max(len(batch.tokens) for batch in batches),
                     micro_batch_size=1,
                     forward_only=forward_only,
+                    **schedule_keywords(config, lengths),
                 )
         except StopNoticed:
             return []
@@ -83,14 +92,21 @@ class PackedPasses:
             for layer in self._mixtures:
                 forget_tokens(layer)
 
+    def bubble(self) -> dict[str, float]:
+        """`pipeline_bubble`: the share of training passes since the last call in which a stage has nothing to do, by the tokens of the micro-batches,
+        as if all stages were equal and nothing were sent; nothing without stages."""
+        passes, spans, self._passes, self._spans = self._passes, self._spans, 0.0, 0.0
+        return {"pipeline_bubble": 1 - passes / spans} if spans else {}
+
     def _packed(self, groups: list[TrainGroup], indices: list[int]) -> list[PackedBatch]:
         """Micro-batches, the same number on all copies, of as many tokens as can be divided among the ranks of a copy."""
         trainer, parallel = self._trainer, self._trainer.parallel
         chunks = split_groups(groups, indices, trainer.microbatch_tokens, trainer.share_prompts)
-        own = len(pack([chunk.cost for chunk in chunks], trainer.microbatch_tokens))
+        fewest = len(pack([chunk.cost for chunk in chunks], trainer.microbatch_tokens))
+        own = max(fewest, min(len(chunks), fewest_microbatches(parallel.pp)))
         number = int(collectives.max_over_ranks(np.array([own]))[0])
         multiple = (parallel.tp if parallel.sequence else 1) * (2 * parallel.cp if parallel.cp > 1 else 1)
-        return pack_chunks(groups, chunks, trainer.microbatch_tokens, number, multiple)
+        return pack_chunks(groups, chunks, trainer.microbatch_tokens, number, multiple, even=parallel.pp > 1)
 
     def _plan(self, batch: PackedBatch) -> PackedLayoutParams:
         size = self._trainer.parallel.cp

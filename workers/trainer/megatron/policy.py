@@ -127,4 +127,5 @@ class Policy:
             "num_tokens": totals["tokens"],
             "num_packed_tokens": totals["packed_tokens"],
             "num_microbatches": totals["microbatches"],
+            **self.trained.passes.bubble(),
         }

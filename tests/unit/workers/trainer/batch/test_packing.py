@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.trainer.batch.packing import pack
+from workers.trainer.batch.packing import balance, pack
 
 
 def slow_pack(lengths: list[int], capacity: int, minimum: int) -> list[list[int]]:
@@ -75,3 +75,19 @@ def test_too_long_names_length_budget_and_remedy() -> None:
         pack([10, 300], 256)
     with pytest.raises(ValueError, match="at least 1"):
         pack([0], 256)
+
+
+@settings(max_examples=300, deadline=None)
+@given(CASES)
+def test_balanced_microbatches_differ_by_an_item(case: tuple[list[int], int, int]) -> None:
+    """Where there is room for it: then the fullest has at most the shortest of its items more than the emptiest."""
+    lengths, capacity, number = case
+    packed = balance(lengths, capacity, number)
+    check(lengths, capacity, packed)
+    assert len(packed) >= min(number, len(lengths))
+    tokens = [sum(lengths[index] for index in items) for items in packed]
+    if packed != pack(lengths, capacity, number) and packed:
+        fullest = max(range(len(packed)), key=tokens.__getitem__)
+        assert tokens[fullest] - min(tokens) <= min(lengths[index] for index in packed[fullest])
+    if lengths and max(lengths) + sum(lengths) / number <= capacity:
+        assert len(packed) == min(number, len(lengths))

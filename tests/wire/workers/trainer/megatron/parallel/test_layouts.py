@@ -30,7 +30,7 @@ from workers.trainer.megatron.parallel import process_group
 
 TWO = ["tp2", "pp2", "cp2", "dp2", "ep2", "tp2-recompute", "cp2-selective"]
 WITH_CRITIC = ["tp2-critic", "tp2-whole-critic", "pp2-critic", "cp2-critic", "dp2-critic"]
-FOUR = ["tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2", "tp2ep2"]
+FOUR = ["tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2", "tp2ep2", "pp4"]
 LORA = ["tp2-lora", "tp2-whole-lora", "pp2-recompute-lora", "cp2-lora", "dp2-lora", "ep2-lora"]
 LORA_WITH_CRITIC, LORA_OF_FOUR = ["tp2-lora-critic", "pp2-lora-critic"], ["tp2pp2-lora", "tp2ep2-lora"]
 Results = dict[str, np.ndarray]
@@ -161,6 +161,8 @@ def test_a_critic_with_adapters_trains_alike_in_every_layout(folder: Path, of_tw
     """As one process does, with the starting model as the reference, which the policy without its adapters is."""
     result, expected = dict(np.load(of_two / f"{layout}.qwen3-tied.npz")), results_of(folder, None, "lora-critic", "qwen3-tied")
     process_group.close()
-    assert result.keys() == expected.keys()
+    bubbles = {f"{step}:pipeline_bubble" for step in range(NUM_STEPS)} if layout.startswith("pp2") else set()
+    assert result.keys() == expected.keys() | bubbles and all(0 < result[name] < 0.4 for name in bubbles)
     for name, value in expected.items():
-        assert np.linalg.norm(result[name] - value) <= 1e-4 * np.linalg.norm(value) + 1e-7, name
+        if "num_microbatches" not in name:  # stages want more of them
+            assert np.linalg.norm(result[name] - value) <= 1e-4 * np.linalg.norm(value) + 1e-7, name
