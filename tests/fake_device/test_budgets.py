@@ -67,7 +67,7 @@ def test_an_8b_model_at_8k_without_recomputing() -> None:
     passes, step, layers = figures["passes"], figures["step"], 36
     assert figures["num_microbatches"] == 2 and figures["num_minibatches"] == 2
     assert figures["peak"] <= 55 * GIB
-    assert passes["operators"] <= 7200 * figures["num_microbatches"]
+    assert passes["operators"] <= 7210 * figures["num_microbatches"]
     assert sum(passes["waits"].values()) == 0, passes["waits"]
     # Of each minibatch its statistics, and its norm; once a step the log-probs of the second one before the first has moved the weights.
     assert own_waits(step) <= 2 + 2 and sum(step["waits"].values()) <= 2 * figures["num_minibatches"] + 2, step["waits"]
@@ -78,6 +78,16 @@ def test_an_8b_model_at_8k_without_recomputing() -> None:
     gathered = passes["exchanges"]["_allgather_base_ x2"] / figures["num_microbatches"]
     reduced = passes["exchanges"]["_reduce_scatter_base_ x2"] / figures["num_microbatches"]
     assert gathered <= 6 * layers + 2 and reduced <= 4 * layers + 2
+
+
+def test_most_is_exchanged_while_something_is_computed() -> None:
+    """Of a minibatch's exchanges four fifths come before the last operator of its backward pass, of the gradients' all but the last bucket."""
+    (found,) = figures_of([Case("Qwen3-8B", 8, {"tp": 2}, (0,))])
+    step = found["ranks"][0]["step"]
+    exposed, exchanged = step["exposed"], step["exchanged"]
+    gradients = "reduce_scatter_tensor_coalesced_ x4"
+    assert sum(exposed.values()) <= 0.2 * sum(exchanged.values())
+    assert exposed[gradients] <= 0.1 * exchanged[gradients]
 
 
 def test_adapters_take_half_the_memory() -> None:

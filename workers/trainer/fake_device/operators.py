@@ -38,7 +38,8 @@ Call = tuple[str, tuple[int, ...], tuple[tuple[tuple[int, ...], str], ...]]
 
 @dataclass
 class Counts:
-    """Of a part of a step. `waits` by place; `exchanges` and `exchanged` (bytes) by kind and number of ranks."""
+    """Of a part of a step. `waits` by place; `exchanges` and `exchanged` (bytes) by kind and number of ranks; `exposed`: bytes of those after the
+    last operator of a backward pass, beside which nothing is computed."""
 
     operators: int = 0
     uploads: int = 0
@@ -46,6 +47,7 @@ class Counts:
     waits: Counter[str] = field(default_factory=Counter)
     exchanges: Counter[str] = field(default_factory=Counter)
     exchanged: Counter[str] = field(default_factory=Counter)
+    exposed: Counter[str] = field(default_factory=Counter)
 
 
 class Recorder(TorchDispatchMode):
@@ -71,6 +73,7 @@ class Recorder(TorchDispatchMode):
         key = f"{kind} x{len(ranks)}"
         self.counts.exchanges[key] += 1
         self.counts.exchanged[key] += number_of_bytes
+        self.counts.exposed[key] += number_of_bytes
         self.calls.append((kind, ranks, tuple(what)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -84,6 +87,8 @@ class Recorder(TorchDispatchMode):
                 return torch._C._distributed_c10d.Work.boxed(torch._C._distributed_c10d.FakeWork())  # type: ignore[attr-defined]
         elif on_device:
             self.counts.operators += 1
+            if torch._C._current_graph_task_id() >= 0 and self.counts.exposed:
+                self.counts.exposed.clear()
             if (answer := self._from_device(name, args, kwargs)) is not None:
                 return answer
         elif name == "aten::_to_copy" and _is_device(kwargs.get("device")):

@@ -53,6 +53,7 @@ class PackedPasses:
         # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
         self._passes = self._spans = 0.0
         self._in_lockstep = trainer.parallel.pp > 1 or trainer.parallel.ep > 1
+        self._overlaps = overlaps(model, trainer)
         self._by_lengths = self._device.type != "cpu" and _takes_flash(dtype, 2 * len(inverse_frequencies))
         if self._by_lengths and self._device.type == "cuda":
             choose_flash_attention()
@@ -67,6 +68,7 @@ class PackedPasses:
         batches = self._packed(groups, indices)
         if not batches:
             return []
+        point_of_no_return = batches[-1] if self._overlaps and not forward_only else None
         config, parallel = self._model.config, self._trainer.parallel
         lengths = [len(batch.tokens) // parallel.cp // (parallel.tp if config.sequence_parallel else 1) for batch in batches]
         if parallel.pp > 1 and not forward_only:
@@ -77,7 +79,7 @@ class PackedPasses:
         try:
             with cpu_backend.redirected(), torch.set_grad_enabled(not forward_only):
                 return get_forward_backward_func()(
-                    forward_step_func=partial(self._forward_step, loss=loss, scale=scale, gate=gate),
+                    forward_step_func=partial(self._forward_step, loss=loss, scale=scale, gate=gate, last=point_of_no_return),
                     data_iterator=(self._plan(batch) for batch in batches),
                     model=self._model,
                     num_microbatches=len(batches),
@@ -87,6 +89,8 @@ class PackedPasses:
                     **schedule_keywords(config, lengths),
                 )
         except StopNoticed:
+            if point_of_no_return is not None:
+                gate.agree(last=True)  # as the others do before their last micro-batch
             return []
         finally:
             for layer in self._mixtures:
@@ -139,11 +143,13 @@ class PackedPasses:
         return [_gathered(rows) for rows in values]
 
     def _forward_step(self, plans: Iterator[PackedLayoutParams], model: Any, loss: LossFunction, scale: int,
-                      gate: StopGate) -> tuple[Tensor, Any]:
+                      gate: StopGate, last: PackedBatch | None) -> tuple[Tensor, Any]:
         if not self._in_lockstep:
             gate.before_microbatch()
         plan = next(plans)
         batch, part = plan.batch, plan.part
+        if batch is last:
+            gate.agree(last=True)  # its backward pass begins to add up the gradients of all copies
         assert batch is not None and part is not None
         tokens, positions = (cpu_backend.upload(ids[None], self._device) for ids in (part.tokens, part.position_ids))
         output = model(tokens, positions, None, packed_seq_params=plan)
@@ -153,6 +159,13 @@ class PackedPasses:
             return value * scale, stats
 
         return output, scaled_loss
+
+
+def overlaps(model: torch.nn.Module, trainer: TrainerConfig) -> bool:
+    """Whether gradients of `model` are added up over its copies while the last micro-batch's backward pass still makes some. Not with stages, which
+    come to it one after the other, nor with experts, some of which have no tokens, and so no gradient."""
+    copies = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+    return copies > 1 and trainer.parallel.pp == 1 and not any(isinstance(module, MoELayer) for module in model.modules())
 
 
 def _takes_flash(dtype: torch.dtype, head_dim: int) -> bool:

@@ -16,7 +16,7 @@ from workers.trainer.megatron.model.model import PackedGPTModel
 from workers.trainer.megatron.objective import merge_over_ranks
 from workers.trainer.megatron.optimizer.optimizer import build_optimizer, build_scheduler, clip_gradients
 from workers.trainer.megatron.parallel import cpu_backend, process_group
-from workers.trainer.megatron.passes import PackedPasses
+from workers.trainer.megatron.passes import PackedPasses, overlaps
 
 
 class TrainedModel:
@@ -30,8 +30,10 @@ class TrainedModel:
         """Call within `cpu_backend.redirected()`; `lr_key` is where `trainer.lr` comes from. Raises ConfigError where the warm-up of the
         learning rate does not end within the run."""
         self.model, self._lr_key, self._clip_norm = model, lr_key, trainer.clip_grad
-        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+        overlap = overlaps(model, trainer)
+        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=overlap)
         self.parallel = DistributedDataParallel(model.config, ddp, in_dtype(model, dtype))
+        model.config.no_sync_func = self.parallel.no_sync if overlap else None
         if process_group.world_size() == 1:
             _leave_out_exchanges(self.parallel)
         self.optimizer: Any = build_optimizer(self.parallel, trainer, dtype)
@@ -66,6 +68,8 @@ class TrainedModel:
         """
         totals = self.totals(stats, none, step, number)
         with cpu_backend.redirected():
+            if self.parallel.ddp_config.overlap_grad_reduce:
+                _start_what_waits(self.parallel)
             finalize_model_grads([self.parallel])
             return totals | {"grad_norm": clip_gradients(self.optimizer, self._clip_norm, step, self._lr_key)}
 
@@ -83,6 +87,13 @@ class TrainedModel:
 def in_dtype(model: PackedGPTModel, dtype: torch.dtype) -> torch.nn.Module:
     """`model` as Megatron's schedules run it in `dtype`."""
     return Float16Module(model.config, model) if dtype is torch.bfloat16 else model
+
+
+def _start_what_waits(parallel: DistributedDataParallel) -> None:
+    """A minibatch without gradients has no backward pass that starts the sums over copies."""
+    for group in parallel.bucket_groups:
+        if group.grad_reduce_handle is None and not group.is_first_batch:
+            group.start_grad_sync()
 
 
 def _leave_out_exchanges(parallel: DistributedDataParallel) -> None:

@@ -168,8 +168,15 @@ class _TokenLogprobs(torch.autograd.Function):
             else:
                 grad_weight[:len(rows)].add_(slope.t() @ hidden[part])
             del slope
-        own_grad = grad_weight.to(weight.dtype) if grad_weight is not None and ctx.main_grad is None else None
+        own_grad = None
+        if grad_weight is not None:  # where it is added up already, one without entries tells that it is ready to be added up over copies
+            own_grad = grad_weight.to(weight.dtype) if ctx.main_grad is None else _without_entries(weight)
         return grad_hidden, own_grad, None, None, None
+
+
+def _without_entries(weight: Tensor) -> Tensor:
+    rows = torch.zeros((1, 0), dtype=torch.int64, device=weight.device)
+    return torch.sparse_coo_tensor(rows, weight.new_empty((0, weight.shape[1])), weight.shape, check_invariants=False)
 
 
 def _slope_with_entropy(logprobs: Tensor, summed: Tensor, summed_entropy: Tensor, entropy: Tensor) -> Tensor:
