@@ -1,0 +1,65 @@
+"""An agent that edits a repository and runs its tests: mini-swe-agent, whose shell commands go into containers (docs/shell_agent.md).
+
+    agent.run --> agents/shell_program.py, a program for each episode --commands, tests--> sandbox/containers/
+                      +--HTTP--> the endpoint, and the tests' verdict as the episode's score
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+
+import msgspec
+
+from workers.config import ConfigError, ContainerConfig, WorkflowConfig
+from workers.rollout.workflows import agent
+from workers.rollout.workflows.agents.repository import read_repository
+from workers.rollout.workflows.episode import LLM, Episode, Reward
+from workers.sandbox.containers.choice import choose
+from workers.sandbox.containers.container import Container
+from workers.sandbox.outcome import SandboxError
+
+PROGRAM = "workers.rollout.workflows.agents.shell_program"
+TESTS = 2
+"""So many times the time of a command is kept from the agent, for its last one and the tests."""
+
+
+async def run(episode: Episode, llm: LLM, reward: Reward) -> float:
+    """The tests' verdict: 1 or 0."""
+    config = episode.config
+    container = _chosen(msgspec.json.encode(config.container))
+    settings = {"container": container.config, "program": container.program, "max_turns": config.max_turns,
+                "max_output_chars": config.max_output_chars, "seconds": config.agent_timeout_s - TESTS * config.container.wall_s}
+    command = [sys.executable, "-m", PROGRAM, msgspec.json.encode(settings).decode()]
+    return await agent.run(replace(episode, config=replace(config, agent_command=command)), llm, reward)
+
+
+@functools.cache
+def _chosen(config: bytes) -> Container:
+    """The containers of this worker, tried once. Raises `SandboxError`."""
+    return choose(msgspec.json.decode(config, type=ContainerConfig))
+
+
+def problem(config: ContainerConfig) -> str:
+    """Why this machine cannot run the workflow, in one line; '' if it can."""
+    if importlib.util.find_spec("minisweagent") is None:
+        return "workflow=shell_agent needs mini-swe-agent. Install the extra: pip install 'headway[shell]'"
+    try:
+        choose(config)
+    except SandboxError as error:
+        return str(error)
+    return ""
+
+
+def check(config: WorkflowConfig, references: Iterable[tuple[str, str]], here: bool) -> None:
+    """Whether this machine (`here`: it is to run the workflow) can, and each (place, reference) is a repository. Raises `ConfigError`."""
+    if here and (why := problem(config.container)):
+        raise ConfigError(why)
+    for place, reference in references:
+        try:
+            read_repository(reference)
+        except ValueError as error:
+            raise ConfigError(f"{place}: workflow=shell_agent: the answer cannot be used: {error}") from error
