@@ -112,6 +112,8 @@ RULES = (
     Rule("rollout.keep_mb", lambda config: config.rollout.keep > 0, "rollout.keep=0 keeps nothing"),
     Rule("reward.num_elements", lambda config: config.reward.placement is Placement.array, "only reward=array has elements of its own"),
     Rule("reward.overlong_buffer", lambda config: config.reward.overlong_penalty > 0, "reward.overlong_penalty=0 takes nothing off"),
+    Rule("reward.verifier reward.parts data.verifier", lambda config: config.workflow.name != "shell_agent",
+         "workflow=shell_agent scores by the repositories' tests"),
     Rule("sandbox", _runs_programs, "no verifier or workflow of this run runs programs"),
     Rule("workflow.max_rejected", lambda config: config.workflow.keep != "all", "workflow.keep=all rejects no group"),
     Rule("engine.prefill_chunk", lambda config: config.engine.server is Server.embedded, "only engine.server=embedded reads it"),

@@ -14,7 +14,8 @@ from dataclasses import replace
 
 import msgspec
 
-from workers.config import ConfigError, ContainerConfig, WorkflowConfig
+from workers.config import ConfigError, ContainerConfig
+from workers.data.prompt import Prompt
 from workers.rollout.workflows import agent
 from workers.rollout.workflows.agents.repository import read_repository
 from workers.rollout.workflows.episode import LLM, Episode, Reward
@@ -45,8 +46,9 @@ def _chosen(config: bytes) -> Container:
 
 def problem(config: ContainerConfig) -> str:
     """Why this machine cannot run the workflow, in one line; '' if it can."""
-    if importlib.util.find_spec("minisweagent") is None:
-        return "workflow=shell_agent needs mini-swe-agent. Install the extra: pip install 'headway[shell]'"
+    if missing := [name for name in ("minisweagent", "openai", "dotenv", "platformdirs") if importlib.util.find_spec(name) is None]:
+        return (f"workflow=shell_agent needs {', '.join(missing)} in {sys.prefix}. Install them: pip install 'headway[shell]'; "
+                "pip install --no-deps mini-swe-agent==2.4.6")
     try:
         choose(config)
     except SandboxError as error:
@@ -54,12 +56,12 @@ def problem(config: ContainerConfig) -> str:
     return ""
 
 
-def check(config: WorkflowConfig, references: Iterable[tuple[str, str]], here: bool) -> None:
-    """Whether this machine (`here`: it is to run the workflow) can, and each (place, reference) is a repository. Raises `ConfigError`."""
-    if here and (why := problem(config.container)):
+def check(config: ContainerConfig, prompts: Iterable[Prompt], *, here: bool) -> None:
+    """Whether this machine (`here`: it is to run the workflow) can, and each prompt has a repository. Raises `ConfigError`."""
+    if here and (why := problem(config)):
         raise ConfigError(why)
-    for place, reference in references:
+    for prompt in prompts:
         try:
-            read_repository(reference)
+            read_repository(prompt.reference)
         except ValueError as error:
-            raise ConfigError(f"{place}: workflow=shell_agent: the answer cannot be used: {error}") from error
+            raise ConfigError(f"{prompt.where}: workflow=shell_agent: the answer cannot be used: {error}") from error

@@ -31,17 +31,21 @@ POLL_S = 0.02
 MAX_FILES = 65536
 SHOWN_BYTES = 1 << 16
 """So much of a command's output is given back: its end."""
+OUTPUT_MB = 16
+"""All of it lies in a file system of its own, so that it can be told that the other one is full."""
 GRACE_S = 10.0
 """For packing and unpacking, beside the command's own time, which is bounded within."""
 NOT_RUN, KILLED = 125, 137
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
 HOME = "/tmp/repository"
+ENVIRONMENT = {"PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+"""Also of what makes the container: inside, /proc/1/environ tells it."""
 _INSIDE = f"""
 set -o pipefail
 mkdir -p {HOME} && cd {HOME} || exit {NOT_RUN}
 ulimit -c 0 -f $(($3 * 2048))
 tar --extract --ignore-zeros --no-same-owner --unlink-first --recursive-unlink || exit {NOT_RUN}
-exec 3<> /tmp/.output
+[ -w /run ] && exec 3<> /run/output || exec 3<> /tmp/.output
 (ulimit -n 256 -v $(($4 * 1024)) -u $5; exec timeout --signal=KILL $2 bash -c "$1" < /dev/null >&3 2>&1 3>&-)
 status=$?
 kill -KILL -1
@@ -85,7 +89,7 @@ class Container:
             source.write(files)
             source.seek(0)
             process = subprocess.Popen([*prefix, *inside], stdin=source, stdout=result, stderr=errors, pass_fds=passed,
-                                       start_new_session=True)
+                                       env=ENVIRONMENT, start_new_session=True)
             begun = time.monotonic()
             try:
                 failure = self._watch(process)
@@ -129,11 +133,10 @@ class Container:
         seen = dict.fromkeys([*SYSTEM, sys.base_prefix])
         binds = ["--ro-bind", self.config.image, "/"] if self.config.image else [
             part for path in seen if os.access(path, os.R_OK) for part in ("--ro-bind", path, path)]
-        path = ":".join(dict.fromkeys([f"{sys.base_prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]))
         return [self.program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
-                "--seccomp", str(rules), "--clearenv", "--setenv", "PATH", path, "--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8", *binds,
+                "--seccomp", str(rules), *binds,
                 "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev", "--size", str(self.config.disk_mb << 20), "--tmpfs", "/tmp",
-                "--remount-ro", "/", "--chdir", "/tmp", "--"]
+                "--size", str(OUTPUT_MB << 20), "--tmpfs", "/run", "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
