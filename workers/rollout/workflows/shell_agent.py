@@ -19,8 +19,8 @@ from workers.data.prompt import Prompt
 from workers.rollout.workflows import agent
 from workers.rollout.workflows.agents.repository import read_repository
 from workers.rollout.workflows.episode import LLM, Episode, Reward
-from workers.sandbox.containers.choice import choose
 from workers.sandbox.containers.container import Container
+from workers.sandbox.containers.container_choice import choose
 from workers.sandbox.outcome import SandboxError
 
 PROGRAM = "workers.rollout.workflows.agents.shell_program"

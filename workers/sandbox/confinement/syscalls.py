@@ -39,8 +39,9 @@ AARCH64 = dict(
     getpriority=141, capget=90, uname=160, sysinfo=179, getrusage=165, times=153, getrlimit=163, gettimeofday=169, clock_gettime=113,
     clock_getres=114, clock_nanosleep=115, nanosleep=101, getrandom=278, exit=93, exit_group=94, wait4=260, waitid=95, recvfrom=207,
     shutdown=210, getsockname=204, getpeername=205, getsockopt=209, openat=56, mkdirat=34, clone=220, mmap=222, kill=129, tgkill=131, prctl=167,
-    ioctl=29, fcntl=25, prlimit64=261, socketpair=199, sendto=206, clone3=435, openat2=437, capset=91, seccomp=277, memfd_create=279, memfd_secret=447, shmget=194, msgget=186, semget=190,
-    io_uring_setup=425, add_key=217, request_key=218, keyctl=219, bpf=280, perf_event_open=241, userfaultfd=282)
+    ioctl=29, fcntl=25, prlimit64=261, socketpair=199, sendto=206, clone3=435, openat2=437, capset=91, seccomp=277,
+    memfd_create=279, memfd_secret=447, shmget=194, msgget=186, semget=190, io_uring_setup=425, add_key=217, request_key=218, keyctl=219, bpf=280,
+    perf_event_open=241, userfaultfd=282)
 
 
 class Architecture(NamedTuple):

@@ -1,7 +1,7 @@
 """One shell command in a container of its own, which begins with the files of a workspace and gives them back.
 
     files (tar) --stdin--> container: tar -x, command, kill -KILL -1, tar -c --stdout--> output, status, files (tar)
-                               ^ usage.py looks every 20 ms: too much time, memory, processes or files --> killed, and the files are as they were before
+                               ^ usage.py looks every 20 ms: too much memory, processes, files --> killed, and the files are as before
 
 Nothing lasts but the files, which nobody unpacks outside of a container: processes in the background end with their command. The kernel bounds each
 process (memory, size of a file) and the file system; their number where the user is not root; `usage.py` all of them together.
@@ -69,7 +69,7 @@ class Ran:
 
 
 class Container:
-    """Runs commands as `config` says, whose backend is settled (choice.py), by `program`, its path."""
+    """Runs commands as `config` says, whose backend is settled (container_choice.py), by `program`, its path."""
 
     def __init__(self, config: ContainerConfig, program: str) -> None:
         self.config, self.program = config, program
@@ -120,8 +120,8 @@ class Container:
     def _prefix(self) -> Iterator[tuple[list[str], list[int]]]:
         """What the command line begins with, and the descriptors that go with it."""
         if self.config.backend is ContainerBackend.apptainer:
-            yield [self.program, "--quiet", "exec", "--userns", "--containall", "--no-privs", "--no-home", "--net", "--network", "none", "--pwd", "/tmp",
-                   self.config.image], []
+            yield [self.program, "--quiet", "exec", "--userns", "--containall", "--no-privs", "--no-home", "--net", "--network", "none",
+                   "--pwd", "/tmp", self.config.image], []
             return
         block = syscall_policy.without_hidden_memory(ARCHITECTURES[os.uname().machine])
         with open(os.memfd_create("seccomp"), "wb", buffering=0) as rules:

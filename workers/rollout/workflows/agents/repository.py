@@ -44,6 +44,14 @@ def read_repository(reference: str) -> Repository:
     for name in ("tests", "command", "passed"):
         if not getattr(repository, name):
             raise ValueError(f"{name!r} is empty. It says how a repository is judged")
-    if repository.archive and not tarfile.is_tarfile(repository.archive):
-        raise ValueError(f"archive={repository.archive!r} is no tar that can be read here. Make one with `git archive`, not compressed")
+    if repository.archive:
+        _check_archive(repository.archive)
     return repository
+
+
+def _check_archive(path: str) -> None:
+    try:
+        with tarfile.open(path, "r:"):
+            pass
+    except (OSError, tarfile.TarError) as error:
+        raise ValueError(f"archive={path!r} is no tar that can be read here ({error}). Make one with `git archive`, not compressed") from error

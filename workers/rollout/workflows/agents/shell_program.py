@@ -50,10 +50,12 @@ class Settings(msgspec.Struct):
 class Policy:
     """The library's protocol of a model."""
 
+    config = None
+
     def __init__(self, client: openai.OpenAI, templates: dict[str, str]) -> None:
         self._client, self._templates = client, templates
 
-    def query(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    def query(self, messages: list[dict[str, Any]], **kwargs: Any) -> dict[str, Any]:
         """The next message. Raises `FormatError` with what was said and what is wrong, and what the endpoint refuses."""
         said = [{"role": message["role"], "content": message["content"]} for message in messages]
         choice = self._client.chat.completions.create(model="policy", messages=said).choices[0]  # type: ignore[arg-type]
@@ -65,15 +67,15 @@ class Policy:
             raise FormatError(reply, *error.messages) from error
         return reply | {"extra": {"actions": actions}}
 
-    def format_message(self, **message: Any) -> dict[str, Any]:
+    def format_message(self, **kwargs: Any) -> dict[str, Any]:
         """A message as it is."""
-        return message
+        return kwargs
 
-    def format_observation_messages(self, message: dict, outputs: list[dict], variables: dict | None = None) -> list[dict]:
+    def format_observation_messages(self, message: dict, outputs: list[dict], template_vars: dict | None = None) -> list[dict]:
         """What commands gave, as the model reads it."""
-        return format_observation_messages(outputs, observation_template=self._templates["observation_template"], template_vars=variables)
+        return format_observation_messages(outputs, observation_template=self._templates["observation_template"], template_vars=template_vars)
 
-    def get_template_vars(self) -> dict[str, Any]:
+    def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
         """None."""
         return {}
 

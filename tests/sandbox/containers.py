@@ -1,4 +1,4 @@
-"""Containers for tests, as this user or as another: `python -m tests.support.containers UID CONFIG`, one command a line in, what became of it out."""
+"""Containers for tests, as this user or as another: `python -m tests.sandbox.containers UID CONFIG`, one command a line in, what became of it out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from workers.config import ContainerConfig
-from workers.sandbox.containers.choice import choose
 from workers.sandbox.containers.container import Container, Ran, pack
+from workers.sandbox.containers.container_choice import choose
 from workers.sandbox.outcome import SandboxError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ class UsersContainers:
     """Runs commands as user `uid`."""
 
     def __init__(self, uid: int, config: ContainerConfig) -> None:
-        self._popen = subprocess.Popen([sys.executable, "-m", "tests.support.containers", str(uid), msgspec.json.encode(config).decode()], cwd=ROOT,
+        self._popen = subprocess.Popen([sys.executable, "-m", "tests.sandbox.containers", str(uid), msgspec.json.encode(config).decode()], cwd=ROOT,
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     @property
