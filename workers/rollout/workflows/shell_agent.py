@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.util
 import sys
@@ -31,7 +32,7 @@ TESTS = 2
 async def run(episode: Episode, llm: LLM, reward: Reward) -> float:
     """The tests' verdict: 1 or 0."""
     config = episode.config
-    container = _chosen(msgspec.json.encode(config.container))
+    container = await asyncio.to_thread(_chosen, msgspec.json.encode(config.container))
     settings = {"container": container.config, "program": container.program, "max_turns": config.max_turns,
                 "max_output_chars": config.max_output_chars, "seconds": config.agent_timeout_s - TESTS * config.container.wall_s}
     command = [sys.executable, "-m", PROGRAM, msgspec.json.encode(settings).decode()]

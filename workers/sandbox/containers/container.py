@@ -29,6 +29,7 @@ from workers.sandbox.containers import usage
 
 POLL_S = 0.02
 MAX_FILES = 65536
+MAX_COMMAND_BYTES = 120_000  # of Linux's 131072 for an argument
 SHOWN_BYTES = 1 << 16
 """So much of a command's output is given back: its end."""
 OUTPUT_MB = 16
@@ -41,7 +42,7 @@ HOME = "/tmp/repository"
 ENVIRONMENT = {"PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 """Also of what makes the container: inside, /proc/1/environ tells it."""
 _INSIDE = f"""
-set -o pipefail
+case "$(readlink /proc/self/ns/pid)" in "$6" | "") echo "it has no process namespace of its own" >&2; exit {NOT_RUN};; esac
 mkdir -p {HOME} && cd {HOME} || exit {NOT_RUN}
 ulimit -c 0 -f $(($3 * 2048))
 tar --extract --ignore-zeros --no-same-owner --unlink-first --recursive-unlink || exit {NOT_RUN}
@@ -54,7 +55,8 @@ printf '%20d' $((size < {SHOWN_BYTES} ? size : {SHOWN_BYTES})); tail -c {SHOWN_B
 cd {HOME} && tar --create --sparse . || exit {NOT_RUN}
 exit $status
 """
-"""$1: the command, $2: seconds, $3: MiB of a file, $4: MiB of memory, $5: processes. Needs bash, coreutils and GNU tar."""
+"""$1: the command, $2: seconds, $3: MiB of a file, $4: MiB of memory, $5: processes, $6: the process namespace outside, in which nothing must be
+killed. Needs bash, coreutils and GNU tar."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,10 @@ class Container:
     def run(self, files: bytes, command: str) -> Ran:
         """Run `command` by bash in a container that begins with `files`, a tar or several. Raises `OSError` where none can be started."""
         config = self.config
-        inside = ["bash", "-c", _INSIDE, "bash", command, f"{config.wall_s:g}", str(config.disk_mb), str(config.memory_mb), str(config.num_processes)]
+        if len(command.encode()) > MAX_COMMAND_BYTES or "\0" in command:
+            return Ran("", -1, f"a command of more than {MAX_COMMAND_BYTES} bytes, or with a null byte, cannot be run", files)
+        inside = ["bash", "-c", _INSIDE, "bash", command, f"{config.wall_s:g}", str(config.disk_mb), str(config.memory_mb), str(config.num_processes),
+                  os.readlink("/proc/self/ns/pid")]
         with contextlib.ExitStack() as opened:
             source, result, errors = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(3))
             prefix, passed = opened.enter_context(self._prefix())
@@ -134,9 +139,8 @@ class Container:
         binds = ["--ro-bind", self.config.image, "/"] if self.config.image else [
             part for path in seen if os.access(path, os.R_OK) for part in ("--ro-bind", path, path)]
         return [self.program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
-                "--seccomp", str(rules), *binds,
-                "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev", "--size", str(self.config.disk_mb << 20), "--tmpfs", "/tmp",
-                "--size", str(OUTPUT_MB << 20), "--tmpfs", "/run", "--remount-ro", "/", "--chdir", "/tmp", "--"]
+                "--seccomp", str(rules), *binds, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
+                "--size", str(self.config.disk_mb << 20), "--tmpfs", "/tmp", "--size", str(OUTPUT_MB << 20), "--tmpfs", "/run", "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

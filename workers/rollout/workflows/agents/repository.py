@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from workers.sandbox.containers.container import Container, Ran, pack
+from workers.sandbox.containers.container import Container, pack
 
 
 class Repository(msgspec.Struct, forbid_unknown_fields=True):
@@ -25,10 +25,10 @@ class Repository(msgspec.Struct, forbid_unknown_fields=True):
         """All that the agent finds, as a tar. Raises `OSError` where the archive cannot be read."""
         return (Path(self.archive).read_bytes() if self.archive else b"") + pack(self.files | self.tests)
 
-    def passes(self, container: Container, files: bytes) -> tuple[bool, Ran]:
-        """Whether the tests pass on `files`, as an agent has left them, with the tests as they were; and how they ran."""
+    def passes(self, container: Container, files: bytes) -> bool:
+        """Whether the tests pass on `files`, as an agent has left them, with the tests as they were."""
         ran = container.run(files + pack(self.tests), self.command)
-        return ran.status == 0 and self.passed in ran.output, ran
+        return ran.status == 0 and self.passed in ran.output
 
 
 def read_repository(reference: str) -> Repository:

@@ -113,8 +113,7 @@ def main(settings: Settings, task: dict[str, Any]) -> None:
         except openai.BadRequestError as error:
             if error.code != "context_length_exceeded":
                 raise
-        passed, _ = repository.passes(container, shell.files)
-        client.post("/reward", body={"reward": float(passed)}, cast_to=object)
+        client.post("/reward", body={"reward": float(repository.passes(container, shell.files))}, cast_to=object)
 
 
 if __name__ == "__main__":

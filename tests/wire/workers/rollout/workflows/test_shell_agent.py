@@ -61,9 +61,9 @@ async def worked(row: dict[str, Any], *commands: str, **settings: Any) -> Group:
 
 async def test_ten_of_ten_are_solved_and_none_is_without_the_change() -> None:
     assert len(ROWS) == 10
-    solved = [await worked(row, row["response"], DONE) for row in ROWS]
+    solved = await asyncio.gather(*(worked(row, row["response"], DONE) for row in ROWS))
     assert [group.scores.tolist() for group in solved] == [[1.0]] * 10
-    unsolved = [await worked(row, "ls", DONE) for row in ROWS]
+    unsolved = await asyncio.gather(*(worked(row, "ls", DONE) for row in ROWS))
     assert [group.scores.tolist() for group in unsolved] == [[0.0]] * 10
 
 
