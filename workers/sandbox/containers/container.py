@@ -140,7 +140,8 @@ class Container:
             part for path in seen if os.access(path, os.R_OK) for part in ("--ro-bind", path, path)]
         return [self.program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
                 "--seccomp", str(rules), *binds, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
-                "--size", str(self.config.disk_mb << 20), "--tmpfs", "/tmp", "--size", str(OUTPUT_MB << 20), "--tmpfs", "/run", "--remount-ro", "/", "--chdir", "/tmp", "--"]
+                "--size", str(self.config.disk_mb << 20), "--tmpfs", "/tmp", "--size", str(OUTPUT_MB << 20), "--tmpfs", "/run",
+                "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
