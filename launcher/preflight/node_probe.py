@@ -116,8 +116,10 @@ def asked(spec: JobSpec, config: FullConfig, shared_memory: float) -> dict[str, 
     used = sglang and config.engine.device != "cpu" if spec.role == "inference" else config.trainer.device is Device.cuda
     on_gpus = config.gives_gpus(spec.role) and used
     dtype = config.engine.dtype if spec.role == "inference" else config.trainer.dtype
+    container = spec.role == "inference" and config.workflow.name == "shell_agent"
     return {"role": spec.role, "gpus": on_gpus, "half": dtype is Dtype.bfloat16, "interface": config.transport.interface,
-            "shared_memory": shared_memory, **({"sglang": config.engine.python} if sglang else {})}
+            "shared_memory": shared_memory, **({"sglang": config.engine.python} if sglang else {}),
+            **({"container": dataclasses.asdict(config.workflow.container)} if container else {})}
 
 
 def command(spec: JobSpec, part: RoleConfig, config: FullConfig, run: RunFolder, token: str, shared_memory: float = 0.0) -> list[str]:

@@ -43,6 +43,7 @@ from workers.config.choices import (
     Tracker,
     Transport,
 )
+from workers.config.container import ContainerBackend, ContainerConfig
 from workers.config.data import DataConfig
 from workers.config.evaluation import EvaluationConfig
 from workers.config.generation import EngineConfig, EngineParallelConfig, ModelConfig, RolloutConfig
@@ -73,11 +74,12 @@ from workers.config.workflow import WorkflowConfig
 
 __all__ = [
     "Advantage", "Aggregation", "AlarmsConfig", "AlgorithmConfig", "AllocationConfig", "Bound", "CheckpointConfig", "ClusterConfig",
-    "ClusterKind", "Config", "ConfigError", "Control", "DataConfig", "DataKind", "Device", "Dtype", "EngineConfig", "EngineParallelConfig",
-    "EvaluationConfig", "ImportanceLevel", "Interrupt", "KlEstimator", "KlPlace", "LoraConfig", "LoraTarget", "ModelConfig", "ModelSource",
-    "OffPolicy", "ParallelConfig", "Placement", "Proximal", "Recompute", "RewardConfig", "RolloutConfig", "RunConfig", "RunKind", "SandboxBackend",
-    "SandboxConfig", "SandboxPolicy", "Schedule", "Security", "SelfTestAction", "SelfTestConfig", "Server", "StalenessConfig", "Surrogate",
-    "Tracker", "TrackingConfig", "TrainerConfig", "Transport", "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
+    "ClusterKind", "Config", "ConfigError", "ContainerBackend", "ContainerConfig", "Control", "DataConfig", "DataKind", "Device", "Dtype",
+    "EngineConfig", "EngineParallelConfig", "EvaluationConfig", "ImportanceLevel", "Interrupt", "KlEstimator", "KlPlace", "LoraConfig",
+    "LoraTarget", "ModelConfig", "ModelSource", "OffPolicy", "ParallelConfig", "Placement", "Proximal", "Recompute", "RewardConfig",
+    "RolloutConfig", "RunConfig", "RunKind", "SandboxBackend", "SandboxConfig", "SandboxPolicy", "Schedule", "Security", "SelfTestAction",
+    "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "Tracker", "TrackingConfig", "TrainerConfig", "Transport",
+    "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
 ]
 
 

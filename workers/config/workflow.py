@@ -6,24 +6,27 @@ import difflib
 import re
 from dataclasses import MISSING, dataclass, field
 
+from workers.config.container import ContainerConfig
 from workers.config.rules import require
 
-WORKFLOWS = {name: f"workers.rollout.workflows.{name}:run" for name in ("single_turn", "multi_turn", "python_tool", "self_verification", "agent")}
+WORKFLOWS = {name: f"workers.rollout.workflows.{name}:run" for name in (
+    "single_turn", "multi_turn", "python_tool", "self_verification", "agent", "shell_agent")}
 """The built-in workflows, and where their functions are."""
 
 _ONLY_FOR = {
-    "max_turns": ("multi_turn", "python_tool"),
+    "max_turns": ("multi_turn", "python_tool", "shell_agent"),
     "turn_discount": ("multi_turn",),
     "feedback": ("multi_turn",),
-    "max_output_chars": ("python_tool",),
+    "max_output_chars": ("python_tool", "shell_agent"),
     "num_answers": ("self_verification",),
     "judge": ("self_verification",),
     "train_judge": ("self_verification",),
     "agent": ("agent",),
     "agent_command": ("agent",),
-    "agent_timeout_s": ("agent",),
-    "max_agents": ("agent",),
-    "agent_failures": ("agent",),
+    "agent_timeout_s": ("agent", "shell_agent"),
+    "max_agents": ("agent", "shell_agent"),
+    "agent_failures": ("agent", "shell_agent"),
+    "container": ("shell_agent",),
     "options": (),
 }
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -69,6 +72,7 @@ class WorkflowConfig:
     agent_timeout_s: float = 600.0  # for one episode of an agent
     max_agents: int = 64  # of a worker at once
     agent_failures: str = "error"  # an agent that fails: an error, or a score of 0 (zero)
+    container: ContainerConfig = field(default_factory=ContainerConfig)  # of the commands of shell_agent; docs/shell_agent.md
     options: dict[str, str | int | float | bool] = field(default_factory=dict)  # for a workflow of your own, as NAME: VALUE
     keep: str = "all"  # which groups are trained on: all, spread, or package.module:function
     max_rejected: float = 0.95  # share of rejected groups above which the run ends
@@ -77,7 +81,12 @@ class WorkflowConfig:
         """Raise `ConfigError` on a value that cannot work."""
         self._check_name()
         if self.name == "agent":
+            self._check_program()
+        if self.name in ("agent", "shell_agent"):
             self._check_agent()
+        self.container.check()
+        require(self.name != "shell_agent" or self.agent_timeout_s > 3 * self.container.wall_s, "workflow.agent_timeout_s", self.agent_timeout_s,
+                f"must be more than 3 times workflow.container.wall_s={self.container.wall_s:g}", "The tests need their time too")
         require(self.max_turns >= 1, "workflow.max_turns", self.max_turns, "must be at least 1", "1 is a single answer")
         require(0 < self.turn_discount <= 1, "workflow.turn_discount", self.turn_discount, "must be greater than 0 and at most 1", "1 is none")
         require(bool(self.feedback), "workflow.feedback", self.feedback, "must not be empty", "It begins the next turn")
@@ -99,7 +108,7 @@ class WorkflowConfig:
         require(0 < self.max_rejected <= 1, "workflow.max_rejected", self.max_rejected, "must be greater than 0 and at most 1",
                 "It is a share of groups; 1 goes on however many are rejected")
 
-    def _check_agent(self) -> None:
+    def _check_program(self) -> None:
         """Check the keys of workflow.name=agent."""
         require(bool(self.agent) != bool(self.agent_command), "workflow.agent", self.agent, "must be given, or else workflow.agent_command, not both",
                 "Give 'package.module:function', or a program with its arguments")
@@ -107,6 +116,9 @@ class WorkflowConfig:
                 "must be the import path 'package.module:function' of an async function", "Write the module's dots, a colon, and the function's name")
         require(not self.agent_command or bool(self.agent_command[0]), "workflow.agent_command", self.agent_command, "must begin with a program",
                 "For example [python, my_agent.py]")
+
+    def _check_agent(self) -> None:
+        """Check the keys of all agents."""
         require(0 < self.agent_timeout_s < float("inf"), "workflow.agent_timeout_s", self.agent_timeout_s, "must be greater than 0, and finite",
                 "It is in seconds")
         require(self.max_agents >= 1, "workflow.max_agents", self.max_agents, "must be at least 1", "Agents run beside each other")

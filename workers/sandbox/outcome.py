@@ -61,3 +61,11 @@ def judge(status: int, cpu_s: float, limits: Limits, stderr: bytes) -> Status:
     if -status == signal.SIGXCPU or (-status == signal.SIGKILL and cpu_s >= limits.cpu_s):
         return "timeout"
     return "killed"
+
+
+def shortened(output: str, max_chars: int) -> str:
+    """At most `max_chars` of an output, beginning and end, with a word on what is left out."""
+    if len(output) <= max_chars:
+        return output
+    half = max_chars // 2
+    return f"{output[:max_chars - half]}\n... {len(output) - max_chars} characters left out ...\n{output[len(output) - half:]}"

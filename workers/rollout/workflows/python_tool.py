@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from workers.rollout.workflows.episode import LLM, Episode, Reward
+from workers.sandbox.outcome import shortened
 
 _PROGRAM = re.compile(r"```(?:python|py)[ \t]*\r?\n(.*?)```|<python>(.*?)(?:</python>|\Z)", re.DOTALL | re.IGNORECASE)
 
@@ -36,8 +37,5 @@ def program(text: str) -> str | None:
 
 
 def shown(output: str, max_chars: int) -> str:
-    """A program's output as the model sees it: at most `max_chars` of it, beginning and end."""
-    if len(output) > max_chars:
-        half = max_chars // 2
-        output = f"{output[:max_chars - half]}\n... {len(output) - max_chars} characters left out ...\n{output[len(output) - half:]}"
-    return f"\n```output\n{output.rstrip()}\n```\n"
+    """A program's output as the model sees it."""
+    return f"\n```output\n{shortened(output, max_chars).rstrip()}\n```\n"

@@ -64,11 +64,16 @@ def assemble(audit: int, calls: Iterable[tuple[int, Block]], newest: tuple[int, 
     return block + answer(other)
 
 
+def code_of(block: Block) -> bytes:
+    """The filter as the kernel, and programs that install it for others, read it."""
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in block)
+
+
 def install(seccomp: int, block: Block, flags: int = 0) -> int:
     """Put the filter on this process, for good; `seccomp` is that call's number. no_new_privs must be set.
 
     Returns the descriptor of the listener with `NEW_LISTENER`, else 0. Raises `OSError`.
     """
-    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in block)
+    code = code_of(block)
     buffer = ctypes.create_string_buffer(code, len(code))
     return syscall(seccomp, SET_MODE_FILTER, flags, struct.pack("@HxxxxxxQ", len(block), ctypes.addressof(buffer)))

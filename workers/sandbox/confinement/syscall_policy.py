@@ -72,6 +72,17 @@ def policy(architecture: Architecture, pid: int, *, counted: bool, writes: bool)
                             newest=(FIRST_UNKNOWN, UNKNOWN), other=REFUSED)
 
 
+HIDDEN_MEMORY = ("memfd_create", "memfd_secret", "shmget", "msgget", "semget", "io_uring_setup", "add_key", "request_key", "keyctl")
+KERNEL = ("bpf", "perf_event_open", "userfaultfd")
+"""Ways into the kernel that no program of a repository needs."""
+
+
+def without_hidden_memory(architecture: Architecture) -> Block:
+    """The filter for a container, which keeps processes from files by other means: refuses memory that counts for no process and no file system."""
+    refused = [(architecture.numbers[name], answer(UNKNOWN)) for name in (*HIDDEN_MEMORY, *KERNEL)]
+    return seccomp.assemble(architecture.audit, refused, newest=(FIRST_UNKNOWN, UNKNOWN), other=ALLOW)
+
+
 def _conditions(pid: int, *, counted: bool, writes: bool) -> dict[str, Block]:
     created = ALLOW if counted and writes else REFUSED
     written = ALLOW if writes else REFUSED

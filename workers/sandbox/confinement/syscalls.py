@@ -22,7 +22,8 @@ X86_64 = dict(
     times=100, getrlimit=97, gettimeofday=96, time=201, clock_gettime=228, clock_getres=229, clock_nanosleep=230, nanosleep=35, getrandom=318,
     exit=60, exit_group=231, wait4=61, waitid=247, recvfrom=45, shutdown=48, getsockname=51, getpeername=52, getsockopt=55, open=2, openat=257,
     mkdir=83, mkdirat=258, clone=56, mmap=9, kill=62, tgkill=234, prctl=157, ioctl=16, fcntl=72, prlimit64=302, socketpair=53, sendto=44,
-    clone3=435, openat2=437, capset=126, seccomp=317)
+    clone3=435, openat2=437, capset=126, seccomp=317, memfd_create=319, memfd_secret=447, shmget=29, msgget=68, semget=64, io_uring_setup=425,
+    add_key=248, request_key=249, keyctl=250, bpf=321, perf_event_open=298, userfaultfd=323)
 
 AARCH64 = dict(
     read=63, write=64, readv=65, writev=66, pread64=67, pwrite64=68, preadv=69, pwritev=70, preadv2=286, pwritev2=287, lseek=62, close=57,
@@ -38,7 +39,9 @@ AARCH64 = dict(
     getpriority=141, capget=90, uname=160, sysinfo=179, getrusage=165, times=153, getrlimit=163, gettimeofday=169, clock_gettime=113,
     clock_getres=114, clock_nanosleep=115, nanosleep=101, getrandom=278, exit=93, exit_group=94, wait4=260, waitid=95, recvfrom=207,
     shutdown=210, getsockname=204, getpeername=205, getsockopt=209, openat=56, mkdirat=34, clone=220, mmap=222, kill=129, tgkill=131, prctl=167,
-    ioctl=29, fcntl=25, prlimit64=261, socketpair=199, sendto=206, clone3=435, openat2=437, capset=91, seccomp=277)
+    ioctl=29, fcntl=25, prlimit64=261, socketpair=199, sendto=206, clone3=435, openat2=437, capset=91, seccomp=277,
+    memfd_create=279, memfd_secret=447, shmget=194, msgget=186, semget=190, io_uring_setup=425, add_key=217, request_key=218, keyctl=219, bpf=280,
+    perf_event_open=241, userfaultfd=282)
 
 
 class Architecture(NamedTuple):

@@ -128,6 +128,7 @@ def test_what_a_later_argument_overrules_is_said(composer: Composer) -> None:
 @pytest.mark.parametrize(("arguments", "words"), [
     ("data.split=x", "only data.kind=hf has splits"), ("data=reasoning_gym data.digits=3", "only data.kind=arithmetic makes sums"),
     ("reward.num_elements=2", "only reward=array"), ("reward.overlong_buffer=2", "takes nothing off"), ("sandbox.memory_mb=256", "runs programs"),
+    ("workflow=shell_agent reward.verifier=exact", "repositories' tests"), ("workflow=shell_agent data.verifier=exact", "repositories' tests"),
     ("workflow.max_rejected=0.5", "workflow.keep=all"), ("engine.synthetic_mean_tokens=3", "engine.server=synthetic"),
     ("weights=disk weights.delta=true", "nothing is streamed"), ("staleness.eta=0 staleness.warmup_steps=5", "nothing to grow to"),
     ("tracking.project=mine", "names no tracker"), ("tracking=mlflow tracking.offline=true", "can be offline"),

@@ -263,6 +263,17 @@ def test_the_probe_of_inference_looks_at_sglang_too() -> None:
     assert not asked(train, full, 0.0)["gpus"] and not asked(inference, full, 0.0)["gpus"]
 
 
+def test_the_probe_looks_for_containers_where_commands_run() -> None:
+    full = config()
+    full.workflow.name, full.workflow.container.disk_mb = "shell_agent", 7
+    inference, train = specs_of(full)
+    said = json.loads(json.dumps(asked(inference, full, 0.0)))
+    assert "container" not in asked(train, full, 0.0) and said["container"]["disk_mb"] == 7 and said["container"]["backend"] == "auto"
+    said["container"]["image"] = "/nowhere"
+    problems, _, _ = node_look.look({**said, "interface": "127.0.0.1", "sglang": sys.executable, "gpus": False})
+    assert [problem for problem in problems if "workflow=shell_agent" in problem]
+
+
 def test_an_nccl_of_two_versions_is_told_where_weights_go_by_it() -> None:
     full = config()
     calls: Any = [types.SimpleNamespace(role="inference"), types.SimpleNamespace(role="train")]

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as npst
 from tests.support.episodes import PROMPT, Chatter, Judge, make_lease, make_workflow
 from tests.support.groups import make_group
 from workers.algorithms.advantages import by_episode, group_norm
-from workers.config import ConfigError, WorkflowConfig
+from workers.config import ConfigError, ContainerBackend, ContainerConfig, WorkflowConfig
 from workers.config.workflow import WORKFLOWS
 from workers.messages.arrays import Float32, Int32
 from workers.messages.codec import MessageError
@@ -148,12 +148,18 @@ def test_every_built_in_workflow_is_there(name: str) -> None:
 @pytest.mark.parametrize(("changes", "words"), [
     ({"name": "multi_turns"}, "Did you mean multi_turn?"), ({"name": "my.module"}, "must be one of single_turn, "),
     ({"name": "x:y:z"}, "must be one of"),
-    ({"max_turns": 4}, "must be left at its default with workflow.name=single_turn. It only counts for multi_turn and python_tool and functions of"),
+    ({"max_turns": 4}, "must be left at its default with workflow.name=single_turn. It only counts for multi_turn and python_tool and shell_agent "),
     ({"name": "python_tool", "turn_discount": 0.5}, "only counts for multi_turn and functions of your own"),
     ({"name": "multi_turn", "options": {"a": 1}}, "only counts for functions of your own"), ({"name": "multi_turn", "max_turns": 0}, "at least 1"),
     ({"name": "multi_turn", "turn_discount": 0.0}, "greater than 0"), ({"name": "multi_turn", "feedback": ""}, "must not be empty"),
     ({"name": "self_verification", "num_answers": 1}, "at least 2"), ({"name": "self_verification", "judge": ""}, "must not be empty"),
-    ({"name": "python_tool", "max_output_chars": 0}, "at least 1")])
+    ({"name": "python_tool", "max_output_chars": 0}, "at least 1"),
+    ({"name": "agent", "agent": "a:b", "container": ContainerConfig(disk_mb=3)}, "only counts for shell_agent and functions of your own"),
+    ({"name": "shell_agent", "agent": "a:b"}, "only counts for agent and"), ({"name": "shell_agent", "max_agents": 0}, "at least 1"),
+    ({"name": "shell_agent", "agent_timeout_s": 90}, "must be more than 3 times workflow.container.wall_s=30"),
+    ({"name": "shell_agent", "container": ContainerConfig(num_processes=1)}, "workflow.container.num_processes=1: must be from 8 to"),
+    ({"name": "shell_agent", "container": ContainerConfig(image="here.sif")}, "must be an absolute path"),
+    ({"name": "shell_agent", "container": ContainerConfig(backend=ContainerBackend.apptainer)}, "must be given with workflow.container.backend=")])
 def test_a_config_that_cannot_work_or_counts_for_nothing_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         WorkflowConfig(**changes).check()

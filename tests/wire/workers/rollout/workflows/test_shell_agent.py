@@ -1,0 +1,129 @@
+"""mini-swe-agent itself, in its own process, against the endpoint, with real containers; only the model's words are made up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from launcher.__main__ import CONF
+from tests.sandbox.containers import containers
+from tests.support.episodes import Chatter, leaf, make_lease, make_workflow
+from workers.config import ConfigError, ContainerConfig
+from workers.data.prompt import Prompt
+from workers.messages.groups import check_group, samples
+from workers.messages.parts import Group
+from workers.rollout.workflows import shell_agent
+from workers.rollout.workflows.agents.repository import read_repository
+from workers.rollout.workflows.episode import WorkflowError
+from workers.sandbox.outcome import SandboxError
+
+ROWS = [json.loads(line) for line in (CONF / "prompts" / "repositories.jsonl").read_text().splitlines()]
+LIMITS = ContainerConfig(wall_s=60)
+DONE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+DEADLINE_S = 600.0
+CHEATS = {
+    "edits the test": "echo > test_median.py",
+    "replaces it by a folder": "rm test_median.py; mkdir -p test_median.py/x",
+    "replaces it by a link": "echo pass > other.py; ln -sf other.py test_median.py",
+    "leaves before it": "echo 'import os; os._exit(0)' > statistics_of.py",
+    "brings a unittest of its own": "echo 'print(\"Ran 2 tests\")' > unittest.py",
+    "removes everything": "rm -rf ./*",
+}
+
+
+def says(*commands: str) -> Callable[[str], str]:
+    """A model that says these commands, one at each turn."""
+    def turn(prompt: str) -> str:
+        number = len(re.findall("THOUGHT: next", prompt))
+        return f"THOUGHT: next\n\n```mswea_bash_command\n{commands[number]}\n```" if commands[number] else "THOUGHT: next"
+
+    return turn
+
+
+async def worked(row: dict[str, Any], *commands: str, **settings: Any) -> Group:
+    """One group on a repository."""
+    if why := shell_agent.problem(LIMITS):
+        pytest.skip(why)
+    workflow = make_workflow(Chatter(says=says(*commands)), name="shell_agent", context=40_000, **{
+        "container": LIMITS, "max_turns": 6, "max_new_tokens": 600, "group_size": 1, "agent_timeout_s": DEADLINE_S, **settings})
+    async with asyncio.timeout(DEADLINE_S):
+        group = await workflow.run(make_lease(prompt=row["prompt"], reference=json.dumps(row["answer"])))
+    check_group(group)
+    return group
+
+
+async def test_ten_of_ten_are_solved_and_none_is_without_the_change() -> None:
+    assert len(ROWS) == 10
+    solved = await asyncio.gather(*(worked(row, row["response"], DONE) for row in ROWS))
+    assert [group.scores.tolist() for group in solved] == [[1.0]] * 10
+    assert (await worked(ROWS[0], "ls", DONE)).scores.tolist() == [0.0]
+    made, repositories = containers(LIMITS), [read_repository(json.dumps(row["answer"])) for row in ROWS]
+    assert [repository.passes(made, repository.packed()) for repository in repositories] == [False] * 10
+
+
+async def test_one_conversation_is_trained_on_with_its_faults() -> None:
+    """What was said without an action stays in it: the library's own model class would leave it out, and begin another sequence."""
+    row = ROWS[1]
+    group = await worked(row, "", row["response"], "cat no_such_file", DONE)
+    (view,) = samples(group)
+    said = [f"THOUGHT: next\n\n```mswea_bash_command\n{command}\n```" if command else "THOUGHT: next"
+            for command in ("", row["response"], "cat no_such_file", DONE)]
+    assert bytes(view.tokens[view.loss_mask].tolist()).split(b"\0")[:-1] == [text.encode() for text in said]
+    text = bytes(view.tokens[~view.loss_mask].tolist()).decode()
+    assert "Format error" in text and "cat: no_such_file: No such file or directory" in text and group.scores.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+async def test_tests_cannot_be_made_to_pass(cheat: str) -> None:
+    assert (await worked(ROWS[1], CHEATS[cheat], DONE)).scores.tolist() == [0.0]
+
+
+async def test_what_is_done_counts_where_turns_or_the_context_end_first() -> None:
+    row = ROWS[2]
+    assert (await worked(row, row["response"], "ls", "ls", max_turns=2)).scores.tolist() == [1.0]
+    shouts = "seq 100000"
+    assert (await worked(row, row["response"], *[shouts] * 5, max_output_chars=30_000)).scores.tolist() == [1.0]
+
+
+async def test_a_node_without_containers_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    shell_agent._chosen.cache_clear()
+    workflow = make_workflow(Chatter(), name="shell_agent", group_size=1)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await workflow.run(make_lease())
+    error = leaf(raised.value)
+    assert isinstance(error, WorkflowError) and isinstance(error.__cause__, SandboxError) and "bwrap is not installed" in str(error)
+    prompt = Prompt("p", "Mend it", "numeric", json.dumps(ROWS[0]["answer"]))
+    with pytest.raises(ConfigError, match="bwrap is not installed"):
+        shell_agent.check(ContainerConfig(), [prompt], here=True)
+    shell_agent.check(ContainerConfig(), [prompt], here=False)
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    ({"tests": {}}, "'tests' is empty"), ({"passed": ""}, "'passed' is empty"), ({"command": 3}, "Expected `str`, got `int`"),
+    ({"more": 1}, "unknown field `more`"), ({"files": {"../x": ""}}, "'../x' leads out of"), ({"tests": {"/etc/x": ""}}, "'/etc/x' leads out of"),
+    ({"archive": "/nowhere.tar"}, "archive='/nowhere.tar' is no tar that can be read here ([Errno 2]")])
+def test_rows_that_are_no_repository_are_refused(change: dict[str, Any], why: str) -> None:
+    reference = json.dumps(ROWS[0]["answer"] | change)
+    with pytest.raises(ValueError, match=re.escape(why)):
+        read_repository(reference)
+    with pytest.raises(ConfigError, match=r"workflow=shell_agent: the answer cannot be used"):
+        shell_agent.check(ContainerConfig(), [Prompt("p", "Mend it", "numeric", reference)], here=False)
+
+
+def test_an_archive_lies_beneath_the_files(tmp_path: Path) -> None:
+    made = containers(LIMITS)
+    row = ROWS[3]["answer"]
+    archive = tmp_path / "shop.tar"
+    archive.write_bytes(made.run(read_repository(json.dumps(row)).packed(), "chmod +x shop/stack.py").files)
+    repository = read_repository(json.dumps(row | {"archive": str(archive), "files": {"shop/__init__.py": "x = 1\n"}}))
+    ran = made.run(repository.packed(), "test -x shop/stack.py && cat shop/__init__.py && ls")
+    assert (ran.output, ran.status) == ("x = 1\nshop\ntest_stack.py\n", 0)
+    assert msgspec.structs.asdict(repository)["archive"] == str(archive)

@@ -1,0 +1,157 @@
+"""What a command may not do, tried by real commands in real containers: as the user of the tests, and where that is root as another one too."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.sandbox.containers import UsersContainers, containers
+from workers.config import ContainerBackend, ContainerConfig
+from workers.sandbox.containers import container, container_choice
+from workers.sandbox.containers.container import Container, pack
+from workers.sandbox.outcome import SandboxError
+
+UNPRIVILEGED = 54321
+LIMITS = ContainerConfig(wall_s=60, memory_mb=256, disk_mb=8, num_processes=32)
+FILES = pack({"a.txt": "mine\n", "folder/b.txt": "too\n"})
+SECRET = "HEADWAY_TEST_SECRET"
+
+
+@pytest.fixture(scope="module", params=["own user", "unprivileged"])
+def case(request: pytest.FixtureRequest) -> Iterator[Container | UsersContainers]:
+    os.environ[SECRET] = "do not tell"
+    if request.param == "own user":
+        yield containers(LIMITS)
+        return
+    if os.getuid() != 0:
+        pytest.skip("not root: the tests above ran as an unprivileged user already")
+    users = UsersContainers(UNPRIVILEGED, LIMITS)
+    try:
+        yield users
+    finally:
+        users.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(case: Container | UsersContainers) -> Iterator[None]:
+    yield
+    starter = psutil.Process(case.pid if isinstance(case, UsersContainers) else os.getpid())
+    assert [child.name() for child in starter.children(recursive=True) if child.name() in ("bwrap", "bash", "sleep", "timeout", "python3")] == []
+
+
+def test_files_come_back_as_the_command_left_them(case: Container) -> None:
+    ran = case.run(FILES, "cat a.txt folder/b.txt && echo new > c.txt && rm -r folder && ln -s c.txt d && chmod +x a.txt; exit 7")
+    assert (ran.output, ran.status, ran.failure) == ("mine\ntoo\n", 7, "")
+    again = case.run(ran.files, "ls; cat d; test -x a.txt && pwd")
+    assert (again.output, again.status) == ("a.txt\nc.txt\nd\nnew\n/tmp/repository\n", 0)
+
+
+def test_only_the_end_of_a_long_output_comes_back(case: Container) -> None:
+    ran = case.run(FILES, "head -c 1000000 /dev/zero | tr '\\0' x; echo end")
+    assert len(ran.output) == container.SHOWN_BYTES and ran.output.endswith("xxend\n")
+
+
+def test_no_network(case: Container) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        ran = case.run(FILES, f"exec 2>&1; : <> /dev/tcp/127.0.0.1/{server.getsockname()[1]}; grep -c : /proc/net/dev")
+        assert ran.output.endswith("\n1\n") and "refused" in ran.output, "there is lo alone, and nobody on it"
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_nothing_of_others_can_be_read_or_written(case: Container, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    canary.write_text("of others")
+    ran = case.run(FILES, f"cat {canary}; cat /etc/passwd; ls /home /work; cat /proc/*/environ | tr '\\0' '\\n' | grep {SECRET}; "
+                          f"for f in /usr/x /x /dev/x /proc/sys/x {tmp_path}/x; do touch $f; done; ls -A /root /proc/1/root/home")
+    assert "of others" not in ran.output and "do not tell" not in ran.output
+    assert ran.output.count("touch: ") == 5 and list(tmp_path.iterdir()) == [canary] and canary.read_text() == "of others"
+
+
+@pytest.mark.parametrize("attempt", ["unshare --user true", "unshare --user --mount mount -t tmpfs none /tmp", "mount -t tmpfs none /tmp",
+                                     "python3 -c 'import os; os.memfd_create(\"hidden\")'"])
+def test_no_memory_without_a_bound(case: Container, attempt: str) -> None:
+    assert case.run(FILES, attempt).status not in (0, 127)
+
+
+def test_a_fork_bomb_ends(case: Container) -> None:
+    ran = case.run(FILES, "bomb() { bomb | bomb & }; bomb; sleep 1000")
+    assert (ran.failure == "more than 32 processes at once" and ran.files == FILES) or "fork" in ran.output
+
+
+def test_the_file_system_is_bounded(case: Container) -> None:
+    ran = case.run(FILES, "for i in 1 2 3; do head -c 5000000 /dev/zero > $i; done; rm 2 3; df --output=size /tmp")
+    assert "No space left" in ran.output and ran.output.split()[-1] == str(8 << 10) and len(ran.files) < 8 << 20
+    assert case.run(FILES, "touch /dev/shm/x").status == 1 and case.run(FILES, "head -c 20000000 /dev/zero > /run/x").status != 0
+    assert case.run(FILES, "for i in $(seq 40); do truncate -s 8M $i; done").status == 0, "holes take no room"
+
+
+def test_the_number_of_files_is_bounded(case: Container, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(case, UsersContainers):
+        pytest.skip("the bound is lowered in this process")
+    monkeypatch.setattr(container, "MAX_FILES", 500)
+    assert case.run(FILES, "mkdir d; cd d; seq 600 | xargs touch; sleep 1000").failure == "more than 500 files"
+
+
+def test_memory_is_bounded(case: Container) -> None:
+    alone = case.run(FILES, "python3 -c 'x = b\"x\" * (300 << 20)'")
+    assert alone.status == 1 and "MemoryError" in alone.output
+    together = case.run(FILES, "for i in 1 2 3; do python3 -c 'import time; x = b\"x\" * (120 << 20); time.sleep(1000)' & done; wait")
+    assert together.failure == "more than 256 MiB of memory" and together.status == -1
+
+
+def test_time_is_bounded_and_what_was_done_stays() -> None:
+    ran = containers(replace(LIMITS, wall_s=1)).run(FILES, "echo said; echo new > c.txt; sleep 1000")
+    assert (ran.output, ran.status, ran.failure) == ("said\n", -1, "no end in 1 s")
+    assert containers(LIMITS).run(ran.files, "cat c.txt").output == "new\n"
+
+
+def test_what_runs_in_the_background_ends_with_its_command(case: Container) -> None:
+    ran = case.run(FILES, "(setsid sleep 98765 &); nohup sleep 98765 & disown; echo started")
+    assert (ran.output.splitlines()[-1], ran.status) == ("started", 0)
+    assert case.run(ran.files, "pgrep sleep").status == 1
+
+
+@pytest.mark.parametrize("sabotage", ["kill -KILL -1; kill -KILL $PPID 2; sleep 1000", "cd /; rm -rf /tmp/repository",
+                                      "printf 'no number at all    ' > /proc/2/fd/1; kill -STOP 1 2; kill -KILL 2; sleep 1000"])
+def test_a_command_that_destroys_its_container_changes_nothing(case: Container, sabotage: str) -> None:
+    ran = case.run(FILES, sabotage)
+    assert ran.status == -1 and ran.failure and ran.files == FILES
+
+
+@pytest.mark.parametrize("command", ["echo " + "x" * 200_000, "echo \0"])
+def test_what_is_no_command_is_told(case: Container, command: str) -> None:
+    assert (ran := case.run(FILES, command)).status == -1 and "cannot be run" in ran.failure and ran.files == FILES
+
+
+def test_files_without_room_are_told(case: Container) -> None:
+    ran = case.run(pack({"large": "x" * (9 << 20)}), "true")
+    assert ran.status == -1 and "too early" in ran.failure
+
+
+def test_without_anything_that_makes_containers(case: Container, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxError, match=r"^workflow.container.backend=auto: no container .*bwrap is not installed; .*needs bubblewrap 0.8"):
+        container_choice.choose(LIMITS)
+
+
+@pytest.mark.parametrize(("script", "why"), [
+    ("echo 'bwrap: No permissions to create new namespace' >&2; exit 1", "status 1: bwrap: No permissions to create new namespace"),
+    ('while [ "$1" != -- ]; do shift; done; shift; exec "$@"', "it has no process namespace of its own"),
+    ('while [ "$1" != -- ]; do shift; done; shift; exec unshare --user --map-root-user --pid --fork --mount-proc "$@"',
+     "files of others can be seen; the network can be reached")])
+def test_what_does_not_confine_is_refused(case: Container, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, why: str) -> None:
+    """A kernel without user namespaces, and a program that only says that it confines."""
+    program = tmp_path / "bwrap"
+    program.write_text(f"#!/bin/bash\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(SandboxError, match=why):
+        container_choice.choose(replace(LIMITS, backend=ContainerBackend.bubblewrap))

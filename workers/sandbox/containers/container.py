@@ -1,0 +1,180 @@
+"""One shell command in a container of its own, which begins with the files of a workspace and gives them back.
+
+    files (tar) --stdin--> container: tar -x, command, kill -KILL -1, tar -c --stdout--> output, status, files (tar)
+                               ^ usage.py looks every 20 ms: too much memory, processes, files --> killed, and the files are as before
+
+Nothing lasts but the files, which nobody unpacks outside of a container: processes in the background end with their command. The kernel bounds each
+process (memory, size of a file) and the file system; their number where the user is not root; `usage.py` all of them together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import IO
+
+from workers.config import ContainerBackend, ContainerConfig
+from workers.sandbox.confinement import seccomp, syscall_policy
+from workers.sandbox.confinement.syscalls import ARCHITECTURES
+from workers.sandbox.containers import usage
+
+POLL_S = 0.02
+MAX_FILES = 65536
+MAX_COMMAND_BYTES = 120_000  # of Linux's 131072 for an argument
+SHOWN_BYTES = 1 << 16
+"""So much of a command's output is given back: its end."""
+OUTPUT_MB = 16
+"""All of it lies in a file system of its own, so that it can be told that the other one is full."""
+GRACE_S = 10.0
+"""For packing and unpacking, beside the command's own time, which is bounded within."""
+NOT_RUN, KILLED = 125, 137
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
+HOME = "/tmp/repository"
+ENVIRONMENT = {"PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+"""Also of what makes the container: inside, /proc/1/environ tells it."""
+_INSIDE = f"""
+case "$(readlink /proc/self/ns/pid)" in "$6" | "") echo "it has no process namespace of its own" >&2; exit {NOT_RUN};; esac
+mkdir -p {HOME} && cd {HOME} || exit {NOT_RUN}
+ulimit -c 0 -f $(($3 * 2048))
+tar --extract --ignore-zeros --no-same-owner --unlink-first --recursive-unlink || exit {NOT_RUN}
+[ -w /run ] && exec 3<> /run/output || exec 3<> /tmp/.output
+(ulimit -n 256 -v $(($4 * 1024)) -u $5; exec timeout --signal=KILL $2 bash -c "$1" < /dev/null >&3 2>&1 3>&-)
+status=$?
+kill -KILL -1
+size=$(stat -L -c %s /proc/$$/fd/3)
+printf '%20d' $((size < {SHOWN_BYTES} ? size : {SHOWN_BYTES})); tail -c {SHOWN_BYTES} /proc/$$/fd/3
+cd {HOME} && tar --create --sparse . || exit {NOT_RUN}
+exit $status
+"""
+"""$1: the command, $2: seconds, $3: MiB of a file, $4: MiB of memory, $5: processes, $6: the process namespace outside, in which nothing must be
+killed. Needs bash, coreutils and GNU tar."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """`output`: the end of what the command wrote; `status`: its exit status, or -1, and then `failure` says why; `files`: a tar, those from before
+    where the container was killed, and not only the command for its time."""
+
+    output: str
+    status: int
+    failure: str
+    files: bytes
+
+
+class Container:
+    """Runs commands as `config` says, whose backend is settled (container_choice.py), by `program`, its path."""
+
+    def __init__(self, config: ContainerConfig, program: str) -> None:
+        self.config, self.program = config, program
+
+    @property
+    def backend(self) -> ContainerBackend:
+        """What makes it."""
+        return self.config.backend
+
+    def run(self, files: bytes, command: str) -> Ran:
+        """Run `command` by bash in a container that begins with `files`, a tar or several. Raises `OSError` where none can be started."""
+        config = self.config
+        if len(command.encode()) > MAX_COMMAND_BYTES or "\0" in command:
+            return Ran("", -1, f"a command of more than {MAX_COMMAND_BYTES} bytes, or with a null byte, cannot be run", files)
+        inside = ["bash", "-c", _INSIDE, "bash", command, f"{config.wall_s:g}", str(config.disk_mb), str(config.memory_mb), str(config.num_processes),
+                  os.readlink("/proc/self/ns/pid")]
+        with contextlib.ExitStack() as opened:
+            source, result, errors = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            prefix, passed = opened.enter_context(self._prefix())
+            source.write(files)
+            source.seek(0)
+            process = subprocess.Popen([*prefix, *inside], stdin=source, stdout=result, stderr=errors, pass_fds=passed,
+                                       env=ENVIRONMENT, start_new_session=True)
+            begun = time.monotonic()
+            try:
+                failure = self._watch(process)
+            finally:
+                _end(process)
+            ran = _read(result, errors, process.returncode, failure, files)
+        late = ran.status == KILLED and time.monotonic() - begun >= config.wall_s
+        return replace(ran, status=-1, failure=f"no end in {config.wall_s:g} s") if late else ran
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> str:
+        """Wait for the end; why there is to be one now, '' where it came by itself."""
+        config, ends = self.config, time.monotonic() + self.config.wall_s + GRACE_S
+        while time.monotonic() < ends:
+            try:
+                process.wait(POLL_S)
+                return ""
+            except subprocess.TimeoutExpired:
+                used = usage.of(process.pid, config.num_processes + usage.OWN)
+            if used.num_tasks > config.num_processes + usage.OWN:
+                return f"more than {config.num_processes} processes at once"
+            if used.memory_bytes > config.memory_mb << 20:
+                return f"more than {config.memory_mb} MiB of memory"
+            if used.num_files > MAX_FILES:
+                return f"more than {MAX_FILES} files"
+        return f"no end in {config.wall_s:g} s"
+
+    @contextlib.contextmanager
+    def _prefix(self) -> Iterator[tuple[list[str], list[int]]]:
+        """What the command line begins with, and the descriptors that go with it."""
+        if self.config.backend is ContainerBackend.apptainer:
+            yield [self.program, "--quiet", "exec", "--userns", "--containall", "--no-privs", "--no-home", "--net", "--network", "none",
+                   "--pwd", "/tmp", self.config.image], []
+            return
+        block = syscall_policy.without_hidden_memory(ARCHITECTURES[os.uname().machine])
+        with open(os.memfd_create("seccomp"), "wb", buffering=0) as rules:
+            rules.write(seccomp.code_of(block))
+            rules.seek(0)
+            yield self._bubblewrap(rules.fileno()), [rules.fileno()]
+
+    def _bubblewrap(self, rules: int) -> list[str]:
+        seen = dict.fromkeys([*SYSTEM, sys.base_prefix])
+        binds = ["--ro-bind", self.config.image, "/"] if self.config.image else [
+            part for path in seen if os.access(path, os.R_OK) for part in ("--ro-bind", path, path)]
+        return [self.program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
+                "--seccomp", str(rules), *binds, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
+                "--size", str(self.config.disk_mb << 20), "--tmpfs", "/tmp", "--size", str(OUTPUT_MB << 20), "--tmpfs", "/run",
+                "--remount-ro", "/", "--chdir", "/tmp", "--"]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the container: the first process of its namespace takes all others along."""
+    if process.poll() is None:
+        for pid in usage.below(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+
+def _read(result: IO[bytes], errors: IO[bytes], status: int, failure: str, before: bytes) -> Ran:
+    """What a container gave back: the size of the output in 20 digits, the output, the files."""
+    result.seek(0)
+    head = result.read(20)
+    if failure or not head.strip().isdigit():
+        errors.seek(0)
+        said = errors.read(SHOWN_BYTES).decode(errors="replace").strip()[-300:]
+        return Ran("", -1, failure or f"the container ended too early, with status {status}{': ' * bool(said)}{said}", before)
+    output = result.read(min(int(head), SHOWN_BYTES)).decode(errors="replace")
+    files = result.read()
+    if status == NOT_RUN:
+        return Ran(output, -1, f"the files could not be read back: they have no room, or {HOME} is gone", before)
+    return Ran(output, status, "", files)
+
+
+def pack(files: dict[str, str]) -> bytes:
+    """A tar of text files."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for path, text in files.items():
+            content, entry = text.encode(), tarfile.TarInfo(path)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
