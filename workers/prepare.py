@@ -33,6 +33,7 @@ from workers.model.initialize import make_smollm2, make_tiny
 from workers.model.parallel_limits import check_training
 from workers.model.teacher import check_teacher
 from workers.model.tensors import check_tensors
+from workers.rollout.workflows.agents.environment_process import bring_tasks
 from workers.run import process_tree
 from workers.run.checkpoints import TRAINER
 from workers.run.files import write_atomic
@@ -160,6 +161,8 @@ def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
     config.data.make_absolute()
     check_installed(config.tracking)
     config.reward.judge.settle()
+    if config.workflow.env:
+        bring_tasks(config, run)
     if not made and not _all_there(config, tried):
         return
     if tried:

@@ -84,7 +84,7 @@ def try_functions(config: Config, folder: Path, prompts: Sequence[Prompt]) -> li
     for name in names:
         judged = [prompt for prompt in prompts if name in own(prompt.verifier)] or prompts
         asyncio.run(_try_verifier(config, name, judged[:NUM_PROMPTS]))
-    if workflow.name in WORKFLOWS and workflow.name != "agent" and ":" not in workflow.keep:
+    if workflow.name in WORKFLOWS and workflow.name not in ("agent", "verifiers") and ":" not in workflow.keep:
         return []
     return _try_workflow(config, folder, prompts[0])
 
@@ -106,8 +106,8 @@ def _one_process(config: Config, name: str) -> RewardPool:
 
 def _try_workflow(config: Config, folder: Path, prompt: Prompt) -> list[str]:
     """Run one group, without engines."""
-    agent = config.workflow.name == "agent"
-    key = "workflow.agent" if agent else f"workflow.name={config.workflow.name!r}"
+    agent = config.workflow.name in ("agent", "verifiers")
+    key = f"workflow.env={config.workflow.env!r}" if config.workflow.env else "workflow.agent" if agent else f"workflow.name={config.workflow.name!r}"
     shorter = dataclasses.replace(config.workflow, group_size=min(GROUP_SIZE, config.workflow.group_size),
                                   agent_timeout_s=min(GROUP_S, config.workflow.agent_timeout_s), agent_failures="error")
     may_fail = agent and config.workflow.agent_failures == "zero"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any
 
 from workers.config.rules import require
 
 WORKFLOWS = {name: f"workers.rollout.workflows.{name}:run" for name in ("single_turn", "multi_turn", "python_tool", "self_verification", "agent")}
+WORKFLOWS["verifiers"] = WORKFLOWS["agent"]
 """The built-in workflows, and where their functions are."""
+
+TOOL_FORMATS = ("auto", "hermes", "llama3", "qwen_xml", "mistral")
 
 _ONLY_FOR = {
     "max_turns": ("multi_turn", "python_tool"),
@@ -21,9 +26,14 @@ _ONLY_FOR = {
     "train_judge": ("self_verification",),
     "agent": ("agent",),
     "agent_command": ("agent",),
-    "agent_timeout_s": ("agent",),
-    "max_agents": ("agent",),
-    "agent_failures": ("agent",),
+    "agent_timeout_s": ("agent", "verifiers"),
+    "max_agents": ("agent", "verifiers"),
+    "agent_failures": ("agent", "verifiers"),
+    "env": ("verifiers",),
+    "env_args": ("verifiers",),
+    "env_rewards": ("verifiers",),
+    "env_python": ("verifiers",),
+    "tool_format": ("agent", "verifiers"),
     "options": (),
 }
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -40,7 +50,10 @@ class WorkflowConfig:
 
     `agent`: the import path of an async function, or `agent_command`: a program and its arguments, that is an agent (docs/agents.md). Each of them
     may take `agent_timeout_s` seconds, and a worker runs `max_agents` at once. `agent_failures`: the lease of one that fails fails too (error),
-    or its episode has a score of 0 (zero).
+    or its episode has a score of 0 (zero). `tool_format`: how the model writes calls of tools; auto: as its chat template shows them.
+
+    `env`: an environment of the verifiers library, with its settings `env_args`, which the Python `env_python` runs (docs/environments.md). Its
+    rewards, from the least to the greatest of `env_rewards`, become scores from 0 to 1.
 
     The log-probs that are recorded, and that training reckons with, are those of the distribution at `temperature`, before any
     cut by `top_p` or `top_k` (as in SGLang): leave those two at 1 and -1 for training that is exact.
@@ -69,6 +82,11 @@ class WorkflowConfig:
     agent_timeout_s: float = 600.0  # for one episode of an agent
     max_agents: int = 64  # of a worker at once
     agent_failures: str = "error"  # an agent that fails: an error, or a score of 0 (zero)
+    tool_format: str = "auto"  # of calls in what the model says: auto, hermes, llama3, qwen_xml or mistral
+    env: str = ""  # an environment of the verifiers library; docs/environments.md
+    env_args: dict[str, Any] = field(default_factory=dict)  # its settings, as the library's --env.KEY
+    env_rewards: list[float] = field(default_factory=lambda: [0.0, 1.0])  # its least and its greatest reward
+    env_python: str = ""  # the Python that has the library; empty: the run's
     options: dict[str, str | int | float | bool] = field(default_factory=dict)  # for a workflow of your own, as NAME: VALUE
     keep: str = "all"  # which groups are trained on: all, spread, or package.module:function
     max_rejected: float = 0.95  # share of rejected groups above which the run ends
@@ -76,7 +94,7 @@ class WorkflowConfig:
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
         self._check_name()
-        if self.name == "agent":
+        if self.name in ("agent", "verifiers"):
             self._check_agent()
         require(self.max_turns >= 1, "workflow.max_turns", self.max_turns, "must be at least 1", "1 is a single answer")
         require(0 < self.turn_discount <= 1, "workflow.turn_discount", self.turn_discount, "must be greater than 0 and at most 1", "1 is none")
@@ -100,9 +118,14 @@ class WorkflowConfig:
                 "It is a share of groups; 1 goes on however many are rejected")
 
     def _check_agent(self) -> None:
-        """Check the keys of workflow.name=agent."""
-        require(bool(self.agent) != bool(self.agent_command), "workflow.agent", self.agent, "must be given, or else workflow.agent_command, not both",
-                "Give 'package.module:function', or a program with its arguments")
+        """Check the keys of workflow.name=agent, and those that it shares."""
+        if self.name == "verifiers":
+            self._check_env()
+        else:
+            require(bool(self.agent) != bool(self.agent_command), "workflow.agent", self.agent, "must be given, or else workflow.agent_command, not "
+                    "both", "Give 'package.module:function', or a program with its arguments")
+        require(self.tool_format in TOOL_FORMATS, "workflow.tool_format", self.tool_format, f"must be one of {', '.join(TOOL_FORMATS)}",
+                "auto goes by the model's chat template")
         require(not self.agent or _FUNCTION.fullmatch(self.agent) is not None, "workflow.agent", self.agent,
                 "must be the import path 'package.module:function' of an async function", "Write the module's dots, a colon, and the function's name")
         require(not self.agent_command or bool(self.agent_command[0]), "workflow.agent_command", self.agent_command, "must begin with a program",
@@ -113,6 +136,12 @@ class WorkflowConfig:
         require(self.agent_failures in ("error", "zero"), "workflow.agent_failures", self.agent_failures, "must be error or zero",
                 "zero gives an episode whose agent failed a score of 0")
 
+    def _check_env(self) -> None:
+        """Check the keys of workflow.name=verifiers."""
+        require(bool(self.env), "workflow.env", self.env, "must name an environment of the verifiers library", "See docs/environments.md")
+        require(len(self.env_rewards) == 2 and -math.inf < self.env_rewards[0] < self.env_rewards[-1] < math.inf, "workflow.env_rewards",
+                self.env_rewards, "must be two numbers, the second greater than the first", "[0, 1] takes rewards as they are")
+
     def _check_name(self) -> None:
         """Check that there may be such a workflow, and that no key is set which it does not read."""
         if self.name not in WORKFLOWS:
@@ -121,9 +150,9 @@ class WorkflowConfig:
                     f"must be one of {', '.join(WORKFLOWS)}, or the import path 'package.module:function' of your own",
                     f"Did you mean {near[0]}?" if near else "Write the module's dots, a colon, and the function's name")
             return
-        known = WorkflowConfig.__dataclass_fields__
+        unset = WorkflowConfig()
         for key, readers in _ONLY_FOR.items():
-            default = known[key].default if known[key].default is not MISSING else type(getattr(self, key))()
+            default = getattr(unset, key)
             require(self.name in readers or getattr(self, key) == default, f"workflow.{key}", getattr(self, key),
                     f"must be left at its default with workflow.name={self.name}",
                     f"It only counts for {' and '.join(readers)}{' and ' if readers else ''}functions of your own")

@@ -18,10 +18,11 @@ from workers.config import ConfigError, WorkflowConfig
 from workers.messages.groups import check_group, group_episodes, samples
 from workers.messages.parts import Group
 from workers.rollout.workflows.agent import load_agent, question
-from workers.rollout.workflows.agents.chat_messages import ChatMessage, ToolCall, as_messages, reply, to_json
+from workers.rollout.workflows.agents.chat_messages import ChatMessage, as_messages, reply
 from workers.rollout.workflows.agents.chat_requests import ApiError, ChatRequest, read_chat, read_reward
 from workers.rollout.workflows.agents.chat_responses import Answer
 from workers.rollout.workflows.agents.conversation import Chat
+from workers.rollout.workflows.agents.tool_formats import ToolCall, to_json
 from workers.rollout.workflows.episode import LLM, Episode, Reply, Reward
 from workers.rollout.workflows.rendering import ChatText, PlainText, TextFormat
 
