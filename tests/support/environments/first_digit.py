@@ -1,4 +1,4 @@
-"""An environment of the verifiers library, of one turn: the reward is the share of the question's first digit in the answer, times `scale`."""
+"""An environment of the verifiers library, of one turn: the reward is how near the answer's digits are to the question's first, times `scale`."""
 
 from collections.abc import Iterable
 
@@ -15,10 +15,11 @@ class DigitConfig(vf.TaskConfig):
 
 class DigitTask(vf.Task[DigitData, vf.State, DigitConfig]):
     @vf.reward
-    async def share(self, trace: vf.Trace) -> float:
-        """Of the digit."""
+    async def nearness(self, trace: vf.Trace) -> float:
+        """1 for the digit itself, 0 for what is none."""
         said = trace.last_reply
-        return self.config.scale * said.count(self.data.digit) / len(said) if said else 0.0
+        nearness = [1 - abs(int(self.data.digit) - int(character)) / 9 if character.isdecimal() else 0.0 for character in said]
+        return self.config.scale * sum(nearness) / len(said) if said else 0.0
 
 
 class DigitsConfig(vf.TasksetConfig):

@@ -20,7 +20,7 @@ from workers.config import ConfigError, WorkflowConfig
 from workers.rollout.workflows.agents.agent_program import ProgramFailed, run_program
 from workers.rollout.workflows.agents.conversation import Chat
 from workers.rollout.workflows.agents.endpoint import admitted, shared_endpoint
-from workers.rollout.workflows.agents.environment_process import shared_environment
+from workers.rollout.workflows.agents.environment_process import score_of, shared_environment
 from workers.rollout.workflows.episode import LLM, Episode, Reward, WorkflowError
 from workers.rollout.workflows.rendering import TextFormat
 from workers.run.user_code import first, import_function, told
@@ -66,7 +66,8 @@ def question(prompt: str, text: TextFormat) -> str:
 async def _working(config: WorkflowConfig, task: dict[str, Any], url: str, key: str) -> Any:
     """Run the agent; returns what it returns."""
     if config.env:
-        return await (await shared_environment(config)).play(json.loads(task["reference"]), url, key)
+        environment = await shared_environment(config)
+        return score_of(await environment.play(json.loads(task["reference"]), url, key), config)
     if config.agent_command:
         return await run_program(config.agent_command, task, url, key)
     return await load_agent(config.agent)(task, url, key)

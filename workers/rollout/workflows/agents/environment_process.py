@@ -1,7 +1,7 @@
 """The process of a `verifiers` environment: started by the first episode of a worker, shared by all, gone with the worker's event loop.
 
     episode --play(task, url, key)--> stdin --> environment_program.py, by workflow.env_python --HTTP--> endpoint
-            <--reward, as a score---- stdout <--
+            <--reward---------------- stdout <--
 
 One that dies fails the episodes it had, and the next episode starts another. Its standard error is the worker's.
 """
@@ -32,19 +32,14 @@ MAX_TASKS = 100_000
 
 
 class EnvironmentProcess:
-    """A running process; `ended` once it is not."""
+    """A running process. `ended`: it is none any more, or ends."""
 
-    def __init__(self, process: asyncio.subprocess.Process, config: WorkflowConfig) -> None:
-        self._process, self._config = process, config
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process, self.ended = process, False
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._living = asyncio.create_task(self._live())
-
-    @property
-    def ended(self) -> bool:
-        """Whether no episode can be played any more."""
-        return self._living.done()
 
     @classmethod
     async def start(cls, config: WorkflowConfig) -> EnvironmentProcess:
@@ -52,7 +47,7 @@ class EnvironmentProcess:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *_command(config, "serve"), process_group=0,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
-        started = cls(process, config)
+        started = cls(process)
         done, _ = await asyncio.wait([started._ready], timeout=STARTS_S)
         if not done:
             started._living.cancel()
@@ -61,8 +56,7 @@ class EnvironmentProcess:
         return started
 
     async def play(self, task: dict[str, Any], url: str, key: str) -> float:
-        """The score of an episode of `task`, whose model is asked at `url` with `key`. Raises `ProgramFailed`; `ConfigError` for a reward that
-        is no score."""
+        """The reward of an episode of `task`, whose model is asked at `url` with `key`. Raises `ProgramFailed`."""
         number = next(self._numbers)
         call = self._calls[number] = asyncio.get_running_loop().create_future()
         try:
@@ -75,7 +69,7 @@ class EnvironmentProcess:
             self._calls.pop(number, None)
         if "error" in told:
             raise ProgramFailed(told["error"])
-        return score_of(told["reward"], self._config)
+        return told["reward"]
 
     async def _give_up(self, number: int) -> None:
         ended = self._calls[number] = asyncio.get_running_loop().create_future()
@@ -84,7 +78,8 @@ class EnvironmentProcess:
                 await self._tell({"call": number, "cancel": True})
                 await ended
                 return
-        self._living.cancel()  # it hangs: the next episode has another one
+        self.ended = True  # it hangs: the next episode has another one
+        self._living.cancel()
 
     async def _tell(self, said: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -105,6 +100,7 @@ class EnvironmentProcess:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(told)
         finally:
+            self.ended = True
             await end(self._process)
             for waiting in (self._ready, *self._calls.values()):
                 if not waiting.done():
