@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.episodes import Chatter
+from tests.unit.workers.rollout.workflows.agents.test_conversation import Talk, told, user
 from workers.config import ConfigError
 from workers.data.chat import ChatTemplate
+from workers.messages.groups import samples
 from workers.rollout.workflows.agents.chat_messages import ChatMessage, as_messages, reply
 from workers.rollout.workflows.agents.tool_formats import ToolCall, find_calls, format_of, to_json
 from workers.rollout.workflows.rendering import ChatText, PlainText
@@ -72,6 +75,23 @@ def test_the_template_shows_tools_and_results(name: str, texts: dict[str, ChatTe
     assert "Adds." in opening and "?" in opening
     following = text.following(as_messages([ChatMessage("tool", "FORTY", call_id="000001000")], shows_tools=True))
     assert "FORTY" in following and following.startswith(ENDS) and "?" not in following
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_tool_is_called_and_answered_in_one_sequence(name: str, texts: dict[str, ChatText]) -> None:
+    text = texts[name]
+    written = turn(text, [ToolCall("add", '{"a": 12}')])
+
+    async def steps(talk: Talk) -> None:
+        message = told(await talk.ask(user("?"), tools=[ADD]))
+        (call,) = message["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"a": 12}
+        last = await talk.ask(user("?"), message, {"role": "tool", "tool_call_id": call["id"], "content": "FORTY-TWO"}, tools=[ADD])
+        assert last.said.content == "so 42"
+
+    chatter = Chatter(says=lambda prompt: "so 42" if "FORTY-TWO" in prompt else written)
+    (view,) = samples(Talk(steps, chatter, text=text, context=9000, max_new_tokens=400).group())
+    assert bytes(view.tokens[view.loss_mask].tolist()).decode() == f"{written}\0so 42\0"
 
 
 @pytest.mark.parametrize(("form", "text", "content", "calls"), [
