@@ -33,6 +33,7 @@ from workers.model.initialize import make_smollm2, make_tiny
 from workers.model.parallel_limits import check_training
 from workers.model.teacher import check_teacher
 from workers.model.tensors import check_tensors
+from workers.rollout.workflows.agents.environment_process import bring_tasks
 from workers.run import process_tree
 from workers.run.checkpoints import TRAINER
 from workers.run.files import write_atomic
@@ -160,6 +161,8 @@ def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
     config.data.make_absolute()
     check_installed(config.tracking)
     config.reward.settle()
+    if config.workflow.env:
+        bring_tasks(config, run)
     if not made and not _all_there(config, tried):
         return
     if tried:
@@ -171,6 +174,8 @@ def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
             f"is {architecture.vocab_size} of this model", "Leave it out")
     prompts = check_prompts(config, folder, architecture)
     if not config.supervised:
+        from workers.trial import check_functions  # a supervised run needs nothing of what it imports
+
         check_functions(config, folder, prompts, tried)
     if config.evaluates:
         run.evaluation.mkdir(mode=0o700)
@@ -208,25 +213,6 @@ def missing_model(config: Config) -> str:
         if config.cluster.kind is ClusterKind.slurm and config.model.source is ModelSource.folder and not path.exists():
             return f"{key}={str(path)!r} is not on this machine. It must be where a run is started"
     return ""
-
-
-def check_functions(config: Config, folder: Path, prompts: list[Prompt], tried: bool) -> None:
-    """Check that the functions of the user's own that workers will import are there, and try them. Raises `ConfigError`."""
-    from workers.rollout.workflows import shell_agent  # here: a supervised run needs none of these
-    from workers.rollout.workflows.agent import load_agent
-    from workers.rollout.workflows.group_filter import GroupFilter
-    from workers.rollout.workflows.workflow import load as load_workflow
-    from workers.trial import imported, try_functions
-
-    with imported("workflow"):
-        load_workflow(config.workflow.name)
-        if config.workflow.name == "agent" and config.workflow.agent:
-            load_agent(config.workflow.agent)
-        GroupFilter(config.workflow.keep)
-    if config.workflow.name == "shell_agent":
-        shell_agent.check(config.workflow.container, prompts, here=config.cluster.kind is ClusterKind.local)
-    for note in try_functions(config, folder, prompts) if tried else ():
-        print(note, flush=True)
 
 
 def main(run: Path, answer: int, options: list[str]) -> int:

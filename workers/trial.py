@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from workers.config import Config, ConfigError, DataConfig
+from workers.config import ClusterKind, Config, ConfigError, DataConfig
 from workers.config.workflow import WORKFLOWS
 from workers.data.adapters import ADAPTERS, Adapter, load_adapter
 from workers.data.examples import end_token
@@ -33,10 +33,13 @@ from workers.reward.pool.pool import RewardPool, VerifierError
 from workers.reward.verifiers.registry import own
 from workers.rollout.engines.client import BadRequest, Generation, SamplingParams
 from workers.rollout.engines.sampler import Sample
+from workers.rollout.workflows import shell_agent
+from workers.rollout.workflows.agent import load_agent
 from workers.rollout.workflows.episode import WorkflowError
 from workers.rollout.workflows.group_filter import GroupFilter
 from workers.rollout.workflows.rendering import text_of
 from workers.rollout.workflows.workflow import Parts, Workflow
+from workers.rollout.workflows.workflow import load as load_workflow
 from workers.run.user_code import TookTooLong, first, in_time, told
 
 NUM_PROMPTS = 3
@@ -71,6 +74,19 @@ def _adapt(adapter: Adapter, row: Row, what: str) -> None:
         raise ConfigError(f"{row.place}: {what} raised {told(error)}\nCorrect it, or the row") from error
 
 
+def check_functions(config: Config, folder: Path, prompts: list[Prompt], tried: bool) -> None:
+    """Check that the functions of the user's own that workers will import are there, and try them. Raises `ConfigError`."""
+    with imported("workflow"):
+        load_workflow(config.workflow.name)
+        if config.workflow.name == "agent" and config.workflow.agent:
+            load_agent(config.workflow.agent)
+        GroupFilter(config.workflow.keep)
+    if config.workflow.name == "shell_agent":
+        shell_agent.check(config.workflow.container, prompts, here=config.cluster.kind is ClusterKind.local)
+    for note in try_functions(config, folder, prompts) if tried else ():
+        print(note, flush=True)
+
+
 def try_functions(config: Config, folder: Path, prompts: Sequence[Prompt]) -> list[str]:
     """Try the verifiers, the workflow, its agent and its filter on `prompts`, with the model's `folder`. Returns what is worth saying; raises
     `ConfigError` with what is wrong."""
@@ -82,7 +98,7 @@ def try_functions(config: Config, folder: Path, prompts: Sequence[Prompt]) -> li
     for name in names:
         judged = [prompt for prompt in prompts if name in own(prompt.verifier)] or prompts
         asyncio.run(_try_verifier(config, name, judged[:NUM_PROMPTS]))
-    if workflow.name in WORKFLOWS and workflow.name != "agent" and ":" not in workflow.keep:
+    if workflow.name in WORKFLOWS and workflow.name not in ("agent", "verifiers") and ":" not in workflow.keep:
         return []
     return _try_workflow(config, folder, prompts[0])
 
@@ -104,8 +120,8 @@ def _one_process(config: Config, name: str) -> RewardPool:
 
 def _try_workflow(config: Config, folder: Path, prompt: Prompt) -> list[str]:
     """Run one group, without engines."""
-    agent = config.workflow.name == "agent"
-    key = "workflow.agent" if agent else f"workflow.name={config.workflow.name!r}"
+    agent = config.workflow.name in ("agent", "verifiers")
+    key = f"workflow.env={config.workflow.env!r}" if config.workflow.env else "workflow.agent" if agent else f"workflow.name={config.workflow.name!r}"
     shorter = dataclasses.replace(config.workflow, group_size=min(GROUP_SIZE, config.workflow.group_size),
                                   agent_timeout_s=min(GROUP_S, config.workflow.agent_timeout_s), agent_failures="error")
     may_fail = agent and config.workflow.agent_failures == "zero"

@@ -113,6 +113,8 @@ class Config:
         for name in ("run", "allocation", "cluster", "model", "data", "workflow", "reward", "sandbox", "rollout", "engine", "staleness",
                      "algorithm", "trainer", "weights", "evaluation", "checkpoint", "selftest", "alarms", "transport", "tracking"):
             getattr(self, name).check()
+        require((self.data.kind is DataKind.verifiers) == (self.workflow.name == "verifiers"), "data.kind", self.data.kind.value,
+                f"does not go with workflow.name={self.workflow.name}: an environment brings its prompts", "workflow=verifiers chooses both")
         if self.evaluates:
             self._check_inference()
             self._check_evaluation()

@@ -112,13 +112,15 @@ class Dtype(str, enum.Enum):
 
 
 class DataKind(str, enum.Enum):
-    """Where prompts come from: made up (arithmetic, reasoning_gym), from files (jsonl, parquet, hf: Hugging Face's folders), or from several."""
+    """Where prompts come from: made up (arithmetic, reasoning_gym), from files (jsonl, parquet, hf: Hugging Face's folders), from
+    an environment (workflow.env), or from several."""
 
     arithmetic = "arithmetic"
     reasoning_gym = "reasoning_gym"
     jsonl = "jsonl"
     parquet = "parquet"
     hf = "hf"
+    verifiers = "verifiers"
     mixture = "mixture"
 
 

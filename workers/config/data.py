@@ -123,7 +123,8 @@ class DataConfig:
         for name, part in self.parts.items():
             own = f"{key}.parts.{name}"
             require(bool(_NAME.fullmatch(name)), own, name, "must be 1 to 40 letters, digits, _ or -", "It begins the ids of prompts")
-            require(part.kind is not DataKind.mixture, f"{own}.kind", part.kind.value, "must not be a mixture itself", "List its parts here")
+            require(part.kind not in (DataKind.mixture, DataKind.verifiers), f"{own}.kind", part.kind.value,
+                    "must not be a mixture itself, nor an environment's", "List parts of other kinds here")
             require(part.weight > 0 and math.isfinite(part.weight), f"{own}.weight", part.weight, "must be greater than 0",
                     "Parts are mixed in proportion to their weights")
             part.check(own)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any
 
 from workers.config.container import ContainerConfig
 from workers.config.rules import require
 
 WORKFLOWS = {name: f"workers.rollout.workflows.{name}:run" for name in (
     "single_turn", "multi_turn", "python_tool", "self_verification", "agent", "shell_agent")}
+WORKFLOWS["verifiers"] = WORKFLOWS["agent"]
 """The built-in workflows, and where their functions are."""
+
+TOOL_FORMATS = ("auto", "hermes", "llama3", "qwen_xml", "mistral")
 
 _ONLY_FOR = {
     "max_turns": ("multi_turn", "python_tool", "shell_agent"),
@@ -23,10 +28,15 @@ _ONLY_FOR = {
     "train_judge": ("self_verification",),
     "agent": ("agent",),
     "agent_command": ("agent",),
-    "agent_timeout_s": ("agent", "shell_agent"),
-    "max_agents": ("agent", "shell_agent"),
-    "agent_failures": ("agent", "shell_agent"),
+    "agent_timeout_s": ("agent", "shell_agent", "verifiers"),
+    "max_agents": ("agent", "shell_agent", "verifiers"),
+    "agent_failures": ("agent", "shell_agent", "verifiers"),
     "container": ("shell_agent",),
+    "env": ("verifiers",),
+    "env_args": ("verifiers",),
+    "env_rewards": ("verifiers",),
+    "env_python": ("verifiers",),
+    "tool_format": ("agent", "verifiers"),
     "options": (),
 }
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -43,7 +53,10 @@ class WorkflowConfig:
 
     `agent`: the import path of an async function, or `agent_command`: a program and its arguments, that is an agent (docs/agents.md). Each of them
     may take `agent_timeout_s` seconds, and a worker runs `max_agents` at once. `agent_failures`: the lease of one that fails fails too (error),
-    or its episode has a score of 0 (zero).
+    or its episode has a score of 0 (zero). `tool_format`: how the model writes calls of tools; auto: as its chat template shows them.
+
+    `env`: an environment of the verifiers library, with its settings `env_args`, which the Python `env_python` runs (docs/environments.md). Its
+    rewards, from the least to the greatest of `env_rewards`, become scores from 0 to 1.
 
     The log-probs that are recorded, and that training reckons with, are those of the distribution at `temperature`, before any
     cut by `top_p` or `top_k` (as in SGLang): leave those two at 1 and -1 for training that is exact.
@@ -73,6 +86,11 @@ class WorkflowConfig:
     max_agents: int = 64  # of a worker at once
     agent_failures: str = "error"  # an agent that fails: an error, or a score of 0 (zero)
     container: ContainerConfig = field(default_factory=ContainerConfig)  # of the commands of shell_agent; docs/shell_agent.md
+    tool_format: str = "auto"  # of calls in what the model says: auto, hermes, llama3, qwen_xml or mistral
+    env: str = ""  # an environment of the verifiers library; docs/environments.md
+    env_args: dict[str, Any] = field(default_factory=dict)  # its settings, as the library's --env.KEY
+    env_rewards: list[float] = field(default_factory=lambda: [0.0, 1.0])  # its least and its greatest reward
+    env_python: str = ""  # the Python that has the library; empty: the run's
     options: dict[str, str | int | float | bool] = field(default_factory=dict)  # for a workflow of your own, as NAME: VALUE
     keep: str = "all"  # which groups are trained on: all, spread, or package.module:function
     max_rejected: float = 0.95  # share of rejected groups above which the run ends
@@ -82,7 +100,9 @@ class WorkflowConfig:
         self._check_name()
         if self.name == "agent":
             self._check_program()
-        if self.name in ("agent", "shell_agent"):
+        if self.name == "verifiers":
+            self._check_env()
+        if self.name in ("agent", "shell_agent", "verifiers"):
             self._check_agent()
         self.container.check()
         require(self.name != "shell_agent" or self.agent_timeout_s > 3 * self.container.wall_s, "workflow.agent_timeout_s", self.agent_timeout_s,
@@ -119,11 +139,19 @@ class WorkflowConfig:
 
     def _check_agent(self) -> None:
         """Check the keys of all agents."""
+        require(self.tool_format in TOOL_FORMATS, "workflow.tool_format", self.tool_format, f"must be one of {', '.join(TOOL_FORMATS)}",
+                "auto goes by the model's chat template")
         require(0 < self.agent_timeout_s < float("inf"), "workflow.agent_timeout_s", self.agent_timeout_s, "must be greater than 0, and finite",
                 "It is in seconds")
         require(self.max_agents >= 1, "workflow.max_agents", self.max_agents, "must be at least 1", "Agents run beside each other")
         require(self.agent_failures in ("error", "zero"), "workflow.agent_failures", self.agent_failures, "must be error or zero",
                 "zero gives an episode whose agent failed a score of 0")
+
+    def _check_env(self) -> None:
+        """Check the keys of workflow.name=verifiers."""
+        require(bool(self.env), "workflow.env", self.env, "must name an environment of the verifiers library", "See docs/environments.md")
+        require(len(self.env_rewards) == 2 and -math.inf < self.env_rewards[0] < self.env_rewards[-1] < math.inf, "workflow.env_rewards",
+                self.env_rewards, "must be two numbers, the second greater than the first", "[0, 1] takes rewards as they are")
 
     def _check_name(self) -> None:
         """Check that there may be such a workflow, and that no key is set which it does not read."""
@@ -133,9 +161,9 @@ class WorkflowConfig:
                     f"must be one of {', '.join(WORKFLOWS)}, or the import path 'package.module:function' of your own",
                     f"Did you mean {near[0]}?" if near else "Write the module's dots, a colon, and the function's name")
             return
-        known = WorkflowConfig.__dataclass_fields__
+        unset = WorkflowConfig()
         for key, readers in _ONLY_FOR.items():
-            default = known[key].default if known[key].default is not MISSING else type(getattr(self, key))()
+            default = getattr(unset, key)
             require(self.name in readers or getattr(self, key) == default, f"workflow.{key}", getattr(self, key),
                     f"must be left at its default with workflow.name={self.name}",
                     f"It only counts for {' and '.join(readers)}{' and ' if readers else ''}functions of your own")

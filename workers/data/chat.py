@@ -24,7 +24,8 @@ _OURS = {"messages", "add_generation_prompt", "tools", "documents", "raise_excep
 
 
 class ChatTemplate:
-    """The chat template of `folder` (chat_template.jinja, else tokenizer_config.json), which is given `values` by name besides.
+    """The chat template of `folder` (chat_template.jinja, else tokenizer_config.json), which is given `values` by name besides. `text`: as
+    it stands there.
 
     Raises `ConfigError` if there is none that works, or where it does not read one of the `values`."""
 
@@ -33,10 +34,10 @@ class ChatTemplate:
         config = read_tokenizer_config(folder)
         self._values: dict[str, Any] = {name: token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
         self._values |= values or {}
-        text, environment = _template_text(folder, config), _environment()
+        self.text, environment = _template_text(folder, config), _environment()
         try:
-            self._template = environment.from_string(text)
-            read = jinja2.meta.find_undeclared_variables(environment.parse(text))
+            self._template = environment.from_string(self.text)
+            read = jinja2.meta.find_undeclared_variables(environment.parse(self.text))
         except jinja2.TemplateError as error:
             raise ConfigError(f"{folder}: its chat template does not compile ({error}). Correct it or set data.chat_template=false") from error
         for name in values or {}:

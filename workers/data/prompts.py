@@ -1,7 +1,7 @@
 """The factory of prompts: opens the source that the config names.
 
     arithmetic, reasoning_gym: index, seed --> Prompt --> within the limits, or another in its place (limits.py) -----+
-    jsonl, parquet, hf: rows (rows.py) --> Prompt (mapping.py) --> within the limits, held out, in order (prompt_files.py) --+
+    jsonl, parquet, hf, verifiers: rows (rows.py) --> Prompt (mapping.py) --> within the limits, held out, in order (prompt_files.py) --+
     data.chat_template: rendered (chat.py) <--------------------------------------------------------------------------+
     mixture: one of several such sources for each index (mixture.py)
 """

@@ -8,6 +8,7 @@
       processes/             the processes of the run on this machine           every process
       keys/                  CURVE keys (0600)                                  workers/transport/keys.py
       model/                 the starting model, where it was made on the spot  workers/prepare.py
+      environment.jsonl      the tasks of workflow.env, as a data set           workers/prepare.py
       epochs/000001          claimed by one incarnation of the trainer each     trainer
       epochs/000001.end      how that incarnation ended                         trainer
       rendezvous/            where the coordinator of an epoch listens          coordinator
@@ -73,6 +74,7 @@ class RunPaths:
     processes = Entry("processes")
     keys = Entry("keys")
     model = Entry("model")
+    environment_tasks = Entry("environment.jsonl")
     epochs = Entry("epochs")
     checkpoints = Entry("checkpoints")
     partials = Entry("partials")

@@ -2,8 +2,9 @@
 
     workflow.agent          function(task, base_url, api_key), async, in the worker      --+--> endpoint --> this episode's conversations
     workflow.agent_command  a program: task on stdin, OPENAI_BASE_URL, OPENAI_API_KEY    --+
+    workflow.env            an environment of the verifiers library, in its process      --+
 
-    score:  POST /v1/reward  >  the number that the function returns  >  the verifier's, of the last reply
+    score:  POST /v1/reward  >  the number that the function returns, or the environment  >  the verifier's, of the last reply
 
 An episode ends with its agent, or soon after its reward; at workflow.agent_timeout_s at the latest, but for the turns then under way.
 """
@@ -11,6 +12,7 @@ An episode ends with its agent, or soon after its reward; at workflow.agent_time
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine
 from typing import Any
 
@@ -18,6 +20,7 @@ from workers.config import ConfigError, WorkflowConfig
 from workers.rollout.workflows.agents.agent_program import ProgramFailed, run_program
 from workers.rollout.workflows.agents.conversation import Chat
 from workers.rollout.workflows.agents.endpoint import admitted, shared_endpoint
+from workers.rollout.workflows.agents.environment_process import score_of, shared_environment
 from workers.rollout.workflows.episode import LLM, Episode, Reward, WorkflowError
 from workers.rollout.workflows.rendering import TextFormat
 from workers.run.user_code import first, import_function, told
@@ -39,7 +42,7 @@ async def run(episode: Episode, llm: LLM, reward: Reward) -> float:
         return chat.score
     if chat.last is None:
         raise WorkflowError(f"the agent asked the model for nothing: it {failure or 'ended by itself'}")
-    if failure and not chat.full:
+    if failure and (config.env or not chat.full):
         if config.agent_failures == "error":
             raise WorkflowError(f"the agent {failure}\nworkflow.agent_failures=zero gives such an episode a score of 0")
         print(f"warning: an agent {failure}\nIts episode has a score of 0 (workflow.agent_failures=zero)", flush=True)
@@ -62,6 +65,9 @@ def question(prompt: str, text: TextFormat) -> str:
 
 async def _working(config: WorkflowConfig, task: dict[str, Any], url: str, key: str) -> Any:
     """Run the agent; returns what it returns."""
+    if config.env:
+        environment = await shared_environment(config)
+        return score_of(await environment.play(json.loads(task["reference"]), url, key), config)
     if config.agent_command:
         return await run_program(config.agent_command, task, url, key)
     return await load_agent(config.agent)(task, url, key)

@@ -77,6 +77,10 @@ class Model(Protocol):
         """Token ids of a text."""
         ...
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Their text, without special tokens."""
+        ...
+
     async def turn(self, dialogue: Dialogue, before: list[int], outside: list[int], max_new_tokens: int, stop: tuple[str, ...]) -> Reply:
         """Sample the next turn of `dialogue`, after the tokens `before`, of which the last are `outside`. Raises `EngineError` or `Halted`."""
         ...
@@ -126,9 +130,9 @@ class Conversation:
             tokens = tokens[1:]
         self._append(tokens)
 
-    def append(self, text: str) -> None:
-        """Append text as it is, without a template: the model goes on as if it had written that."""
-        self._append(self._model.encode(text))
+    def append(self, text: str | Sequence[int]) -> None:
+        """Append text, or tokens, as it is, without a template: the model goes on as if it had written that."""
+        self._append(self._model.encode(text) if isinstance(text, str) else list(text))
 
     async def generate(self, added: str | Messages = "", *, max_new_tokens: int | None = None, stop: Sequence[str] | None = None) -> Reply:
         """The model's next turn, after `added` (as `add`).
@@ -180,6 +184,10 @@ class LLM(Conversation):
     def conversation(self, prompt: str | Messages, tools: Sequence[dict] | None = None) -> Conversation:
         """Another conversation, independent of this one: `prompt` is a user's message, or messages, with `tools` as the chat template wants them."""
         return Conversation(self._model, self._config, self._model.encode(self._model.text.opening(prompt, tools)))
+
+    def completion(self, prompt: str | Sequence[int]) -> Conversation:
+        """The same, of text or tokens as they are."""
+        return Conversation(self._model, self._config, self._model.encode(prompt) if isinstance(prompt, str) else prompt)
 
 
 class Reward(Protocol):

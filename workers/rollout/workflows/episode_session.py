@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from workers.config import EvaluationConfig, WorkflowConfig
@@ -52,6 +52,10 @@ class Session:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
         return self._sampler.encode(well_formed(text))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Their text, without special tokens."""
+        return self._sampler.text(list(tokens), ())
 
     async def turn(self, dialogue: Dialogue, before: list[int], outside: list[int], max_new_tokens: int, stop: tuple[str, ...]) -> Reply:
         """See `episode.Model`."""

@@ -8,6 +8,8 @@ A template renders whole conversations; `following` is what it puts behind a tur
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,9 +25,17 @@ _TURN = "HEADWAYxTURNxOFxTHExMODEL"
 
 
 class TextFormat(Protocol):
-    """Texts of prompts and of what is added to them. `marks_turns`: what follows a turn begins with the token that ends one."""
+    """Texts of prompts and of what is added to them. `marks_turns`: what follows a turn begins with the token that ends one. `template`: the chat
+    template, which `shows_tools` where it is given some; `opens_thinking`: it begins each turn of the model with its reasoning."""
 
     marks_turns: bool
+    template: str
+    shows_tools: bool
+
+    @property
+    def opens_thinking(self) -> bool:
+        """See above."""
+        ...
 
     def opening(self, prompt: str | Messages, tools: Sequence[dict] | None = None) -> str:
         """The text of a conversation's beginning."""
@@ -39,7 +49,8 @@ class TextFormat(Protocol):
 class PlainText:
     """No template: text is taken as it is, and each message becomes a new line of 'role: content'."""
 
-    marks_turns = False
+    marks_turns = shows_tools = opens_thinking = False
+    template = ""
 
     def opening(self, prompt: str | Messages, tools: Sequence[dict] | None = None) -> str:
         """`prompt`, or its messages and the beginning of the assistant's."""
@@ -55,8 +66,14 @@ class ChatText:
 
     marks_turns = True
 
-    def __init__(self, render: Render) -> None:
-        self._render = render
+    def __init__(self, render: Render, template: str = "") -> None:
+        self._render, self.template = render, template
+        self.shows_tools = re.search(r"\btools\b", template) is not None
+
+    @functools.cached_property
+    def opens_thinking(self) -> bool:
+        """Whether the model's turns begin behind <think>."""
+        return self.opening("?").rstrip().endswith("<think>")
 
     def opening(self, prompt: str | Messages, tools: Sequence[dict] | None = None) -> str:
         """The rendered messages; a text is the user's only one."""
@@ -83,4 +100,5 @@ def text_of(config: Config) -> TextFormat:
     """How the turns of a run's episodes become text. Raises `ConfigError` where the model has no chat template that works."""
     if not config.data.chat_template:
         return PlainText()
-    return ChatText(ChatTemplate(Path(config.model.path), config.data.chat_template_kwargs).render_chat)
+    template = ChatTemplate(Path(config.model.path), config.data.chat_template_kwargs)
+    return ChatText(template.render_chat, template.text)

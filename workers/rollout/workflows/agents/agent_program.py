@@ -41,7 +41,7 @@ async def run_program(command: list[str], task: dict[str, Any], url: str, key: s
         output = await _end_of(process.stdout)
         status = await process.wait()
     finally:
-        await _end(process)
+        await end(process)
     if status != 0:
         shown = output.decode(errors="replace").strip()
         raise ProgramFailed(f"{_exit(status)}{'; its output ends:' + chr(10) + shown if shown else ', without output'}")
@@ -54,7 +54,7 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
     return kept
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def end(process: asyncio.subprocess.Process) -> None:
     """Have the guard end everything; kill what is left where it does not answer."""
     if process.returncode is None:
         process.terminate()

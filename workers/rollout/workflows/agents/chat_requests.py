@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from workers.rollout.workflows.agents.chat_messages import ChatMessage, ToolCall, to_json
+from workers.rollout.workflows.agents.chat_messages import ChatMessage, split_reasoning
+from workers.rollout.workflows.agents.tool_formats import ToolCall, to_json
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty")
 MAX_STOPS = 16
@@ -52,6 +53,8 @@ class _Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
+    reasoning_content: str | None = None
+    tool_call_id: str | None = None
 
 
 class _ToolFunction(msgspec.Struct):
@@ -63,7 +66,7 @@ class _Tool(msgspec.Struct):
     function: _ToolFunction
 
 
-class _StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
@@ -77,7 +80,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     n: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -104,7 +107,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 @dataclass(frozen=True)
 class ChatRequest:
     """What an agent asks for. `tools`: their schemas; `calls_tools`: calls are looked for in the answer; `max_new_tokens`: None is the run's;
-    `ignored`: which of `SAMPLING` it gave."""
+    `ignored`: which of `SAMPLING` it gave. `prompt`: text or tokens to be completed, in place of messages (completions.py)."""
 
     model: str
     messages: tuple[ChatMessage, ...]
@@ -116,45 +119,51 @@ class ChatRequest:
     streams_usage: bool
     logprobs: bool
     ignored: tuple[str, ...]
+    prompt: str | tuple[int, ...] | None = None
 
     @property
     def num_characters(self) -> int:
         """Of all that the template will show: what was said, calls and tools."""
         said = sum(len(message.content) + sum(len(call.arguments) for call in message.calls) for message in self.messages)
-        return said + sum(len(to_json(tool)) for tool in self.tools)
+        return said + sum(len(to_json(tool)) for tool in self.tools) + len(self.prompt or "")
 
 
 def read_chat(body: bytes) -> ChatRequest:
     """Read a request of POST /v1/chat/completions. Raises `ApiError`."""
-    asked = _read(body, _Body)
+    asked = read(body, _Body)
     _refuse(asked)
     limits = [limit for limit in (asked.max_tokens, asked.max_completion_tokens) if limit is not None]
+    return ChatRequest(asked.model, tuple(_said(message, place) for place, message in enumerate(asked.messages)), tuple(asked.tools or ()),
+                       asked.tool_choice != "none", *generation(asked, limits))
+
+
+def generation(asked: Any, limits: list[int]) -> tuple[int | None, tuple[str, ...], bool, bool, bool, tuple[str, ...]]:
+    """Of a `ChatRequest`: max_new_tokens, stop, streams, streams_usage, logprobs and ignored. Raises `ApiError`."""
     stop = () if asked.stop is None else (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop)
-    _require(all(stop) and len(stop) <= MAX_STOPS, f"must be at most {MAX_STOPS} strings, none of them empty", "stop")
-    _require(all(limit >= 1 for limit in limits), "must be at least 1", "max_completion_tokens")
-    tools = tuple(asked.tools or ())
-    return ChatRequest(
-        asked.model, tuple(_said(message, place) for place, message in enumerate(asked.messages)), tools, asked.tool_choice != "none",
-        min(limits, default=None), stop, bool(asked.stream), asked.stream_options is not None and asked.stream_options.include_usage,
-        bool(asked.logprobs), tuple(name for name in SAMPLING if getattr(asked, name) is not None))
+    require(all(stop) and len(stop) <= MAX_STOPS, f"must be at most {MAX_STOPS} strings, none of them empty", "stop")
+    require(all(limit >= 1 for limit in limits), "must be at least 1", "max_completion_tokens")
+    return (min(limits, default=None), stop, bool(asked.stream), asked.stream_options is not None and asked.stream_options.include_usage,
+            asked.logprobs not in (None, False), tuple(name for name in SAMPLING if getattr(asked, name) is not None))
 
 
 def read_reward(body: bytes) -> float:
     """Read a request of POST /v1/reward: {"reward": number in [0, 1]}. Raises `ApiError`."""
-    value = _read(body, dict[str, float])
+    value = read(body, dict[str, float])
     reward = value.get("reward", math.nan)
-    _require(set(value) == {"reward"} and 0.0 <= reward <= 1.0, 'must be the only key, and a number from 0 to 1: {"reward": 1.0}', "reward")
+    require(set(value) == {"reward"} and 0.0 <= reward <= 1.0, 'must be the only key, and a number from 0 to 1: {"reward": 1.0}', "reward")
     return float(reward)
 
 
-def _read(body: bytes, kind: Any) -> Any:
+def read(body: bytes, kind: Any) -> Any:
+    """`body` as JSON of a `kind`. Raises `ApiError`."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the request cannot be read: {str(error)[:500]}", "invalid_request") from error
 
 
-def _require(ok: bool, rule: str, param: str, code: str = "invalid_value") -> None:
+def require(ok: bool, rule: str, param: str, code: str = "invalid_value") -> None:
+    """Raise `ApiError` unless `ok`."""
     if not ok:
         raise ApiError(400, f"{param}: {rule}", code, param)
 
@@ -162,13 +171,13 @@ def _require(ok: bool, rule: str, param: str, code: str = "invalid_value") -> No
 def _refuse(asked: _Body) -> None:
     """Refuse what cannot be done here."""
     plain = asked.response_format is None or (isinstance(asked.response_format, dict) and asked.response_format.get("type") == "text")
-    _require(asked.n in (None, 1), "must be 1. Send several requests", "n", "unsupported_value")
-    _require(plain, "must be text: the answer is what the model samples", "response_format", "unsupported_value")
-    _require(asked.tool_choice in (None, "auto", "none"), "must be auto or none: a call cannot be forced", "tool_choice", "unsupported_value")
-    _require(not asked.logit_bias, "is not supported", "logit_bias", "unsupported_value")
-    _require(not asked.top_logprobs, "must be 0: only the log-probs of sampled tokens are known", "top_logprobs", "unsupported_value")
-    _require(bool(asked.messages), "must hold at least one message", "messages")
-    _require(asked.messages[-1].role != "assistant", "the last message must not be the assistant's: that is what is asked for", "messages")
+    require(asked.n in (None, 1), "must be 1. Send several requests", "n", "unsupported_value")
+    require(plain, "must be text: the answer is what the model samples", "response_format", "unsupported_value")
+    require(asked.tool_choice in (None, "auto", "none"), "must be auto or none: a call cannot be forced", "tool_choice", "unsupported_value")
+    require(not asked.logit_bias, "is not supported", "logit_bias", "unsupported_value")
+    require(not asked.top_logprobs, "must be 0: only the log-probs of sampled tokens are known", "top_logprobs", "unsupported_value")
+    require(bool(asked.messages), "must hold at least one message", "messages")
+    require(asked.messages[-1].role != "assistant", "the last message must not be the assistant's: that is what is asked for", "messages")
     for tool in asked.tools or ():
         try:
             msgspec.convert(tool, _Tool)
@@ -182,10 +191,13 @@ def _said(message: _Message, place: int) -> ChatMessage:
     content = message.content or ""
     if not isinstance(content, str):
         texts = [part.text if part.type == "text" else part.refusal if part.type == "refusal" else None for part in content]
-        _require(None not in texts, "only parts of text can be read", f"messages[{place}].content", "unsupported_value")
+        require(None not in texts, "only parts of text can be read", f"messages[{place}].content", "unsupported_value")
         content = "".join(text for text in texts if text is not None)
     calls = tuple(ToolCall(call.function.name, _canonical(call.function.arguments)) for call in message.tool_calls or ())
-    return ChatMessage(role, content.strip() if role == "assistant" else content, calls)
+    if role != "assistant":
+        return ChatMessage(role, content, calls, call_id=message.tool_call_id or "")
+    reasoning, content = split_reasoning(content) if message.reasoning_content is None else (message.reasoning_content, content)
+    return ChatMessage(role, content.strip(), calls, reasoning.strip())
 
 
 def _canonical(arguments: str) -> str:

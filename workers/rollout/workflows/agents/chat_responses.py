@@ -34,13 +34,15 @@ class Answer:
 
     def whole(self) -> dict[str, Any]:
         """A chat.completion object."""
-        message = {"role": "assistant", "content": self._content(), "refusal": None, **({"tool_calls": calls} if (calls := self._calls()) else {})}
+        message = {"role": "assistant", "content": self._content(), "refusal": None, **self._reasoning(),
+                   **({"tool_calls": calls} if (calls := self._calls()) else {})}
         choice = {"index": 0, "message": message, "finish_reason": self.finish, "logprobs": self._logprobs()}
         return {**self._head("chat.completion"), "choices": [choice], "usage": self._usage()}
 
     def stream(self) -> Iterator[bytes]:
         """chat.completion.chunk objects as events."""
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": None if self._content() is None else ""}]
+        deltas += [reasoning] if (reasoning := self._reasoning()) else []
         deltas += [{"content": self.said.content}] if self.said.content else []
         deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(self._calls())]
         for delta in deltas:
@@ -60,8 +62,11 @@ class Answer:
     def _content(self) -> str | None:
         return self.said.content or (None if self.said.calls else "")
 
+    def _reasoning(self) -> dict[str, str]:
+        return {"reasoning_content": self.said.reasoning} if self.said.reasoning else {}
+
     def _calls(self) -> list[dict[str, Any]]:
-        return [{"id": f"call_{self.number}_{index}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        return [{"id": f"{self.number:06d}{index:03d}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for index, call in enumerate(self.said.calls)]
 
     def _usage(self) -> dict[str, int]:

@@ -17,6 +17,8 @@ from workers.data.limits import CHARACTERS_A_TOKEN, LONG
 from workers.rollout.workflows.agents.chat_messages import ChatMessage, as_messages, reply
 from workers.rollout.workflows.agents.chat_requests import ApiError, ChatRequest
 from workers.rollout.workflows.agents.chat_responses import Answer
+from workers.rollout.workflows.agents.completions import Completion, what_is_new
+from workers.rollout.workflows.agents.tool_formats import format_of
 from workers.rollout.workflows.episode import LLM, Conversation, Reply
 
 MAX_AT_ONCE = 128
@@ -26,17 +28,19 @@ MAX_TURNS = 1000
 
 @dataclass(eq=False)
 class _Thread:
-    """A conversation, and all that was said in it. `busy`: its next turn is being sampled."""
+    """A conversation, and all that was said in it: messages, or the text of a completion. `busy`: its next turn is being sampled."""
 
     conversation: Conversation
     tools: tuple[dict, ...]
     said: tuple[ChatMessage, ...] = ()
+    text: str = ""
     busy: bool = False
 
     def begins(self, request: ChatRequest) -> bool:
-        """Whether `request` goes on from here."""
-        return (not self.busy and len(self.said) < len(request.messages) and request.messages[: len(self.said)] == self.said
-                and request.tools == self.tools)
+        """Whether the messages of `request` go on from here; its reasoning may be left out of them."""
+        pairs = list(zip(self.said, request.messages, strict=False))
+        return (not self.busy and len(self.said) < len(request.messages) and all(ours == theirs for ours, theirs in pairs)
+                and all(theirs.reasoning in ("", ours.reasoning) for ours, theirs in pairs) and request.tools == self.tools and bool(self.said))
 
 
 @dataclass(eq=False)
@@ -63,6 +67,10 @@ class Chat:
     _threads: list[_Thread] = field(default_factory=list)
     _asked: list[_Asked] = field(default_factory=list)
     _num_turns: int = 0
+
+    def __post_init__(self) -> None:
+        self.text = self.llm._model.text
+        self.form = format_of(self.config.tool_format, self.text)
 
     async def ask(self, body: bytes, request: ChatRequest, gone: Callable[[], bool]) -> Answer:
         """The answer to a request, whose text is `body`; `gone` says whether its sender still listens.
@@ -125,23 +133,43 @@ class Chat:
 
     def _going_on(self, request: ChatRequest) -> _Thread | None:
         """The longest conversation that `request` goes on from, with what is new in it."""
+        if request.prompt is not None:
+            return self._completed_on(request.prompt)
         found = max((thread for thread in self._threads if thread.begins(request)), key=lambda thread: len(thread.said), default=None)
         if found is not None:
             with _template_errors():
-                found.conversation.add(as_messages(request.messages[len(found.said):]))
+                found.conversation.add(as_messages(request.messages[len(found.said):], shows_tools=self.text.shows_tools))
             self._threads.remove(found)  # and back once it is known to fit
         return found
 
+    def _completed_on(self, prompt: str | tuple[int, ...]) -> _Thread | None:
+        threads = (thread for thread in self._threads if thread.text and not thread.busy)
+        for thread in sorted(threads, key=lambda thread: len(thread.conversation.tokens), reverse=True):
+            new = what_is_new(self.llm._model, thread.conversation, thread.text, prompt)
+            if new is not None:
+                thread.conversation.append(new)
+                self._threads.remove(thread)
+                return thread
+        return None
+
     def _opened(self, request: ChatRequest) -> _Thread:
+        if request.prompt is not None:
+            return _Thread(self.llm.completion(request.prompt), ())
         with _template_errors():
-            return _Thread(self.llm.conversation(as_messages(request.messages, request.tools)), request.tools)
+            messages = as_messages(request.messages, request.tools, self.text.shows_tools)
+            return _Thread(self.llm.conversation(messages, request.tools if self.text.shows_tools else None), request.tools)
 
     async def _turn(self, thread: _Thread, request: ChatRequest, number: int) -> Answer:
         num_before = len(thread.conversation.tokens)
         sampled = await thread.conversation.generate(max_new_tokens=request.max_new_tokens, stop=(*request.stop, *self.config.stop))
-        said = reply(sampled.text, request.tools if request.calls_tools else ())
-        thread.said, thread.busy, self.last, self.full = (*request.messages, said), False, sampled, False
-        return Answer(request, number, said, sampled, num_before)
+        self.last, self.full, thread.busy = sampled, False, False
+        if request.prompt is not None:
+            said = request.prompt if isinstance(request.prompt, str) else self.llm._model.decode(request.prompt)
+            thread.text = said + self.llm._model.decode(sampled.tokens)
+            return Completion(request, number, ChatMessage("assistant", sampled.text), sampled, num_before)
+        said_now = reply(sampled.text, request.tools if request.calls_tools else (), self.form, self.text.opens_thinking)
+        thread.said = (*request.messages, said_now)
+        return Answer(request, number, said_now, sampled, num_before)
 
 
 @contextmanager

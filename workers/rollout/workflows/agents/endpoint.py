@@ -1,6 +1,7 @@
 """The OpenAI-compatible endpoint of a rollout worker: HTTP on the loopback interface, a key of its own for each episode, and nothing else.
 
     agent --POST /v1/chat/completions, Bearer KEY--> chat of the episode with that key --> engines
+          --POST /v1/completions------------------>
           --GET /v1/models-------------------------> one model, "policy"; requests may name any
           --POST /v1/reward {"reward": 0.5}--------> that chat is closed
 
@@ -23,6 +24,7 @@ from aiohttp.typedefs import Handler
 
 from workers.rollout.http_serving import MAX_BODY_BYTES, body_of, serving
 from workers.rollout.workflows.agents.chat_requests import ApiError, read_chat, read_reward
+from workers.rollout.workflows.agents.completions import read_completion
 from workers.rollout.workflows.agents.conversation import Chat
 
 MODEL = "policy"
@@ -71,8 +73,8 @@ class Endpoint:
 
     async def _serve(self) -> None:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_openai_errors])
-        app.add_routes([web.post("/v1/chat/completions", self._complete), web.post("/v1/reward", self._reward), web.get("/v1/models", self._models),
-                        web.get("/v1/models/{name:.+}", self._models)])
+        app.add_routes([web.post("/v1/chat/completions", self._complete), web.post("/v1/completions", self._complete),
+                        web.post("/v1/reward", self._reward), web.get("/v1/models", self._models), web.get("/v1/models/{name:.+}", self._models)])
         async with serving(app, self._socket, shutdown_timeout=SHUTDOWN_S, backlog=BACKLOG):
             await asyncio.Event().wait()
 
@@ -86,7 +88,7 @@ class Endpoint:
 
     async def _complete(self, http: web.Request) -> web.StreamResponse:
         chat, body = self._chat(http), await body_of(http)
-        request = read_chat(body)
+        request = read_chat(body) if http.path.endswith("/chat/completions") else read_completion(body)
         self._tell(request.ignored)
         answer = await chat.ask(body, request, lambda: http.transport is None or http.transport.is_closing())
         if not request.streams:
@@ -126,7 +128,7 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return web.json_response(error.body, status=error.status)
     except web.HTTPException as error:
         wrong = ApiError(error.status, f"{request.method} {request.path[:200]}: {error.reason}. There are POST /v1/chat/completions, "
-                         "POST /v1/reward and GET /v1/models", "not_found" if error.status == 404 else "invalid_request")
+                         "POST /v1/completions, POST /v1/reward and GET /v1/models", "not_found" if error.status == 404 else "invalid_request")
         return web.json_response(wrong.body, status=error.status)
 
 

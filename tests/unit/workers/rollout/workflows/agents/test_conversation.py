@@ -18,10 +18,12 @@ from workers.config import ConfigError, WorkflowConfig
 from workers.messages.groups import check_group, group_episodes, samples
 from workers.messages.parts import Group
 from workers.rollout.workflows.agent import load_agent, question
-from workers.rollout.workflows.agents.chat_messages import ChatMessage, ToolCall, as_messages, reply, to_json
+from workers.rollout.workflows.agents.chat_messages import ChatMessage, as_messages, reply
 from workers.rollout.workflows.agents.chat_requests import ApiError, ChatRequest, read_chat, read_reward
 from workers.rollout.workflows.agents.chat_responses import Answer
+from workers.rollout.workflows.agents.completions import read_completion
 from workers.rollout.workflows.agents.conversation import Chat
+from workers.rollout.workflows.agents.tool_formats import ToolCall, to_json
 from workers.rollout.workflows.episode import LLM, Episode, Reply, Reward
 from workers.rollout.workflows.rendering import ChatText, PlainText, TextFormat
 
@@ -330,6 +332,83 @@ def test_what_the_template_cannot_render_is_the_requests_fault() -> None:
         assert refused.value.status == 400
         await talk.ask(user("a"))
     Talk(steps, text=Alternates()).group()
+
+
+# -- reasoning -----------------------------------------------------------------------------------------------------------
+
+no_marks = st.text(max_size=12).filter(lambda text: "<" not in text)
+
+
+@given(no_marks.map(str.strip), no_marks.map(str.strip), st.sampled_from(["as it is", "left out", "joined", "stripped of all but content"]))
+def test_a_reply_with_reasoning_goes_on_with_the_same_tokens_however_it_comes_back(reasoning: str, content: str, how: str) -> None:
+    said = f"<think>\n{reasoning}\n</think>\n\n{content}"
+
+    async def steps(talk: Talk) -> None:
+        message = told(await talk.ask(user("a")))
+        assert (message.get("reasoning_content", ""), message["content"]) == (reasoning, content)
+        back = {"as it is": message, "left out": {**message, "reasoning_content": None}, "joined": {"role": "assistant", "content": said},
+                "stripped of all but content": {"role": "assistant", "content": content}}[how]
+        await talk.ask(user("a"), back, user("b"))
+    chatter = Chatter(says=lambda prompt: "end" if "user: b" in prompt else said)
+    (view,) = samples(Talk(steps, chatter, max_new_tokens=200).group())
+    assert bytes(view.tokens.tolist()) == f"{said}\0\nuser: b\nassistant:end\0".encode()
+
+
+def test_another_reasoning_is_another_conversation() -> None:
+    async def steps(talk: Talk) -> None:
+        message = told(await talk.ask(user("a")))
+        await talk.ask(user("a"), {**message, "reasoning_content": "no"}, user("b"))
+    assert len(Talk(steps, Chatter(says=lambda prompt: "<think>so</think>4")).texts()) == 2
+
+
+@pytest.mark.parametrize(("text", "thinks", "reasoning", "content"), [
+    ("4", False, "", "4"), ("<think>a</think>4", False, "a", "4"), ("a</think>4", True, "a", "4"), ("a</think>4", False, "a", "4"),
+    ("<think>a", False, "a", ""), ("a", True, "a", ""), ("</think>4", True, "", "4")])
+def test_reasoning_stands_apart_from_the_text(text: str, thinks: bool, reasoning: str, content: str) -> None:
+    said = reply(text, [], thinks=thinks)
+    assert (said.reasoning, said.content) == (reasoning, content)
+    answer = Answer(asking(), 1, said, Reply(text, (5,), (-0.5,), "stop"), 7)
+    assert answer.whole()["choices"][0]["message"].get("reasoning_content", "") == reasoning
+    chunks = [ChatCompletionChunk.model_validate_json(event.removeprefix(b"data: ")) for event in answer.stream() if b"DONE" not in event]
+    assert "".join(getattr(chunk.choices[0].delta, "reasoning_content", "") for chunk in chunks) == reasoning
+
+
+def test_a_template_that_opens_the_reasoning_is_known() -> None:
+    assert ChatText(lambda messages, tools: "<assistant><think>\n").opens_thinking and not chat_text().opens_thinking
+
+
+# -- completions ---------------------------------------------------------------------------------------------------------
+
+def complete(talk: Talk, prompt: Any, **fields: Any) -> Any:
+    text = json.dumps({"model": "any", "prompt": prompt, **fields}).encode()
+    return talk.chat.ask(text, read_completion(text), lambda: False)
+
+
+def test_a_completion_goes_on_token_for_token() -> None:
+    async def steps(talk: Talk) -> None:
+        first = await complete(talk, "r: a")
+        assert first.whole()["choices"][0]["text"] == "r1" and first.num_prompt_tokens == 4
+        again = await complete(talk, "r: ar1\0 r: b")  # the text of the token that ends a turn, then something new
+        assert again.num_prompt_tokens == len("r: ar1\0 r: b")
+        await complete(talk, [*b"r: ar1\0 r: br2\0!"])
+    assert Talk(steps).texts() == ["r: a[r1\0] r: b[r2\0]![r2\0"]
+
+
+def test_a_completion_that_was_cut_goes_on_at_once_and_others_begin_anew() -> None:
+    async def steps(talk: Talk) -> None:
+        await complete(talk, "a", max_tokens=3)
+        await complete(talk, "aabc!", max_tokens=3)
+        await complete(talk, "aabx!", max_tokens=3)
+    assert Talk(steps, Chatter(says=lambda prompt: "abcdef"), stop=["d"]).texts() == ["a[abc]![abc", "aabx![abc"]
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"prompt": ""}, "must not be empty"), ({"prompt": []}, "must not be empty"), ({"prompt": [-1]}, "Expected `int` >= 0"), ({"n": 2}, "n: must be"),
+    ({"echo": True}, "echo: must be"), ({"suffix": "x"}, "suffix: must be"), ({"best_of": 3}, "best_of"), ({"logprobs": 5}, "logprobs: must be"),
+    ({"max_tokens": 0}, "at least 1"), ({"messages": []}, "unknown field `messages`")])
+def test_completions_that_cannot_be_done_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ApiError, match=words):
+        read_completion(json.dumps({"model": "any", "prompt": "a", **fields}).encode())
 
 
 # -- the episode's side --------------------------------------------------------------------------------------------------

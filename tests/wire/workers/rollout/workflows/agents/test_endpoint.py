@@ -77,7 +77,7 @@ def said_by_model(group: Group) -> list[bytes]:
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_tools_with_the_async_client(streams: bool) -> None:
-    tools: list[Any] = [ADD]
+    tools: list[Any] = [{**ADD, "function": {**ADD["function"], "strict": True}}]  # its stream() takes no others
 
     async def ask(client: AsyncOpenAI, messages: list[Any]) -> Any:
         if not streams:
@@ -116,6 +116,24 @@ async def test_the_blocking_client_and_its_stream() -> None:
 
     group = await with_endpoint(lambda endpoint, key, chat: asyncio.to_thread(agent, endpoint.url, key))
     assert said_by_model(group) == [b"so 42\0", b"so"]
+
+
+async def test_completions_with_the_async_client() -> None:
+    async def steps(endpoint: Endpoint, key: str, chat: Chat) -> None:
+        async with client_of(endpoint, key) as client:
+            first = await client.completions.create(model="any", prompt="12 + 30 =", logprobs=1)
+            assert first.choices[0].text == "so 42" and first.choices[0].finish_reason == "stop" and first.usage.completion_tokens == 6
+            ids = [int(token.removeprefix("token_id:")) for token in first.choices[0].logprobs.tokens]
+            assert bytes(ids) == b"so 42\0"
+            stream = await client.completions.create(model="any", prompt=[*b"12 + 30 =", *ids, *b"\nno: "], stream=True, max_tokens=2,
+                                                     stream_options={"include_usage": True})
+            chunks = [chunk async for chunk in stream]
+            assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "so" and chunks[-2].choices[0].finish_reason == "length"
+            assert chunks[-1].usage.completion_tokens == 2
+            with pytest.raises(openai.BadRequestError, match="echo: must be one of False"):
+                await client.completions.create(model="any", prompt="a", echo=True)
+
+    assert said_by_model(await with_endpoint(steps, Chatter(says=lambda prompt: "so 42"))) == [b"so 42\0so"]
 
 
 async def test_errors_are_the_clients_errors() -> None:
