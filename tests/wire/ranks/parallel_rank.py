@@ -30,6 +30,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp2": {"cp": 2},
     "dp2": {},
     "ep2": {"ep": 2},
+    "ep2-recompute": {"ep": 2},
     "tp2-recompute": {"tp": 2},
     "cp2-selective": {"cp": 2},
     "tp2-critic": {"tp": 2},

@@ -6,7 +6,7 @@
     uploads      copies to the device
     exchanges    collectives by kind and size of their group, messages between pipeline stages, with their bytes
 
-The device is the meta device: what an operator computes is not there. A number that is asked for is 1, a mask selects as many as `selected` says.
+The device is the meta device: what an operator computes is not there. A number that is asked for is 1.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,13 +58,19 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self.selected = 0
         self.counts, self.calls = Counts(), list[Call]()
         self._sizes: dict[int, tuple[weakref.ref, int]] = {}
 
     def begin(self) -> None:
         """Count from here on; what is on the device stays."""
         self.counts, self.calls, self.peak = Counts(), [], self.live
+
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """What is done inside is one operator, which is not made up of others on the device."""
+        counts, before = self.counts, self.counts.operators
+        yield
+        counts.operators = before + 1
 
     def wait(self, place: str = "") -> None:
         """The host waits for the device, at `place` or where the caller is."""
@@ -112,12 +120,8 @@ class Recorder(TorchDispatchMode):
         if name == "aten::copy_" and args[1].device.type == "cpu":
             self._upload(args[1], len(args) > 2 and bool(args[2]))
             return args[0]
-        if name in HOST_READS:
+        if name in HOST_READS and kwargs.get("output_size") is None:
             self.wait()
-        if name == "aten::masked_select":
-            found = torch.empty(self.selected, dtype=args[0].dtype, device=DEVICE)
-            self._hold(found)
-            return found
         return None
 
     def _upload(self, tensor: Tensor, non_blocking: bool) -> None:

@@ -2,7 +2,7 @@
 
     CUDA                     the meta device, by way of parallel/cpu_backend.py; capability 9.0
     torch.distributed        torch's fake process groups: every collective returns at once, and what arrives is whatever was there
-    kernels that keep more   fused RMSNorm keeps its input and a number for each row, as CUDA's
+    fused kernels            RMSNorm, which keeps its input and a number for each row as CUDA's, and what torch compiles: one operator each
     numbers on the device    how many tokens each expert gets (as many as every other), which shapes the stage before sends (this stage's own)
     a model's weights        are not read
 
@@ -16,14 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._tools.fake_collectives  # operators of torch.distributed for the meta device
+from megatron.core.fusions import fused_bias_swiglu
 from megatron.core.pipeline_parallel import p2p_communication
-from megatron.core.transformer.moe import token_dispatcher
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workers.trainer.fake_device.operators import DEVICE, Recorder
-from workers.trainer.megatron.model import layers, moe
+from workers.trainer.megatron.model import layers, packed_attention
 from workers.trainer.megatron.model import model as model_module
+from workers.trainer.megatron.model.token_dispatcher import TokenDispatcher
 from workers.trainer.megatron.parallel import cpu_backend, process_group
 from workers.trainer.megatron.passes import PackedPasses
 
@@ -36,10 +37,10 @@ def install(recorder: Recorder) -> None:
     cpu_backend.on_synchronize = recorder.wait
     torch.cuda.get_device_capability = lambda device=None: CAPABILITY  # type: ignore[assignment]
     model_module.load_hf = lambda *arguments: None  # type: ignore[assignment]
-    layers.RMSNorm.forward = lambda norm, x: _FusedRMSNorm.apply(x.contiguous(), norm.weight)  # type: ignore[method-assign,assignment]
+    _stand_in_for_kernels(recorder)
     _stand_in_for_groups()
     _stand_in_for_stages(recorder)
-    _stand_in_for_experts(recorder)
+    _stand_in_for_experts()
 
 
 def join(rank: int, world_size: int) -> None:
@@ -57,16 +58,40 @@ def _stand_in_for_groups() -> None:
     process_group._backend = lambda: "fake"  # type: ignore[assignment]
 
 
-class _FusedRMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32))
-        return torch.empty_like(x)
+def _stand_in_for_kernels(recorder: Recorder) -> None:
+    class FusedRMSNorm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+            with recorder.as_one():
+                ctx.save_for_backward(x, weight, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32))
+                return torch.empty_like(x)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        x, weight, _ = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(weight)
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            with recorder.as_one():
+                return torch.empty_like(ctx.saved_tensors[0]), torch.empty_like(ctx.saved_tensors[1])
+
+    class Rotated(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            ctx.save_for_backward(cos, sin)
+            return torch.empty_like(values)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+            return torch.empty_like(grad), None, None
+
+    def compiled(function: Any) -> Any:
+        def one(*arguments: Any) -> Any:
+            with recorder.as_one():
+                return function(*arguments)
+
+        return one
+
+    layers.RMSNorm.forward = lambda norm, x: FusedRMSNorm.apply(x.contiguous(), norm.weight)  # type: ignore[method-assign,assignment]
+    packed_attention.rotate = Rotated.apply  # type: ignore[assignment]
+    for name in ("swiglu", "swiglu_back", "weighted_swiglu", "weighted_swiglu_back"):
+        setattr(fused_bias_swiglu, name, compiled(getattr(fused_bias_swiglu, name)))
 
 
 def _stand_in_for_stages(recorder: Recorder) -> None:
@@ -100,21 +125,13 @@ def _stand_in_for_stages(recorder: Recorder) -> None:
     p2p_communication._batched_p2p_ops = exchange
 
 
-def _stand_in_for_experts(recorder: Recorder) -> None:
+def _stand_in_for_experts() -> None:
     """Every expert gets as many tokens as every other."""
+    real = TokenDispatcher.count_rows
 
-    def preprocess(self: Any, routing_map: Tensor) -> Tensor:
-        chosen = routing_map.size(0) * self.config.moe_router_topk
-        self.num_out_tokens = recorder.selected = chosen
-        shares = [chosen // self.num_experts + (number < chosen % self.num_experts) for number in range(self.num_experts)]
-        own = shares[self.local_expert_indices[0]:self.local_expert_indices[-1] + 1]
-        recorder.wait("megatron/core/transformer/moe/token_dispatcher.py: numbers of tokens")
-        if self.ep_size > 1 or self.tp_size > 1:
-            by_rank = [sum(shares[rank * len(own):(rank + 1) * len(own)]) for rank in range(self.ep_size)]
-            self.input_splits, self.output_splits = by_rank, [sum(own)] * self.ep_size
-            self.output_splits_tp = torch.tensor([sum(own) * self.ep_size] * self.tp_size)
-        self.num_global_tokens_per_local_expert = torch.tensor([own] * (self.ep_size * self.tp_size))
-        return torch.tensor(own) * (self.ep_size * self.tp_size)
+    def count_rows(self: TokenDispatcher, routing: Tensor) -> tuple[Tensor, Tensor]:
+        rows, of_all = len(routing) * self.config.moe_router_topk, real(self, routing)[0]
+        shares = [rows // self.num_experts + (number < rows % self.num_experts) for number in range(self.num_experts)]
+        return of_all, torch.tensor(shares).expand(of_all.shape)
 
-    token_dispatcher.MoEAlltoAllTokenDispatcher.preprocess = preprocess
-    moe.CpuTokenDispatcher._maybe_dtoh_and_synchronize = lambda self, point, tokens_per_expert=None: tokens_per_expert  # type: ignore[method-assign]
+    TokenDispatcher.count_rows = count_rows  # type: ignore[method-assign]

@@ -33,7 +33,6 @@ from workers.trainer.batch.packing import pack
 from workers.trainer.batch.pipeline_schedule import BACKWARD, fewest_microbatches, span
 from workers.trainer.batch.sequence_layout import PackedBatch, pack_chunks, split_groups
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams, plan_attention
-from workers.trainer.megatron.model.moe import forget_tokens
 from workers.trainer.megatron.model.packed_attention import choose_flash_attention
 from workers.trainer.megatron.objective import TokenValues
 from workers.trainer.megatron.parallel import collectives, cpu_backend, process_group
@@ -48,7 +47,7 @@ class PackedPasses:
 
     def __init__(self, model: Any, trainer: TrainerConfig, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
         self._model, self._trainer, self._inverse_frequencies = model, trainer, inverse_frequencies
-        self._mixtures = [module for module in model.modules() if isinstance(module, MoELayer)]
+        self._dispatchers = [module.token_dispatcher for module in model.modules() if isinstance(module, MoELayer)]
         self._device, self._dtype = cpu_backend.device(), dtype
         # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
         self._passes = self._spans = 0.0
@@ -76,6 +75,8 @@ class PackedPasses:
             self._spans += span(lengths, parallel.pp)
         # Megatron divides the loss by the number of micro-batches; ours is normalised already.
         scale = 1 if forward_only else len(batches) * process_group.num_copies()
+        for dispatcher in self._dispatchers:
+            dispatcher.begin(gradients=not forward_only)
         try:
             with cpu_backend.redirected(), torch.set_grad_enabled(not forward_only):
                 return get_forward_backward_func()(
@@ -93,8 +94,8 @@ class PackedPasses:
                 gate.agree(last=True)  # as the others do before their last micro-batch
             return []
         finally:
-            for layer in self._mixtures:
-                forget_tokens(layer)
+            for dispatcher in self._dispatchers:
+                dispatcher.begin(gradients=False)
 
     def bubble(self) -> dict[str, float]:
         """`pipeline_bubble`: the share of training passes since the last call in which a stage has nothing to do, by the tokens of the micro-batches,

@@ -110,7 +110,8 @@ def test_every_option_of_every_group_says_what_it_is() -> None:
 
 
 SHIPPED = [f"{path.parent.name}={path.stem}" for path in sorted(CONF.glob("*/*.yaml"))]
-NEEDS = {"data=jsonl": ["data.path=a"], "workflow=agent": ["workflow.agent=a:b"], "engine=sglang": ["trainer.microbatch_tokens=4096"]}
+NEEDS = {"data=jsonl": ["data.path=a"], "workflow=agent": ["workflow.agent=a:b"], "workflow=verifiers": ["workflow.env=a"],
+         "engine=sglang": ["trainer.microbatch_tokens=4096"]}
 
 
 @pytest.mark.parametrize("option", SHIPPED)

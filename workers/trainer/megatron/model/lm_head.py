@@ -195,10 +195,11 @@ def _sums(hidden: Tensor, weight: Tensor, scale: float, rows: Tensor, columns: T
     step = max(1, -(-len(logits) // NUM_SLICES))
     for start in range(0, len(logits), step):
         part = slice(start, start + step)
-        exponentials = logits[part].exp()
+        exponents = logits[part]
+        exponentials = exponents.exp()
         torch.sum(exponentials, dim=-1, out=total[part])
-        weighted[part] = torch.einsum("cv,cv->c", exponentials, logits[part])
-        logits[part] = exponentials
+        torch.bmm(exponentials[:, None], exponents[:, :, None], out=weighted[part, None, None])
+        exponents.copy_(exponentials)
     return highest, total, weighted, chosen, logits
 
 

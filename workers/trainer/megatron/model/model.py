@@ -17,14 +17,12 @@ from megatron.core.tensor_parallel import (
     gather_from_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
 from workers.config import Dtype, TrainerConfig
 from workers.model.architecture import Architecture
 from workers.model.parallel_limits import check_parallel
 from workers.trainer.megatron.hf_conversion import load_hf
-from workers.trainer.megatron.model import moe
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams
 from workers.trainer.megatron.model.layers import layer_specs, transformer_config
 from workers.trainer.megatron.model.lm_head import VocabularyShard, token_logprobs
@@ -96,9 +94,6 @@ def build_model(architecture: Architecture, folder: Path, dtype: torch.dtype, te
         share_embeddings_and_output_weights=architecture.tied,
     )
     model.temperature = temperature
-    for module in model.modules():
-        if isinstance(module, MoELayer):
-            module.register_forward_hook(moe.forget_tokens)
     _mark_shards(model)
     if tp > 1:
         first = parallel_state.get_tensor_model_parallel_rank() * (padded // tp)

@@ -28,7 +28,7 @@ from tests.wire.ranks.parallel_rank import KINDS, NUM_STEPS, batch, kinds, setup
 from tests.wire.ranks.parallel_rank import found as results_of
 from workers.trainer.megatron.parallel import process_group
 
-TWO = ["tp2", "pp2", "cp2", "dp2", "ep2", "tp2-recompute", "cp2-selective"]
+TWO = ["tp2", "pp2", "cp2", "dp2", "ep2", "ep2-recompute", "tp2-recompute", "cp2-selective"]
 WITH_CRITIC = ["tp2-critic", "tp2-whole-critic", "pp2-critic", "cp2-critic", "dp2-critic"]
 FOUR = ["tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2", "tp2ep2", "pp4"]
 LORA = ["tp2-lora", "tp2-whole-lora", "pp2-recompute-lora", "cp2-lora", "dp2-lora", "ep2-lora"]
