@@ -56,7 +56,7 @@ def results(name: str, rank: int, world: int, vocab: bool) -> dict[str, np.ndarr
     logprobs, entropy = token_logprobs(hidden, weight, index, targets, 0.7, shard, 4 * chunk * weight.shape[0], with_entropy)
     ((logprobs * slopes).sum() + ((entropy * slopes.flip(0)).sum() if with_entropy else 0.0)).backward()
     gradient: Tensor | None = weight.main_grad if buffer else weight.grad  # type: ignore[attr-defined]
-    assert gradient is not None and hidden.grad is not None and (weight.grad is None or not buffer)
+    assert gradient is not None and hidden.grad is not None and (not buffer or weight.grad._nnz() == 0)
     found = {"logprobs": logprobs.detach(), "entropy": entropy.detach(), "hidden": hidden.grad.float(), "weight": gradient.float()}
     return {f"{name}:{key}": value.numpy() for key, value in found.items()}
 
