@@ -50,7 +50,7 @@ class PackedPasses:
         self._device, self._dtype = cpu_backend.device(), dtype
         # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
         self._in_lockstep = trainer.parallel.pp > 1 or trainer.parallel.ep > 1
-        self._by_lengths = self._device.type != "cpu" and _takes_flash(dtype, 2 * len(inverse_frequencies))
+        self._by_lengths = self._device.type != "cpu" and _takes_flash(dtype, model.config.kv_channels)
         if self._by_lengths and self._device.type == "cuda":
             choose_flash_attention()
 

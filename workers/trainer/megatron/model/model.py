@@ -104,6 +104,7 @@ def build_model(architecture: Architecture, folder: Path, dtype: torch.dtype, te
         first = parallel_state.get_tensor_model_parallel_rank() * (padded // tp)
         model.vocabulary = VocabularyShard(parallel_state.get_tensor_model_parallel_group(), first, architecture.vocab_size)
     load_hf(model, folder, architecture)
+    moe.load_biases(model, folder, architecture)
     return model.to(cpu_backend.device())
 
 
