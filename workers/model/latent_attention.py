@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+NORM_EPS = 1e-6
+"""Of the norms of what is latent: transformers does not take rms_norm_eps for them."""
+
 
 @dataclass(frozen=True)
 class LatentAttention:
@@ -32,6 +35,8 @@ class LatentAttention:
         """What cannot be served or trained of it."""
         if min(self.kv_rank, self.nope_dim, self.rope_dim, self.value_dim) < 1 or self.query_rank < 0:
             yield f"kv_lora_rank={self.kv_rank}, qk_nope_head_dim={self.nope_dim} and v_head_dim={self.value_dim} must be at least 1"
+        if self.kv_rank % 2:
+            yield f"kv_lora_rank={self.kv_rank} must be even"
         if self.value_dim > self.head_dim:
             yield f"v_head_dim={self.value_dim} must be at most qk_nope_head_dim + qk_rope_head_dim={self.head_dim}"
 

@@ -22,7 +22,9 @@ from workers.trainer.megatron.parallel.stop_gate import StopGate
 NUM_STEPS = 3
 DENSE = ("qwen3-tied", "qwen2", "llama")
 MIXTURE = "qwen3moe"
-KINDS = (*DENSE, MIXTURE)
+SIGMOID = ("glm4moe", "deepseek")
+MIXTURES = (MIXTURE, *SIGMOID)
+KINDS = (*DENSE, *MIXTURES)
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tp": 2, "sequence": False},
     "pp2": {"pp": 2},
@@ -59,15 +61,15 @@ def kinds(layout: str) -> tuple[str, ...]:
     if layout.endswith("critic"):
         return ("qwen3-tied",)
     if layout.endswith("lora"):
-        return (MIXTURE,) if "ep2" in layout else ("qwen3-tied", "qwen2", MIXTURE) if layout == "tp2-lora" else ("qwen3-tied",)
+        return (MIXTURE,) if "ep2" in layout else ("qwen3-tied", "qwen2", MIXTURE, "glm4moe") if layout == "tp2-lora" else ("qwen3-tied",)
     if layout == "cp2-selective":
-        return ("qwen3-tied", MIXTURE)
-    return (MIXTURE,) if "ep2" in layout else KINDS if layout in ("pp2", "tp2-recompute", "tp2dp2") else DENSE
+        return ("qwen3-tied", *MIXTURES)
+    return MIXTURES if "ep2" in layout else KINDS if layout in ("pp2", "tp2-recompute", "tp2dp2") else DENSE
 
 
 def lora(kind: str) -> LoraConfig:
     """Adapters of a model: in one of some matrices that Megatron-core joins with others, in a mixture of attention's."""
-    targets = {MIXTURE: ["q_proj", "k_proj", "v_proj", "o_proj"], "qwen2": ["q_proj", "v_proj", "up_proj", "down_proj"]}
+    targets = {**dict.fromkeys(MIXTURES, ["q_proj", "k_proj", "v_proj", "o_proj"]), "qwen2": ["q_proj", "v_proj", "up_proj", "down_proj"]}
     return LoraConfig(rank=4, alpha=12.0, targets=[target for target in LoraTarget if target.value in targets.get(kind, list(LoraTarget))])
 
 

@@ -23,11 +23,9 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import Tensor
 
 from workers.model.architecture import Architecture
+from workers.model.latent_attention import NORM_EPS
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams
 from workers.trainer.megatron.model.packed_attention import rotate
-
-NORM_EPS = 1e-6
-"""Of the norms of what is latent: transformers does not take rms_norm_eps for them."""
 
 
 class LatentSelfAttention(MLASelfAttention):
