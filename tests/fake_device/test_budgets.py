@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("megatron.core")
 
 from launcher.memory.activations import GIB, layout
-from launcher.memory.estimate import RankMemory, count_weights, stage_memory
+from launcher.memory.estimate import RankMemory, stage_memory
+from launcher.memory.parameters import count_weights
 from tests.fake_device.cases import Case, figures_of
 from workers.model.architecture import read_architecture
 

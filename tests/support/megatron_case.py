@@ -33,7 +33,8 @@ def hf_config(kind: str) -> Any:
         yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
                 "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
         return transformers.DeepseekV3Config(q_lora_rank=16, kv_lora_rank=12, qk_rope_head_dim=8, qk_nope_head_dim=10, v_head_dim=12, n_group=4,
-                                             topk_group=2, rope_parameters=yarn, **sigmoid, **{**common, "num_hidden_layers": 4, "num_key_value_heads": 4})
+                                             topk_group=2, rope_parameters=yarn, **sigmoid,
+                                             **{**common, "num_hidden_layers": 4, "num_key_value_heads": 4})
     if kind.startswith("qwen3moe"):
         return transformers.Qwen3MoeConfig(head_dim=16, rope_parameters=plain, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
                                            norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], **common)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.model.experts import MixtureOfExperts, mlp_shapes
-from workers.model.families import FAMILIES, TITLES, Family
+from workers.model.families import FAMILIES, Family
 from workers.model.latent_attention import LatentAttention
 
 LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -135,7 +135,7 @@ def read_architecture(folder: Path) -> Architecture:
         raise ModelError(f"{folder}: no readable config.json (it holds no object). Give the folder of a Hugging Face model")
     names = raw.get("architectures") or ["none"]
     if names[0] not in FAMILIES:
-        raise ModelError(f"{folder}: architecture {names[0]!r} is not supported. Supported are {', '.join(sorted(FAMILIES))} ({TITLES})")
+        raise ModelError(f"{folder}: architecture {names[0]!r} is not supported. Supported are {', '.join(FAMILIES)}")
     try:
         architecture = _architecture(FAMILIES[names[0]], raw)
     except ModelError as error:
@@ -228,8 +228,8 @@ def _check(folder: Path, raw: dict, family: Family, architecture: Architecture) 
         if size < 1:
             raise ModelError(f"{folder}: {key}={raw.get(key)!r} must be at least 1. Take the config.json that came with the model")
     if architecture.head_dim % 2 or architecture.rotary_dim % 2 or not 0 < architecture.rotary_dim <= architecture.head_dim:
-        raise ModelError(f"{folder}: head_dim={architecture.head_dim} must be even, and {architecture.rotary_dim} of it rotated: rotary positions turn "
-                         "pairs of numbers. Take the config.json that came with the model")
+        raise ModelError(f"{folder}: head_dim={architecture.head_dim} must be even, and so must the {architecture.rotary_dim} of it that are "
+                         "rotated: rotary positions turn pairs of numbers. Take the config.json that came with the model")
     for part in (architecture.latent, architecture.mixture):
         for problem in part.problems(architecture.num_layers) if part else ():
             raise ModelError(f"{folder}: {problem}. Take another model")

@@ -69,7 +69,7 @@ def kinds(layout: str) -> tuple[str, ...]:
 
 def lora(kind: str) -> LoraConfig:
     """Adapters of a model: in one of some matrices that Megatron-core joins with others, in a mixture of attention's."""
-    targets = {**dict.fromkeys(MIXTURES, ["q_proj", "k_proj", "v_proj", "o_proj"]), "qwen2": ["q_proj", "v_proj", "up_proj", "down_proj"]}
+    targets = {**{mixture: ["q_proj", "k_proj", "v_proj", "o_proj"] for mixture in MIXTURES}, "qwen2": ["q_proj", "v_proj", "up_proj", "down_proj"]}
     return LoraConfig(rank=4, alpha=12.0, targets=[target for target in LoraTarget if target.value in targets.get(kind, list(LoraTarget))])
 
 

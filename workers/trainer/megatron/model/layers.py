@@ -75,20 +75,20 @@ def transformer_config(architecture: Architecture, dtype: torch.dtype, trainer: 
         moe_token_dispatcher_type="alltoall",  # the one that takes such tensors
         batch_p2p_comm=not on_cpu,
         batch_p2p_sync=False,  # was for an error in old versions of torch
-        **_recomputed(trainer.recompute, "core_attn" if on_cpu else "mlp" if architecture.mixture is None else "moe"),
+        **_recomputed(trainer.recompute, ["core_attn"] if on_cpu else ["mlp", *(["moe"] if architecture.mixture else [])]),
         **moe.config_keywords(architecture, parallel),
         **mla.config_keywords(architecture),
     )
 
 
-def _recomputed(mode: Recompute, selected: str) -> dict[str, Any]:
-    """Keywords of TransformerConfig; `selected`: the module that is made again with `selective`. On CPUs that is attention, which computes in
+def _recomputed(mode: Recompute, selected: list[str]) -> dict[str, Any]:
+    """Keywords of TransformerConfig; `selected`: the modules that are made again with `selective`. On CPUs that is attention, which computes in
     float32; flash attention on GPUs keeps no more inside than its inputs, and the MLP takes more than all else."""
     match mode:
         case Recompute.none:
             return {}
         case Recompute.selective:
-            return {"recompute_granularity": "selective", "recompute_modules": [selected]}
+            return {"recompute_granularity": "selective", "recompute_modules": selected}
         case Recompute.full:
             return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 

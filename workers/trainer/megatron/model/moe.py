@@ -78,6 +78,8 @@ class BiasedRouter(TopKRouter):
     """Megatron-core's router, whose choice among experts has a bias that nothing updates (its own `moe_router_enable_expert_bias` does): float32
     [num_experts], whatever the model is in, and no part of checkpoints, as it is always the starting model's (workers/model/frozen.py)."""
 
+    expert_bias: Tensor
+
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         del self.expert_bias

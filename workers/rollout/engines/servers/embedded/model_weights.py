@@ -94,7 +94,8 @@ class Weights:
 
 def load_weights(source: Path | Mapping[str, torch.Tensor], architecture: Architecture, dtype: torch.dtype,
                  frozen: Mapping[str, torch.Tensor]) -> Weights:
-    """A folder's tensors, or these, as `dtype`, and the `frozen` ones. Raises `ModelError` if they are not a complete model of exactly `architecture`."""
+    """A folder's tensors, or these, as `dtype`, and the `frozen` ones as they are. Raises `ModelError` if they are not a complete model of exactly
+    `architecture`."""
     tensors = _read(source, architecture) if isinstance(source, Path) else source
     check_complete(tensors, architecture)
     with torch.inference_mode():
