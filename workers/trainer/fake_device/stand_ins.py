@@ -35,7 +35,7 @@ def install(recorder: Recorder) -> None:
     cpu_backend.STAND_IN = DEVICE
     cpu_backend.on_synchronize = recorder.wait
     torch.cuda.get_device_capability = lambda device=None: CAPABILITY  # type: ignore[assignment]
-    model_module.load_hf = lambda *arguments: None  # type: ignore[assignment]
+    model_module.load_hf = moe.load_biases = lambda *arguments: None  # type: ignore[assignment]
     layers.RMSNorm.forward = lambda norm, x: _FusedRMSNorm.apply(x.contiguous(), norm.weight)  # type: ignore[method-assign,assignment]
     _stand_in_for_groups()
     _stand_in_for_stages(recorder)
