@@ -18,7 +18,6 @@ from tests.support.documented import MODELS
 from workers.config import Config, Dtype, LoraConfig, ParallelConfig, Recompute, TrainerConfig
 from workers.trainer.fake_device.exchanges import mismatches
 
-
 _COMMON = {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "hidden_act": "silu", "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
            "first_k_dense_replace": 1}
 SIGMOID = {

@@ -45,8 +45,10 @@ class LatentSelfAttention(MLASelfAttention):
         if config.q_lora_rank is None:
             query = self.linear_q_proj(hidden_states)[0]
         else:
-            query = self.linear_q_up_proj(self.q_layernorm(self._shared(gathered(self.linear_q_down_proj(hidden_states)[0]))))[0]
-        latent, key_rope = gathered(self.linear_kv_down_proj(hidden_states)[0]).split([config.kv_lora_rank, config.qk_pos_emb_head_dim], dim=-1)
+            latent = gather_from_tensor_model_parallel_region(self.linear_q_down_proj(hidden_states)[0])
+            query = self.linear_q_up_proj(self.q_layernorm(self._shared(latent)))[0]
+        latent = gather_from_tensor_model_parallel_region(self.linear_kv_down_proj(hidden_states)[0])
+        latent, key_rope = latent.split([config.kv_lora_rank, config.qk_pos_emb_head_dim], dim=-1)
         key_value = self.linear_kv_up_proj(self.kv_layernorm(self._shared(latent)))[0]
         query, key_value = (each.view(len(each), self.num_attention_heads_per_partition, -1) for each in (query, key_value))
         # Each rank's heads have a gradient of their own for it: they are added up.
@@ -68,11 +70,6 @@ class LatentSelfAttention(MLASelfAttention):
     def _shared(self, latent: Tensor) -> Tensor:
         """This rank's share of the tokens, where ranks share them: the matrix behind gathers them."""
         return scatter_to_sequence_parallel_region(latent) if self.config.sequence_parallel else latent
-
-
-def gathered(latent: Tensor) -> Tensor:
-    """[t, 1, n] of all ranks, whose matrix is split by its outputs."""
-    return gather_from_tensor_model_parallel_region(latent)
 
 
 def config_keywords(architecture: Architecture) -> dict[str, Any]:
