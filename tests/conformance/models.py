@@ -34,7 +34,7 @@ LLAMA3: dict[str, Any] = {"rope_type": "llama3", "rope_theta": 10000.0, "factor"
 SIGMOID: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "n_shared_experts": 1,
                            "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2, "tie_word_embeddings": False}
 LATENT: dict[str, Any] = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
-                          "num_key_value_heads": 4,
+                          "num_key_value_heads": 4, "moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",  # as published
                           "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256,
                                               "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}}
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -42,7 +42,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32, tie_word_embeddings=True)),
     "glm4moe": lambda: Glm4MoeForCausalLM(Glm4MoeConfig(**SHAPE, **SIGMOID, head_dim=32, attention_bias=True, use_qk_norm=True)),
-    "deepseek": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**SHAPE | SIGMOID | LATENT, moe_layer_freq=1)),
+    "deepseek": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**SHAPE | SIGMOID | LATENT)),
 }
 
 

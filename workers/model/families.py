@@ -1,7 +1,7 @@
 """The families of models: a row says what sets a family's layers apart, of parts that engine, trainer and estimates know.
 
-A part that is not there yet needs its sizes and tensors here (as experts.py, latent_attention.py), the tensors' names in
-workers/trainer/megatron/hf_conversion/names.py, and what is computed in the trainer's and the embedded engine's models.
+The parts' sizes and tensors are in experts.py, latent_attention.py and architecture.py, the tensors' names in Megatron-core in
+workers/trainer/megatron/hf_conversion/names.py.
 """
 
 from __future__ import annotations
