@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from typing import Any
 
@@ -145,4 +146,5 @@ def _finish(layer: ModuleSpec, architecture: Architecture, number: int, norm: ty
     if architecture.latent is not None:
         mla.put_in(layer.submodules.self_attention, architecture, norm, matrix)
     if architecture.mixture is not None and architecture.mixture.sigmoid and architecture.has_experts(number):
-        layer.submodules.mlp.submodules.router = moe.BiasedRouter
+        mlp = layer.submodules.mlp  # from Megatron-core 0.19 on no spec
+        (mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules).router = moe.BiasedRouter

@@ -19,6 +19,7 @@ from megatron.core.tensor_parallel import (
     scatter_to_sequence_parallel_region,
 )
 from megatron.core.transformer import ModuleSpec, multi_latent_attention
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import Tensor
 
@@ -92,4 +93,5 @@ def put_in(attention: ModuleSpec, architecture: Architecture, norm: type, matrix
     attention.module, attention.params = LatentSelfAttention, {**attention.params, "interleaved": architecture.latent.interleaved}
     for name in ("linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj"):
         setattr(attention.submodules, name, matrix)
-    attention.submodules.q_layernorm = attention.submodules.kv_layernorm = norm
+    attention.submodules.kv_layernorm = norm
+    attention.submodules.q_layernorm = norm if architecture.latent.query_rank else IdentityOp
