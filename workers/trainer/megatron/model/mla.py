@@ -39,6 +39,10 @@ class LatentSelfAttention(MLASelfAttention):
             if hasattr(self, name):
                 getattr(self, name).eps = NORM_EPS
 
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        """From Megatron-core 0.19 on, which else takes Transformer Engine's where it finds nothing better: the modules of the spec."""
+        return {name: getattr(submodules, name) for name in ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj", "q_layernorm", "kv_layernorm")}
+
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *, packed_seq_params: PackedLayoutParams,
                 **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """`hidden_states` [t, 1, hidden], with sequence parallelism this rank's share of the t; returns the same, and no bias."""
