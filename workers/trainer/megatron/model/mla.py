@@ -64,7 +64,7 @@ class LatentSelfAttention(MLASelfAttention):
         key = torch.cat([key, key_rope.expand(-1, key.shape[1], -1)], dim=-1)
         attend = self._checkpointed_attention_forward if self.checkpoint_core_attention and self.training else self.core_attention
         output = attend(query, key, value, attention_mask, packed_seq_params=packed_seq_params)
-        return self.linear_proj(output.view(len(output), 1, -1))
+        return self.linear_proj(output.reshape(len(output), 1, -1))
 
     def _rotated(self, values: Tensor, plan: PackedLayoutParams) -> Tensor:
         assert plan.cos is not None and plan.sin is not None
