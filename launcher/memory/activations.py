@@ -48,27 +48,31 @@ def layout(config: Config, num_train_devices: int, gpu: bool) -> Layout:
                   parallel.sequence and parallel.tp > 1, gpu, tokens)
 
 
-def kept_bytes(config: Config, architecture: Architecture, spread: Layout, layers: int, in_flight: int) -> float:
-    """Of a pipeline stage with so many layers: of `in_flight` micro-batches, as the 1F1B schedule keeps them (arXiv 2104.04473, Section 2.2).
+def kept_bytes(config: Config, architecture: Architecture, spread: Layout, layers: range, in_flight: int) -> float:
+    """Of a pipeline stage with these layers: of `in_flight` micro-batches, as the 1F1B schedule keeps them (arXiv 2104.04473, Section 2.2).
     The last stage has one in flight."""
-    kept, _ = layer_bytes(config, architecture, spread)
+    with_experts = sum(architecture.has_experts(layer) for layer in layers)
+    numbers = {True: with_experts, False: len(layers) - with_experts}
+    kept = sum(number * layer_bytes(config, architecture, spread, experts)[0] for experts, number in numbers.items() if number)
     end = architecture.hidden_size * (_norm(config, spread) + BYTES[config.trainer.dtype]) if in_flight == 1 else 0  # the last norm, and its rows
-    return spread.tokens / spread.cp * (in_flight * (layers * kept + _mask(config, spread)) + end)
+    return spread.tokens / spread.cp * (in_flight * (kept + _mask(config, spread)) + end)
 
 
 def transient_bytes(config: Config, architecture: Architecture, spread: Layout, last: bool) -> float:
     """What is there only while it is worked on: the logits, where the stage is the `last`, or a layer: what is made again for it, or the
     gradients of what it kept. Where a mixture is made again, its experts' outputs and two gradients in the order of the experts come to it."""
-    layer = spread.tokens / spread.cp * layer_bytes(config, architecture, spread)[1]
+    kinds = {architecture.has_experts(layer) for layer in (0, architecture.num_layers - 1)}
+    layer = spread.tokens / spread.cp * max(layer_bytes(config, architecture, spread, experts)[1] for experts in kinds)
     if architecture.mixture is not None and config.trainer.recompute is Recompute.full:
         sent = architecture.mixture.experts_per_token * architecture.hidden_size / (spread.tp // spread.etp)
         layer += 3 * BYTES[config.trainer.dtype] * sent * spread.tokens / spread.cp
     return max(layer, logits_bytes(config, architecture, spread)) if last else layer
 
 
-def layer_bytes(config: Config, architecture: Architecture, spread: Layout) -> tuple[float, float]:
-    """Bytes for each of a rank's tokens that one layer keeps for its backward pass with this config's `recompute`, and without any."""
-    size, hidden = BYTES[config.trainer.dtype], architecture.hidden_size
+def layer_bytes(config: Config, architecture: Architecture, spread: Layout, experts: bool) -> tuple[float, float]:
+    """Bytes for each of a rank's tokens that one layer, with `experts` or without, keeps for its backward pass with this config's `recompute`, and
+    without any."""
+    size, hidden, latent = BYTES[config.trainer.dtype], architecture.hidden_size, architecture.latent
     query, keys = architecture.num_heads * architecture.head_dim / spread.tp, 2 * architecture.num_kv_heads * architecture.head_dim / spread.tp
     between = spread.tp if spread.sequence else 1
     norms = 2 * _norm(config, spread) * hidden / between
@@ -77,11 +81,16 @@ def layer_bytes(config: Config, architecture: Architecture, spread: Layout) -> t
     # Attention on CPUs is computed in float32.
     inside = (size if spread.gpu else 4) * (2 * query + keys * _key_copies(config) * _keys_of_others(config, spread))
     around = 0.0 if spread.gpu and not _shared(config)[0] else size * query  # its outputs, in another order than it makes them
-    mlp = _mlp(architecture, spread) * size
+    inputs = query + keys
+    if latent is not None:
+        norms += _norm(config, spread) * (latent.query_rank + latent.kv_rank) / between
+        around = size * architecture.num_heads * latent.value_dim / spread.tp  # its outputs without what makes values as long as keys
+        inputs = query + keys / 2 + architecture.num_heads * (latent.nope_dim + latent.value_dim) / spread.tp
+    mlp = _mlp(architecture, spread, experts) * size
     full = norms + inside + around + mlp
     kept = {
         Recompute.none: full,
-        Recompute.selective: full - mlp if spread.gpu else norms + size * (query + keys) + around + mlp,  # on CPUs attention's inputs, not its inside
+        Recompute.selective: full - mlp if spread.gpu else norms + size * inputs + around + mlp,  # on CPUs attention's inputs, not its inside
         Recompute.full: size * hidden / between,
     }[config.trainer.recompute]
     return kept, full
@@ -93,16 +102,17 @@ def _norm(config: Config, spread: Layout) -> int:
     return 2 * size if spread.gpu else 8 + size
 
 
-def _mlp(architecture: Architecture, spread: Layout) -> float:
+def _mlp(architecture: Architecture, spread: Layout, experts: bool) -> float:
     """Numbers that the MLP keeps of each token: gate and up, and their product; on CPUs also up once more and gate's SiLU (TransformerConfig
     without bias_activation_fusion). In a mixture also what goes into the router and into each of a token's experts, on CPUs its product before
     it is weighted. Experts are taken to be equally busy."""
-    mixture = architecture.mixture
+    mixture = architecture.mixture if experts else None
     if mixture is None:
         return (3 if spread.gpu else 5) * architecture.intermediate_size / spread.tp
     hidden = architecture.hidden_size / (spread.tp // spread.etp)  # ranks that hold whole experts have tokens of their own
     kept = (3 if spread.gpu else 6) * mixture.intermediate_size / spread.tp
-    return mixture.experts_per_token * (kept + hidden) + architecture.hidden_size / spread.tp
+    shared = (3 if spread.gpu else 5) * mixture.shared_size / spread.tp
+    return mixture.experts_per_token * (kept + hidden) + architecture.hidden_size / spread.tp + shared
 
 
 def _shared(config: Config) -> tuple[int, int, int]:

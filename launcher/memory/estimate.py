@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.memory.activations import BYTES, GIB, MIB, Layout, kept_bytes, transient_bytes
+from launcher.memory.parameters import Weights, count_weights, layers_of
 from workers.config import Config, Dtype, LoraConfig, Server, Transport
 from workers.model.adapter_shapes import INPUT_SPLIT, adapter_shapes
 from workers.model.architecture import Architecture, read_architecture
@@ -39,45 +40,6 @@ EMBEDDED_PROCESS, SYNTHETIC_PROCESS = 300 * MIB, 100 * MIB
 """One more engine on the same replica."""
 SGLANG_SHARE = 0.9
 """About what SGLang takes of a GPU for weights and cache where engine.mem_fraction does not say it."""
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Numbers of parameters. In one layer, on average: `split` are divided over the tensor-parallel ranks, `whole` are on each of them,
-    `experts` are divided over expert-parallel ranks too. `largest`: of one of Megatron-core's parameters."""
-
-    embedding: int
-    tied: bool
-    num_layers: int
-    split: float
-    whole: float
-    experts: float
-    largest: int
-
-    @property
-    def total(self) -> int:
-        """All of the model."""
-        layers = self.num_layers * (self.split + self.whole + self.experts)
-        return self.embedding * (1 if self.tied else 2) + round(layers)
-
-
-def count_weights(architecture: Architecture) -> Weights:
-    """The parameters of a model by how they are divided."""
-    split = whole = experts = largest = 0
-    for name, shape in architecture.tensor_shapes().items():
-        number = math.prod(shape)
-        largest = max(largest, number * (2 if "gate_proj" in name else 1))  # Megatron-core has it in one with up_proj
-        if ".layers." not in name:
-            continue
-        if ".experts." in name:
-            experts += number
-        elif (len(shape) > 1 and not name.endswith(".gate.weight")) or name.endswith(".bias"):
-            split += number
-        else:  # norms, and the router of a mixture
-            whole += number
-    layers = architecture.num_layers
-    return Weights(architecture.vocab_size * architecture.hidden_size, architecture.tied, layers, split / layers, whole / layers,
-                   experts / layers, largest)
 
 
 @dataclass(frozen=True)
@@ -108,8 +70,10 @@ class RankMemory:
 
 
 def rank_memory(config: Config, architecture: Architecture, weights: Weights, spread: Layout) -> RankMemory:
-    """The estimate for the pipeline stage that takes most: the first keeps most micro-batches, the last makes the logits."""
-    stages = {0, spread.pp - 1}
+    """The estimate for the pipeline stage that takes most: the first keeps most micro-batches, the last makes the logits, and one in which all layers
+    have experts may hold most."""
+    dense = architecture.mixture.num_dense if architecture.mixture else 0
+    stages = {0, spread.pp - 1, min(spread.pp - 1, math.ceil(dense * spread.pp / architecture.num_layers))}
     return max((stage_memory(config, architecture, weights, spread, stage) for stage in stages), key=lambda memory: memory.total)
 
 
@@ -117,12 +81,12 @@ def stage_memory(config: Config, architecture: Architecture, weights: Weights, s
     """The estimate for a rank of one pipeline stage, counted from 0."""
     trainer, algorithm, last = config.trainer, config.algorithm, stage == spread.pp - 1
     size = BYTES[trainer.dtype]
-    layers = math.ceil(weights.num_layers / spread.pp)
-    policy = _held(weights, spread, stage)
-    critic = _held(weights, spread, stage, head=False) if algorithm.critic else Held(0.0, 0.0, 0.0)  # its head is one row
+    layers = layers_of(architecture, spread.pp, stage)
+    policy = _held(weights, layers, spread, stage)
+    critic = _held(weights, layers, spread, stage, head=False) if algorithm.critic else Held(0.0, 0.0, 0.0)  # its head is one row
     reference = _reference(config, policy, spread, stage)
     if trainer.lora.rank:
-        adapters = layers * adapters_of_a_layer(architecture, trainer.lora, spread.tp)
+        adapters = len(layers) * adapters_of_a_layer(architecture, trainer.lora, spread.tp)
         policy, critic = policy.with_adapters(adapters, spread), critic.with_adapters(adapters if algorithm.critic else 0.0, spread)
     trained, state = policy.trained + critic.trained, (policy.updated + critic.updated) * (8 if trainer.dtype is Dtype.float32 else 12)
     offloaded = trainer.optimizer_offload if spread.gpu else 0.0
@@ -165,16 +129,18 @@ def _reference(config: Config, policy: Held, spread: Layout, stage: int) -> floa
     folder = Path(config.algorithm.teacher).expanduser()
     if not config.algorithm.kl_weight or (config.trainer.lora.rank and not config.algorithm.teacher):
         return 0.0
-    known = config.algorithm.teacher and (folder / "config.json").is_file()
-    return _held(count_weights(read_architecture(folder)), spread, stage).here if known else policy.here
+    if not config.algorithm.teacher or not (folder / "config.json").is_file():
+        return policy.here
+    teacher = read_architecture(folder)
+    return _held(count_weights(teacher), layers_of(teacher, spread.pp, stage), spread, stage).here
 
 
-def _held(weights: Weights, spread: Layout, stage: int, head: bool = True) -> Held:
-    """Of a stage: its share of the layers, and the embedding or the output layer (`head`) where it has one."""
-    layers = math.ceil(weights.num_layers / spread.pp)
+def _held(weights: Weights, layers: range, spread: Layout, stage: int, head: bool = True) -> Held:
+    """Of a stage: its layers, and the embedding or the output layer (`head`) where it has one."""
+    own = weights.of(layers)
     tables = int(stage == 0) + int(head and stage == spread.pp - 1 and not (stage == 0 and weights.tied))
-    dense = tables * weights.embedding / spread.tp + layers * (weights.split / spread.tp + weights.whole)
-    experts = layers * weights.experts / (spread.etp * spread.ep)
+    dense = tables * weights.embedding / spread.tp + own.split / spread.tp + own.whole
+    experts = own.experts / (spread.etp * spread.ep)
     copies = spread.tp * spread.cp * spread.dp / (spread.etp * spread.ep)
     return Held(dense + experts, dense + experts, dense / (spread.cp * spread.dp) + experts / copies)
 
@@ -204,15 +170,15 @@ def replica_memory(config: Config, architecture: Architecture, weights: Weights)
 
 
 def cache_bytes(config: Config, architecture: Architecture) -> float:
-    """Bytes of the keys and values of one request of the greatest length."""
-    per_token = 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * BYTES[config.engine.dtype]
-    return per_token * config.engine.context_length
+    """Bytes of what attention keeps of one request of the greatest length."""
+    return architecture.num_layers * architecture.cache_width * BYTES[config.engine.dtype] * config.engine.context_length
 
 
 def server_memory(config: Config, architecture: Architecture, weights: Weights) -> dict[str, float]:
     """Bytes that SGLang takes of each GPU at least: its weights, and the cache of one request; with more cache more requests run at once."""
     parallel = config.engine.parallel
-    copies = max(1, parallel.tp // parallel.dp_attention // architecture.num_kv_heads)  # of keys and values, where there are more ranks than heads
+    heads = 1 if architecture.latent else architecture.num_kv_heads
+    copies = max(1, parallel.tp // parallel.dp_attention // heads)  # of keys and values, where there are more ranks than heads
     return {"weights": weights.total * BYTES[config.engine.dtype] / parallel.unit,
             "KV cache of one request": cache_bytes(config, architecture) * copies * parallel.dp_attention / parallel.unit}
 

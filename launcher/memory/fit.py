@@ -21,8 +21,6 @@ from launcher.memory.capacity import Capacities, Capacity, bytes_of
 from launcher.memory.estimate import (
     SGLANG_SHARE,
     StoredWeights,
-    Weights,
-    count_weights,
     in_words,
     node_share,
     parts_in_words,
@@ -31,6 +29,7 @@ from launcher.memory.estimate import (
     server_memory,
     stored_weights,
 )
+from launcher.memory.parameters import Weights, count_weights
 from workers.config import ClusterKind, ConfigError, Recompute, require
 from workers.model.architecture import Architecture
 from workers.model.parallel_limits import check_engine, check_training

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from launcher.config.schema import FullConfig
 from launcher.memory.capacity import Capacities
-from launcher.memory.estimate import count_weights
 from launcher.memory.fit import needs
+from launcher.memory.parameters import count_weights
 from workers.model.architecture import Architecture
 
 

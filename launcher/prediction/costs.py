@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 
 from launcher.memory.activations import BYTES
-from launcher.memory.estimate import SGLANG_SHARE, Weights, count_weights
+from launcher.memory.estimate import SGLANG_SHARE
+from launcher.memory.parameters import Weights, count_weights
 from launcher.prediction.assumptions import Assumptions
 from launcher.prediction.device_speeds import DeviceSpeed
 from workers.config import Config, Recompute, Server
@@ -44,9 +45,10 @@ class Shapes:
         weights = count_weights(architecture)
         mixture = architecture.mixture
         used = mixture.experts_per_token / mixture.num_experts if mixture else 1.0
-        active = weights.num_layers * (weights.split + weights.whole + weights.experts * used) + weights.embedding  # of the output, not of the lookup
-        heads = architecture.num_layers * architecture.head_dim
-        return Shapes(weights, active, 2 * heads * architecture.num_kv_heads, 4.0 * heads * architecture.num_heads, architecture.num_layers)
+        layers = weights.of(range(architecture.num_layers))
+        active = layers.split + layers.whole + layers.experts * used + weights.embedding  # of the output, not of the lookup
+        attention = 4.0 * architecture.num_layers * architecture.num_heads * architecture.head_dim
+        return Shapes(weights, active, architecture.num_layers * architecture.cache_width, attention, architecture.num_layers)
 
 
 def decoding(config: Config, shapes: Shapes, device: DeviceSpeed, context: float, assumed: Assumptions) -> tuple[float, float]:

@@ -11,7 +11,19 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 VOCAB, EOS, SECOND_EOS = 260, 256, 257
 CONTEXT = 1024
@@ -19,10 +31,18 @@ SHAPE: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_s
                          "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "eos_token_id": EOS, "bos_token_id": None}
 LLAMA3: dict[str, Any] = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                           "original_max_position_embeddings": 64}
+SIGMOID: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "n_shared_experts": 1,
+                           "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2, "tie_word_embeddings": False}
+LATENT: dict[str, Any] = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+                          "num_key_value_heads": 4, "moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",  # as published
+                          "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256,
+                                              "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True, rope_parameters=LLAMA3)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32, tie_word_embeddings=True)),
+    "glm4moe": lambda: Glm4MoeForCausalLM(Glm4MoeConfig(**SHAPE, **SIGMOID, head_dim=32, attention_bias=True, use_qk_norm=True)),
+    "deepseek": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**SHAPE | SIGMOID | LATENT)),
 }
 
 
@@ -36,6 +56,9 @@ def write_model(folder: Path, family: str, seed: int) -> Path:
                 tensor.copy_((1 if "norm" in name else 0) + 0.3 * torch.randn_like(tensor))
             else:
                 tensor.mul_(4)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1)
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, SECOND_EOS]}))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

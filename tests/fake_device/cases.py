@@ -18,6 +18,22 @@ from tests.support.documented import MODELS
 from workers.config import Config, Dtype, LoraConfig, ParallelConfig, Recompute, TrainerConfig
 from workers.trainer.fake_device.exchanges import mismatches
 
+_COMMON = {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "hidden_act": "silu", "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+           "first_k_dense_replace": 1}
+SIGMOID = {
+    "GLM-4.5-Air": _COMMON | {
+        "architectures": ["Glm4MoeForCausalLM"], "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944, "num_hidden_layers": 46,
+        "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128, "attention_bias": True, "use_qk_norm": False,
+        "partial_rotary_factor": 0.5, "rope_theta": 1000000, "moe_intermediate_size": 1408, "n_routed_experts": 128, "num_experts_per_tok": 8,
+        "n_shared_experts": 1, "routed_scaling_factor": 1.0},
+    "Moonlight-16B-A3B": _COMMON | {
+        "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 163840, "hidden_size": 2048, "intermediate_size": 11264, "num_hidden_layers": 27,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 50000.0, "moe_intermediate_size": 1408, "n_routed_experts": 64,
+        "num_experts_per_tok": 6, "n_shared_experts": 2, "routed_scaling_factor": 2.446},
+}
+"""config.json of two models, as their makers publish them."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -51,7 +67,7 @@ class Case:
     def write_model(self, folder: Path) -> Path:
         """Its config.json, in a folder that holds no more."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(MODELS[self.model] | self.changes))
+        (folder / "config.json").write_text(json.dumps((MODELS | SIGMOID)[self.model] | self.changes))
         return folder
 
 

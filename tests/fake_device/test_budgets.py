@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("megatron.core")
 
 from launcher.memory.activations import GIB, layout
-from launcher.memory.estimate import RankMemory, count_weights, stage_memory
+from launcher.memory.estimate import RankMemory, stage_memory
+from launcher.memory.parameters import count_weights
 from tests.fake_device.cases import Case, figures_of
 from workers.model.architecture import read_architecture
 
@@ -43,10 +44,13 @@ LAYOUTS = [
      Case("Qwen3-30B-A3B", 32, {"ep": 8}, (0,), recompute="full", tokens=16384, changes={"num_hidden_layers": 12}),
      Case("Qwen3-30B-A3B", 8, {"ep": 4, "tp": 2}, (0,), changes={"num_hidden_layers": 12}),
      Case("Qwen3-30B-A3B", 8, {"ep": 8}, (0,), recompute="selective", changes={"num_hidden_layers": 6})],
+    [Case("GLM-4.5-Air", 8, {"ep": 8}, (0,), recompute="full", changes={"num_hidden_layers": 6}),
+     Case("Moonlight-16B-A3B", 8, {"ep": 4, "tp": 2}, (0,), changes={"num_hidden_layers": 6}),
+     Case("Moonlight-16B-A3B", 16, {"ep": 8, "pp": 2}, (0, 15), recompute="selective", length=2240, group=4, changes={"num_hidden_layers": 8})],
 ]
 
 
-@pytest.mark.parametrize("cases", LAYOUTS, ids=["8B", "8B with adapters", "32B and 0.6B", "30B-A3B"])
+@pytest.mark.parametrize("cases", LAYOUTS, ids=["8B", "8B with adapters", "32B and 0.6B", "30B-A3B", "sigmoid"])
 def test_the_peak_is_what_the_launcher_says(cases: list[Case], tmp_path: Path) -> None:
     """Within 5%, without the reserve for what is no tensor."""
     for case, found in zip(cases, figures_of(cases), strict=True):

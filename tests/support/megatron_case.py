@@ -18,13 +18,25 @@ VOCAB = 97
 
 
 def hf_config(kind: str) -> Any:
-    """A model of two layers ("-deep": four): "llama", "mistral", "qwen2", "qwen3" or "qwen3moe", with "-tied" behind it or not."""
+    """A model of two layers ("-deep": four): "llama", "mistral", "qwen2", "qwen3", "qwen3moe" or "glm4moe", or of four: "deepseek"; with "-tied"
+    behind it or not."""
     tied = "-tied" in kind
     common: dict[str, Any] = dict(  # noqa: C408
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4 if kind.endswith("-deep") else 2,
         num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=512, tie_word_embeddings=tied, rms_norm_eps=1e-6, attention_dropout=0.0, initializer_range=0.2)
     plain = {"rope_type": "default", "rope_theta": 10000.0}
+    sigmoid = {"n_routed_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "n_shared_experts": 2, "first_k_dense_replace": 1,
+               "routed_scaling_factor": 1.7, "norm_topk_prob": True}
+    if kind.startswith("glm4moe"):
+        return transformers.Glm4MoeConfig(head_dim=12, attention_bias=True, use_qk_norm=True, n_group=1, topk_group=1, rope_parameters=plain,
+                                          **sigmoid, **common)
+    if kind.startswith("deepseek"):
+        yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+                "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+        return transformers.DeepseekV3Config(q_lora_rank=16, kv_lora_rank=12, qk_rope_head_dim=8, qk_nope_head_dim=10, v_head_dim=12, n_group=4,
+                                             topk_group=2, rope_parameters=yarn, **sigmoid,
+                                             **{**common, "num_hidden_layers": 4, "num_key_value_heads": 4})
     if kind.startswith("qwen3moe"):
         return transformers.Qwen3MoeConfig(head_dim=16, rope_parameters=plain, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
                                            norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], **common)
@@ -47,6 +59,9 @@ def write_model(kind: str, folder: Path, seed: int = 0) -> Path:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.normal_(0.9, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
     model.save_pretrained(folder)
     return folder
 

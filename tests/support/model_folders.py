@@ -14,10 +14,15 @@ from safetensors.numpy import save_file
 from workers.model.architecture import Architecture, read_architecture
 
 FAMILIES = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig, "qwen2": transformers.Qwen2Config,
-            "qwen3": transformers.Qwen3Config, "qwen3_moe": transformers.Qwen3MoeConfig}
+            "qwen3": transformers.Qwen3Config, "qwen3_moe": transformers.Qwen3MoeConfig, "glm4_moe": transformers.Glm4MoeConfig,
+            "deepseek_v3": transformers.DeepseekV3Config}
 LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 16}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+SIGMOID_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "n_shared_experts": 2, "first_k_dense_replace": 1,
+                   "routed_scaling_factor": 1.7, "n_group": 4, "topk_group": 2, "norm_topk_prob": True}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 12, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 8}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0}
 
 
 def hf_config(family: str, **changes: Any) -> Any:
@@ -32,8 +37,15 @@ def hf_config(family: str, **changes: Any) -> Any:
         values["sliding_window"] = None
     if family == "qwen3_moe":
         values |= EXPERTS
-    if family not in ("qwen2", "llama"):
-        values["head_dim"] = 10
+    if family in ("glm4_moe", "deepseek_v3"):
+        values |= SIGMOID_EXPERTS
+    if family == "glm4_moe":
+        values |= {"attention_bias": True, "use_qk_norm": True}
+    if family == "deepseek_v3":
+        values |= LATENT
+        changes = {"num_key_value_heads": changes.get("num_attention_heads", 4), **changes}
+    elif family not in ("qwen2", "llama"):
+        values["head_dim"] = 12 if family == "glm4_moe" else 10
     return FAMILIES[family](**values | changes)
 
 
@@ -47,6 +59,9 @@ def write_hf_model(folder: Path, family: str, seed: int = 0, **changes: Any) -> 
                 parameter.normal_(0.9, 0.3)
             elif name.endswith("mlp.gate.weight"):
                 parameter.normal_(0.0, 1.0)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
     model.save_pretrained(folder)
     return model
 
@@ -59,7 +74,8 @@ def write_random_model(folder: Path, family: str, seed: int = 0, files: int = 1,
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     architecture = read_architecture(folder)
     rng = np.random.default_rng(seed)
-    tensors = {name: rng.standard_normal(shape, np.float32) for name, shape in architecture.tensor_shapes().items()}
+    shapes = architecture.tensor_shapes() | architecture.frozen_shapes()
+    tensors = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     for number in range(files):
         save_file(dict(list(tensors.items())[number::files]), folder / f"model-{number}.safetensors")
     return architecture

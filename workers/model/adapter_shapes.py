@@ -27,6 +27,8 @@ def check_adapters(architecture: Architecture, lora: LoraConfig) -> None:
     """Check that a model of `architecture` can have the adapters. Raises `ConfigError`."""
     if not lora.rank:
         return
+    require(architecture.latent is None, "trainer.lora.rank", lora.rank, f"must be 0 for a {architecture.family} model: latent attention takes no "
+            "adapters", "Train the whole model")
     of_experts = [target.value for target in lora.targets if target in OF_MLP]
     left = [target.value for target in lora.targets if target not in OF_MLP] or [target.value for target in LoraTarget if target not in OF_MLP]
     require(architecture.mixture is None or not of_experts, "trainer.lora.targets", [target.value for target in lora.targets],

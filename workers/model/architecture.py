@@ -7,14 +7,17 @@ accept and refuse the same models with the same words.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
-SUPPORTED = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
-             "Qwen3MoeForCausalLM": "qwen3_moe"}
-MISTRAL_WINDOW = 4096
-"""What transformers' MistralConfig takes where config.json names no sliding_window."""
+from workers.model.experts import MixtureOfExperts, mlp_shapes
+from workers.model.families import FAMILIES, Family
+from workers.model.latent_attention import LatentAttention
+
 LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+YARN_ROPE = {"beta_fast": 32.0, "beta_slow": 1.0}
+"""What transformers takes where config.json does not say it."""
 SIZES = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "intermediate_size": "intermediate_size", "num_hidden_layers": "num_layers",
          "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_dim",
          "max_position_embeddings": "max_positions"}
@@ -26,24 +29,13 @@ class ModelError(ValueError):
 
 
 @dataclass(frozen=True)
-class MixtureOfExperts:
-    """The MLPs of a mixture: each token goes to the `experts_per_token` of `num_experts` that its router finds most probable.
-
-    Their outputs are weighted by these probabilities, which `normalized` scales to a sum of 1 (norm_topk_prob).
-    """
-
-    num_experts: int
-    experts_per_token: int
-    intermediate_size: int
-    normalized: bool
-
-
-@dataclass(frozen=True)
 class Architecture:
-    """Shape of a decoder (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE), in Hugging Face's terms.
+    """Shape of a decoder of one of FAMILIES, in Hugging Face's terms.
 
     `max_positions`: the longest sequence on which plain causal attention is what the model does, so at most its sliding window.
-    `mixture`: the experts in the place of every layer's MLP, if any; `intermediate_size` then says nothing.
+    `rotary_share`: of a head's numbers, those that are rotated, from its first on. `mixture`: the experts in the place of layers' MLPs, if any;
+    `intermediate_size` is that of the other layers. `latent`: the attention, if it is of that kind; `head_dim` is then that of queries and keys,
+    each of which has a head of its own.
     """
 
     family: str
@@ -61,54 +53,72 @@ class Architecture:
     rope_scaling: dict[str, float] | None
     eos_token_ids: tuple[int, ...]
     mixture: MixtureOfExperts | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    rotary_share: float = 1.0
+    latent: LatentAttention | None = None
 
     @property
-    def qkv_bias(self) -> bool:
-        """Whether the query, key and value projections have biases."""
-        return self.family == "qwen2"
+    def rotary_dim(self) -> int:
+        """Of a head's numbers, how many are rotated."""
+        return self.latent.rope_dim if self.latent else int(self.head_dim * self.rotary_share)
 
     @property
-    def qk_norm(self) -> bool:
-        """Whether queries and keys are RMS-normalised per head."""
-        return self.family in ("qwen3", "qwen3_moe")
+    def cache_width(self) -> int:
+        """Numbers that attention keeps of a token in each layer: keys and values, or what they are made of."""
+        return self.latent.kv_rank + self.latent.rope_dim if self.latent else 2 * self.num_kv_heads * self.head_dim
+
+    @property
+    def attention_scale(self) -> float:
+        """What products of queries and keys are multiplied by; YaRN's stretched positions sharpen it (arXiv 2309.00071, Equation 22)."""
+        yarn = self.rope_scaling if self.rope_scaling and "mscale" in self.rope_scaling else None
+        sharper = 0.1 * yarn["mscale"] * math.log(yarn["factor"]) + 1.0 if yarn and yarn["factor"] > 1 else 1.0
+        return self.head_dim**-0.5 * sharper**2
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a mixture stands in place of the MLP of `layer`, counted from 0."""
+        return self.mixture is not None and layer >= self.mixture.num_dense
+
+    def frozen_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tensors of the folder that nothing trains, by Hugging Face name: who needs them keeps the starting model's, in float32 (frozen.py)."""
+        if self.mixture is None or not self.mixture.sigmoid:
+            return {}
+        return {f"model.layers.{index}.mlp.gate.e_score_correction_bias": (self.mixture.num_experts,)
+                for index in range(self.mixture.num_dense, self.num_layers)}
 
     def padded_vocab_size(self, tp: int) -> int:
         """Rows of the embedding where `tp` ranks share them evenly: the vocabulary, rounded up to a multiple of `tp`."""
         return -(-self.vocab_size // tp) * tp
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor a folder of this architecture must hold, by Hugging Face name, with its shape."""
-        hidden, head = self.hidden_size, self.head_dim
+        """Every tensor that training may move, by Hugging Face name, with its shape."""
+        hidden = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocab_size, hidden),
             "model.norm.weight": (hidden,),
         }
         if not self.tied:
             shapes["lm_head.weight"] = (self.vocab_size, hidden)
-        rows = {"q": self.num_heads * head, "k": self.num_kv_heads * head, "v": self.num_kv_heads * head}
         for index in range(self.num_layers):
             layer = f"model.layers.{index}."
             shapes[layer + "input_layernorm.weight"] = (hidden,)
             shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
-            for name, num_rows in rows.items():
-                shapes[f"{layer}self_attn.{name}_proj.weight"] = (num_rows, hidden)
-                if self.qkv_bias:
-                    shapes[f"{layer}self_attn.{name}_proj.bias"] = (num_rows,)
-            if self.qk_norm:
-                shapes[layer + "self_attn.q_norm.weight"] = (head,)
-                shapes[layer + "self_attn.k_norm.weight"] = (head,)
-            shapes[layer + "self_attn.o_proj.weight"] = (hidden, rows["q"])
-            if self.mixture is None:
-                shapes |= _mlp_shapes(layer + "mlp.", hidden, self.intermediate_size)
-                continue
-            shapes[layer + "mlp.gate.weight"] = (self.mixture.num_experts, hidden)
-            for expert in range(self.mixture.num_experts):
-                shapes |= _mlp_shapes(f"{layer}mlp.experts.{expert}.", hidden, self.mixture.intermediate_size)
+            attention, mlp = layer + "self_attn.", layer + "mlp."
+            shapes |= self.latent.tensor_shapes(attention, hidden, self.num_heads) if self.latent else self._attention_shapes(attention)
+            experts = self.mixture if self.has_experts(index) else None
+            shapes |= experts.tensor_shapes(mlp, hidden) if experts else mlp_shapes(mlp, hidden, self.intermediate_size)
         return shapes
 
-
-def _mlp_shapes(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
-    return {prefix + "gate_proj.weight": (inner, hidden), prefix + "up_proj.weight": (inner, hidden), prefix + "down_proj.weight": (hidden, inner)}
+    def _attention_shapes(self, attention: str) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        rows = {"q": self.num_heads * self.head_dim, "k": self.num_kv_heads * self.head_dim, "v": self.num_kv_heads * self.head_dim}
+        for name, num_rows in rows.items():
+            shapes[f"{attention}{name}_proj.weight"] = (num_rows, self.hidden_size)
+            if self.qkv_bias:
+                shapes[f"{attention}{name}_proj.bias"] = (num_rows,)
+        if self.qk_norm:
+            shapes |= {attention + "q_norm.weight": (self.head_dim,), attention + "k_norm.weight": (self.head_dim,)}
+        return shapes | {attention + "o_proj.weight": (self.hidden_size, rows["q"])}
 
 
 def read_architecture(folder: Path) -> Architecture:
@@ -124,75 +134,89 @@ def read_architecture(folder: Path) -> Architecture:
     if not isinstance(raw, dict):
         raise ModelError(f"{folder}: no readable config.json (it holds no object). Give the folder of a Hugging Face model")
     names = raw.get("architectures") or ["none"]
-    if names[0] not in SUPPORTED:
-        raise ModelError(f"{folder}: architecture {names[0]!r} is not supported. Supported are {', '.join(sorted(SUPPORTED))}")
+    if names[0] not in FAMILIES:
+        raise ModelError(f"{folder}: architecture {names[0]!r} is not supported. Supported are {', '.join(FAMILIES)}")
     try:
-        architecture = _architecture(SUPPORTED[names[0]], raw)
+        architecture = _architecture(FAMILIES[names[0]], raw)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: value {error} is missing or of the wrong type. Take the config.json that came with the model") from error
-    _check(folder, raw, architecture)
+    _check(folder, raw, FAMILIES[names[0]], architecture)
     return architecture
 
 
-def _architecture(family: str, raw: dict) -> Architecture:
+def _rope(family: Family, raw: dict) -> tuple[float, float, dict[str, float] | None]:
+    """Theta, the share of a head that is rotated, and the scaling."""
     # transformers >= 5 writes rope_parameters; older versions rope_theta and rope_scaling.
     rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     theta = float(rope.pop("rope_theta", raw.get("rope_theta", 10000.0)))
-    if kind not in ("default", "llama3"):
-        raise ModelError(f"rope type {kind!r} is not supported. Supported are 'default' and 'llama3'")
+    share = float(rope.pop("partial_rotary_factor", raw.get("partial_rotary_factor", family.rotary_share)))
     if kind == "llama3":
-        rope = {key: float(rope[key]) for key in LLAMA3_ROPE}
+        return theta, share, {key: float(rope[key]) for key in LLAMA3_ROPE}
+    plain = rope.get("mscale") == rope.get("mscale_all_dim") and rope.get("attention_factor") is None  # else it scales rotations, too
+    if kind == "yarn" and family.latent and rope.get("mscale") and plain:
+        given = {key: float(rope[key]) for key in ("factor", "original_max_position_embeddings", "mscale")}
+        return theta, share, given | {key: float(rope.get(key) or default) for key, default in YARN_ROPE.items()}
+    if kind != "default":
+        raise ModelError(f"rope type {kind!r} is not supported. Supported are 'default' and 'llama3', and for latent attention 'yarn' with an "
+                         "mscale that is mscale_all_dim")
+    return theta, share, None
+
+
+def _architecture(family: Family, raw: dict) -> Architecture:
+    theta, share, scaling = _rope(family, raw)
     eos = raw.get("eos_token_id")
     heads = max(0, int(raw["num_attention_heads"]))
+    latent = family.latent(raw) if family.latent else None
+
+    def said(switch: bool | str) -> bool:
+        return bool(raw.get(switch)) if isinstance(switch, str) else switch
+
     return Architecture(
-        family=family,
+        family=family.name,
         vocab_size=int(raw["vocab_size"]),
         hidden_size=int(raw["hidden_size"]),
         intermediate_size=int(raw["intermediate_size"]),
         num_layers=int(raw["num_hidden_layers"]),
         num_heads=heads,
-        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-        head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // max(1, heads)),
+        num_kv_heads=heads if latent else int(raw.get("num_key_value_heads") or heads),
+        head_dim=latent.head_dim if latent else int(raw.get("head_dim") or int(raw["hidden_size"]) // max(1, heads)),
         max_positions=_longest(family, raw),
         rms_norm_eps=float(raw["rms_norm_eps"]),
         tied=bool(raw.get("tie_word_embeddings", False)),
         rope_theta=theta,
-        rope_scaling=rope if kind == "llama3" else None,
+        rope_scaling=scaling,
         eos_token_ids=() if eos is None else tuple(int(token) for token in (eos if isinstance(eos, list) else [eos])),
-        mixture=_mixture(raw) if family == "qwen3_moe" else None,
+        mixture=family.experts(raw) if family.experts else None,
+        qkv_bias=said(family.qkv_bias),
+        qk_norm=said(family.qk_norm),
+        rotary_share=share,
+        latent=latent,
     )
 
 
-def _longest(family: str, raw: dict) -> int:
+def _longest(family: Family, raw: dict) -> int:
     """Positions within which every token sees all earlier ones: Mistral's layers look back `sliding_window` tokens only."""
     positions = int(raw["max_position_embeddings"])
-    window = raw.get("sliding_window", MISTRAL_WINDOW) if family == "mistral" else None
+    window = raw.get("sliding_window", family.window) if family.window else None
     return positions if window is None else min(positions, int(window))
 
 
-def _mixture(raw: dict) -> MixtureOfExperts:
-    number = "num_local_experts" if "num_local_experts" in raw else "num_experts"  # transformers >= 5 writes the first
-    return MixtureOfExperts(
-        num_experts=int(raw[number]),
-        experts_per_token=int(raw["num_experts_per_tok"]),
-        intermediate_size=int(raw["moe_intermediate_size"]),
-        normalized=bool(raw.get("norm_topk_prob", False)),
-    )
-
-
-def _check(folder: Path, raw: dict, architecture: Architecture) -> None:
+def _check(folder: Path, raw: dict, family: Family, architecture: Architecture) -> None:
     unsupported = {
         "hidden_act": raw.get("hidden_act", "silu") != "silu",
-        "attention_bias": bool(raw.get("attention_bias")),
+        "attention_bias": bool(raw.get("attention_bias")) and family.qkv_bias != "attention_bias",
         "mlp_bias": bool(raw.get("mlp_bias")),
         "use_sliding_window": bool(raw.get("use_sliding_window")),
         "layer_types": any(kind != "full_attention" for kind in raw.get("layer_types") or ()),
         "decoder_sparse_step": raw.get("decoder_sparse_step") not in (None, 1),
         "mlp_only_layers": bool(raw.get("mlp_only_layers")),
         "quantization_config": bool(raw.get("quantization_config")),
+        "scoring_func": raw.get("scoring_func") not in (None, "sigmoid"),
+        "topk_method": raw.get("topk_method") not in (None, "noaux_tc"),
+        "moe_layer_freq": raw.get("moe_layer_freq") not in (None, 1),
     }
     for key, found in unsupported.items():
         if found:
@@ -203,13 +227,12 @@ def _check(folder: Path, raw: dict, architecture: Architecture) -> None:
     for key, size in sizes.items():
         if size < 1:
             raise ModelError(f"{folder}: {key}={raw.get(key)!r} must be at least 1. Take the config.json that came with the model")
-    if architecture.head_dim % 2:
-        raise ModelError(f"{folder}: head_dim={architecture.head_dim} must be even: rotary positions turn pairs of numbers. "
-                         "Take the config.json that came with the model")
-    mixture = architecture.mixture
-    if mixture and not (2 if mixture.normalized else 1) <= mixture.experts_per_token <= mixture.num_experts:
-        raise ModelError(f"{folder}: num_experts_per_tok={mixture.experts_per_token} must be from 1 (with norm_topk_prob from 2: one weight is "
-                         f"always 1, and its router never learns) to num_experts={mixture.num_experts}. Take another model")
+    if architecture.head_dim % 2 or architecture.rotary_dim % 2 or not 0 < architecture.rotary_dim <= architecture.head_dim:
+        raise ModelError(f"{folder}: head_dim={architecture.head_dim} must be even, and so must the {architecture.rotary_dim} of it that are "
+                         "rotated: rotary positions turn pairs of numbers. Take the config.json that came with the model")
+    for part in (architecture.latent, architecture.mixture):
+        for problem in part.problems(architecture.num_layers) if part else ():
+            raise ModelError(f"{folder}: {problem}. Take another model")
     if architecture.num_heads % architecture.num_kv_heads:
         raise ModelError(f"{folder}: num_attention_heads={architecture.num_heads} must be a multiple of "
                          f"num_key_value_heads={architecture.num_kv_heads}. Take the config.json that came with the model")

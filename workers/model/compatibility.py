@@ -17,7 +17,7 @@ TYPES = {"F32", "BF16", "F16"}
 
 
 def check_same_model(folder: Path, architecture: Architecture) -> list[Path]:
-    """Check by its headers that `folder` is a complete model of exactly `architecture`; returns its safetensors files.
+    """Check by its headers that `folder` is a complete model of exactly `architecture`, but for what is frozen; returns its safetensors files.
 
     End-of-sequence ids and the longest position may differ: they change no tensor. Raises `ModelError`.
     """
@@ -27,7 +27,7 @@ def check_same_model(folder: Path, architecture: Architecture) -> list[Path]:
         if ours != theirs and field not in ("eos_token_ids", "max_positions"):
             raise ModelError(f"{folder}: {field}={theirs!r}, the model that is served has {field}={ours!r}. "
                              "Give weights of the model that is being served, or start a new engine")
-    files = check_tensors(folder, architecture)
+    files = check_tensors(folder, architecture, frozen=False)
     names = architecture.tensor_shapes()
     for file in files:
         for name, entry in safetensors_header(file).items():

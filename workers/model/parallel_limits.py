@@ -26,10 +26,14 @@ def check_parallel(architecture: Architecture, parallel: ParallelConfig) -> None
     """Check that a model of `architecture` can be spread as `parallel` says. Raises `ConfigError`."""
     mixture = architecture.mixture
     split = {"num_attention_heads": architecture.num_heads, "num_key_value_heads": architecture.num_kv_heads}
-    if mixture is None:
+    if mixture is None or mixture.num_dense:
         split["intermediate_size"] = architecture.intermediate_size
-    elif expert_tensor_parallel(parallel) > 1:
+    if mixture is not None and expert_tensor_parallel(parallel) > 1:
         split["moe_intermediate_size"] = mixture.intermediate_size
+    if mixture is not None and mixture.shared_size:
+        split["n_shared_experts * moe_intermediate_size"] = mixture.shared_size
+    if latent := architecture.latent:
+        split |= {"q_lora_rank": latent.query_rank, "kv_lora_rank + qk_rope_head_dim": latent.kv_rank + latent.rope_dim}
     _check_divides("trainer.parallel.tp", parallel.tp, split)
     _check_divides("trainer.parallel.pp", parallel.pp, {"num_hidden_layers": architecture.num_layers})
     if mixture is None:

@@ -32,8 +32,8 @@ def safetensors_header(path: Path) -> dict[str, dict]:
     return header
 
 
-def check_tensors(folder: Path, architecture: Architecture) -> list[Path]:
-    """Check that `folder` holds every tensor of `architecture` with the right shape; returns its safetensors files.
+def check_tensors(folder: Path, architecture: Architecture, frozen: bool = True) -> list[Path]:
+    """Check that `folder` holds every tensor of `architecture` with the right shape, the `frozen` ones, too; returns its safetensors files.
 
     Raises `ModelError` naming the first tensor that is missing or of the wrong shape.
     """
@@ -43,7 +43,7 @@ def check_tensors(folder: Path, architecture: Architecture) -> list[Path]:
     found: dict[str, tuple[int, ...]] = {}
     for file in files:
         found.update({name: tuple(entry["shape"]) for name, entry in safetensors_header(file).items()})
-    for name, shape in architecture.tensor_shapes().items():
+    for name, shape in (architecture.tensor_shapes() | (architecture.frozen_shapes() if frozen else {})).items():
         if name not in found:
             raise ModelError(f"{folder}: tensor {name} is missing. Copy the model again")
         if found[name] != shape:

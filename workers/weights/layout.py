@@ -41,22 +41,22 @@ class ShardFile:
     places: dict[str, Place]
 
 
-def lay_out(shapes: Mapping[str, tuple[int, ...]], dtype: Dtype, sources: Mapping[str, int] | None = None) -> list[ShardFile]:
-    """The files of tensors of `shapes`, in this order; `sources`: who has each, by default one has all."""
+def lay_out(shapes: Mapping[str, tuple[int, ...]], dtype: Dtype, sources: Mapping[str, int] | None = None, name: str = "model") -> list[ShardFile]:
+    """The files of tensors of `shapes`, in this order, `name`-NUMBER; `sources`: who has each, by default one has all."""
     size_of = NAMES[dtype][1]
     groups: list[tuple[int, list[str]]] = []
     sizes: list[int] = []
     for source in sorted(set(sources.values())) if sources is not None else [0]:
-        own = [name for name in shapes if sources is None or sources[name] == source]
-        for number, name in enumerate(own):
-            size = math.prod(shapes[name]) * size_of
+        own = [tensor for tensor in shapes if sources is None or sources[tensor] == source]
+        for number, tensor in enumerate(own):
+            size = math.prod(shapes[tensor]) * size_of
             if number == 0 or sizes[-1] + size > SHARD_BYTES:
                 groups.append((source, []))
                 sizes.append(0)
-            groups[-1][1].append(name)
+            groups[-1][1].append(tensor)
             sizes[-1] += size
-    return [_file(f"model-{number:05d}.safetensors", source, {name: shapes[name] for name in names}, dtype)
-            for number, (source, names) in enumerate(groups)]
+    return [_file(f"{name}-{number:05d}.safetensors", source, {tensor: shapes[tensor] for tensor in tensors}, dtype)
+            for number, (source, tensors) in enumerate(groups)]
 
 
 def _file(name: str, source: int, shapes: dict[str, tuple[int, ...]], dtype: Dtype) -> ShardFile:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from workers.config import Dtype
-from workers.model.architecture import read_architecture
+from workers.model.architecture import ModelError, read_architecture
+from workers.model.frozen import read_frozen
 from workers.weights.layout import ShardFile, lay_out, small_files
 from workers.weights.manifest import WeightsError
 
@@ -90,18 +91,24 @@ def _address(content: mmap.mmap) -> int:
 
 
 def write_hf_folder(folder: Path, tensors: Iterable[tuple[str, Tensor]], model_folder: Path, dtype: Dtype) -> None:
-    """Write a Hugging Face folder of the architecture in `model_folder`: config.json with `dtype`, and safetensors files.
+    """Write a Hugging Face folder of the architecture in `model_folder`: config.json with `dtype`, and safetensors files, one of which has what is
+    frozen as it is in `model_folder`, in float32.
 
-    Raises `WeightsError` if the disk is full, or where `tensors` are not those of the architecture.
+    Raises `WeightsError` if the disk is full, or where `tensors` are not those of the architecture, or what is frozen is gone.
     """
-    files, free = lay_out(read_architecture(model_folder).tensor_shapes(), dtype), shutil.disk_usage(folder).free
+    architecture = read_architecture(model_folder)
+    files, free = lay_out(architecture.tensor_shapes(), dtype), shutil.disk_usage(folder).free
+    frozen = lay_out(architecture.frozen_shapes(), Dtype.float32, name="frozen")
     size = sum(file.size for file in files)
     try:
         if free < size + RESERVE_BYTES:
             raise OSError("not enough for them")
-        for name, content in small_files(files, model_folder, dtype).items():
+        for name, content in small_files(files + frozen, model_folder, dtype).items():
             (folder / name).write_bytes(content)
         _write(folder, files, tensors, getattr(torch, dtype.value))
+        _write(folder, frozen, read_frozen(model_folder, architecture).items(), torch.float32)
+    except ModelError as error:
+        raise WeightsError(str(error)) from error
     except OSError as error:
         raise WeightsError(f"{folder}: {free >> 20} MiB are free, the weights take {size >> 20} MiB ({error}). Free some space, or choose "
                            "another run.dir") from error

@@ -23,6 +23,7 @@ from workers.trainer.megatron.hf_conversion.names import all_hf_tensors
 from workers.trainer.megatron.model.model import build_model
 from workers.trainer.megatron.parallel import collectives, cpu_backend, process_group
 from workers.trainer.megatron.parallel.gang import Gang
+from workers.trainer.megatron.trained_model import in_dtype
 
 LAYOUTS = {
     2: [ParallelConfig(tp=2), ParallelConfig(pp=2), ParallelConfig(cp=2), ParallelConfig(ep=2), ParallelConfig(tp=2, ep=2)],
@@ -59,7 +60,11 @@ def round_trip(folder: Path, parallel: ParallelConfig) -> None:
     dtype = torch.bfloat16 if architecture.tied else torch.float32
     with cpu_backend.redirected():
         model = build_model(architecture, folder, dtype, 1.0, TrainerConfig(parallel=parallel))
-    stored = {name: tensor.to(dtype) for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    found = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    stored = {name: tensor.to(dtype) for name, tensor in found.items() if name not in architecture.frozen_shapes()}
+    for name, bias in in_dtype(model, dtype).named_buffers():
+        if name.endswith("router.expert_bias"):
+            assert any(torch.equal(bias, found[frozen]) for frozen in architecture.frozen_shapes()), "in float32, whatever the model is in"
     check_own(model, architecture, stored)
     check_held(model, architecture, parallel, stored)
     exported = list(iter_hf_tensors(model, architecture))

@@ -23,7 +23,9 @@ NUM_STEPS = 3
 DENSE = ("qwen3-tied", "qwen2", "llama")
 MIXTURE = "qwen3moe"
 DEEP = "qwen3-tied-deep"
-KINDS = (*DENSE, MIXTURE, DEEP)
+SIGMOID = ("glm4moe", "deepseek")
+MIXTURES = (MIXTURE, *SIGMOID)
+KINDS = (*DENSE, *MIXTURES, DEEP)
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tp": 2, "sequence": False},
     "pp2": {"pp": 2},
@@ -62,17 +64,17 @@ def kinds(layout: str) -> tuple[str, ...]:
     if layout.endswith("critic"):
         return ("qwen3-tied",)
     if layout.endswith("lora"):
-        return (MIXTURE,) if "ep2" in layout else ("qwen3-tied", "qwen2", MIXTURE) if layout == "tp2-lora" else ("qwen3-tied",)
+        return (MIXTURE,) if "ep2" in layout else ("qwen3-tied", "qwen2", MIXTURE, "glm4moe") if layout == "tp2-lora" else ("qwen3-tied",)
     if layout == "pp4":
         return (DEEP,)
     if layout == "cp2-selective":
-        return ("qwen3-tied", MIXTURE)
-    return (MIXTURE,) if "ep2" in layout else (*DENSE, MIXTURE) if layout in ("pp2", "tp2-recompute", "tp2dp2") else DENSE
+        return ("qwen3-tied", *MIXTURES)
+    return MIXTURES if "ep2" in layout else (*DENSE, *MIXTURES) if layout in ("pp2", "tp2-recompute", "tp2dp2") else DENSE
 
 
 def lora(kind: str) -> LoraConfig:
     """Adapters of a model: in one of some matrices that Megatron-core joins with others, in a mixture of attention's."""
-    targets = {MIXTURE: ["q_proj", "k_proj", "v_proj", "o_proj"], "qwen2": ["q_proj", "v_proj", "up_proj", "down_proj"]}
+    targets = {**{mixture: ["q_proj", "k_proj", "v_proj", "o_proj"] for mixture in MIXTURES}, "qwen2": ["q_proj", "v_proj", "up_proj", "down_proj"]}
     return LoraConfig(rank=4, alpha=12.0, targets=[target for target in LoraTarget if target.value in targets.get(kind, list(LoraTarget))])
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workers.trainer.fake_device.operators import DEVICE, Recorder
-from workers.trainer.megatron.model import layers, packed_attention
+from workers.trainer.megatron.model import layers, moe, packed_attention
 from workers.trainer.megatron.model import model as model_module
 from workers.trainer.megatron.model.token_dispatcher import TokenDispatcher
 from workers.trainer.megatron.parallel import cpu_backend, process_group
@@ -36,7 +36,7 @@ def install(recorder: Recorder) -> None:
     cpu_backend.STAND_IN = DEVICE
     cpu_backend.on_synchronize = recorder.wait
     torch.cuda.get_device_capability = lambda device=None: CAPABILITY  # type: ignore[assignment]
-    model_module.load_hf = lambda *arguments: None  # type: ignore[assignment]
+    model_module.load_hf = moe.load_biases = lambda *arguments: None  # type: ignore[assignment]
     _stand_in_for_kernels(recorder)
     _stand_in_for_groups()
     _stand_in_for_stages(recorder)

@@ -9,7 +9,7 @@
         v
     loss(batch, part, output) -> loss, statistics                   of this rank's share; gradients add up in its buffer
 
-All ranks of a copy are given the same groups. Gradients are not reduced here.
+All ranks of a copy are given the same groups. Gradients are added up over copies beside the last backward pass (`overlaps`), or later (trained_model.py).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PackedPasses:
         self._passes = self._spans = 0.0
         self._in_lockstep = trainer.parallel.pp > 1 or trainer.parallel.ep > 1
         self._overlaps = overlaps(model, trainer)
-        self._by_lengths = self._device.type != "cpu" and _takes_flash(dtype, 2 * len(inverse_frequencies))
+        self._by_lengths = self._device.type != "cpu" and _takes_flash(dtype, model.config.kv_channels)
         if self._by_lengths and self._device.type == "cuda":
             choose_flash_attention()
 

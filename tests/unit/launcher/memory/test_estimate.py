@@ -17,7 +17,8 @@ pytest.importorskip("megatron.core")
 from launcher.memory import activations
 from launcher.memory import estimate as memory
 from launcher.memory.activations import kept_bytes, layer_bytes, layout
-from launcher.memory.estimate import count_weights, rank_memory
+from launcher.memory.estimate import rank_memory
+from launcher.memory.parameters import count_weights
 from tests.support.model_folders import write_random_model
 from workers.config import Advantage, AlgorithmConfig, Config, Dtype, LoraConfig, LoraTarget, Recompute, TrainerConfig, Transport
 from workers.trainer.batch import sequence_layout as packed_layout
@@ -29,7 +30,11 @@ from workers.weights import publisher
 
 SHAPE: dict[str, Any] = {"vocab_size": 500, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 8, "max_position_embeddings": 2048}
 PROMPT, RESPONSE = 100, 201
-EXPERTS: dict[str, Any] = {"moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2}
+SIGMOID: dict[str, Any] = {"moe_intermediate_size": 96, "n_routed_experts": 16, "first_k_dense_replace": 2}
+LARGER: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2},
+    "glm4_moe": {**SIGMOID, "head_dim": 32}, "deepseek_v3": {**SIGMOID, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
+                                                            "qk_rope_head_dim": 16, "v_head_dim": 32}}
 
 
 class SavedBytes:
@@ -109,11 +114,12 @@ def optimizer_bytes(trained: TrainedModel) -> int:
 
 
 @pytest.mark.parametrize(("family", "dtype", "changes", "algorithm"), [
-    ("llama", "float32", {}, {}), ("qwen2", "bfloat16", {"tie_word_embeddings": True}, {}), ("qwen3_moe", "bfloat16", EXPERTS, {}),
+    ("llama", "float32", {}, {}), ("qwen2", "bfloat16", {"tie_word_embeddings": True}, {}), ("qwen3_moe", "bfloat16", {}, {}),
+    ("glm4_moe", "bfloat16", {}, {}), ("deepseek_v3", "float32", {}, {"kl_weight": 0.1}),
     ("qwen3", "bfloat16", {}, {"kl_weight": 0.1, "advantage": Advantage.gae}), ("qwen3", "float32", {}, {"kl_weight": 0.1, "teacher": "teacher"})])
 def test_parameters_gradients_and_optimizer_are_what_megatron_holds(
         tmp_path: Path, family: str, dtype: str, changes: dict[str, Any], algorithm: dict[str, Any]) -> None:
-    architecture, setup = write_random_model(tmp_path / "model", family, **SHAPE | changes), config(dtype)
+    architecture, setup = write_random_model(tmp_path / "model", family, **SHAPE | LARGER.get(family, {}) | changes), config(dtype)
     setup.algorithm = AlgorithmConfig(**algorithm)
     if setup.algorithm.teacher:
         setup.algorithm.teacher = str(tmp_path / "teacher")
@@ -132,15 +138,16 @@ def test_parameters_gradients_and_optimizer_are_what_megatron_holds(
 @pytest.mark.parametrize(("family", "dtype", "recompute", "samples"), [
     ("llama", "float32", "none", 1), ("llama", "bfloat16", "none", 4), ("qwen3", "bfloat16", "none", 4), ("qwen3", "float32", "selective", 4),
     ("mistral", "bfloat16", "selective", 1), ("qwen2", "float32", "full", 4), ("qwen3", "bfloat16", "full", 1), ("qwen3_moe", "float32", "none", 4),
-    ("qwen3_moe", "bfloat16", "full", 4)])
+    ("qwen3_moe", "bfloat16", "full", 4), ("glm4_moe", "float32", "none", 4), ("glm4_moe", "bfloat16", "selective", 1),
+    ("deepseek_v3", "float32", "none", 4), ("deepseek_v3", "bfloat16", "selective", 1), ("deepseek_v3", "bfloat16", "full", 4)])
 def test_activations_are_what_autograd_keeps(tmp_path: Path, family: str, dtype: str, recompute: str, samples: int) -> None:
     """Within 6% where layers keep them, within 15% where they are made again: of one layer at a time."""
-    architecture = write_random_model(tmp_path, family, **SHAPE | (EXPERTS if family == "qwen3_moe" else {}))
+    architecture = write_random_model(tmp_path, family, **SHAPE | LARGER.get(family, {}))
     setup = config(dtype, recompute, samples)
     spread = dataclasses.replace(layout(setup, 1, gpu=False), tokens=PROMPT + samples * (RESPONSE - 1))
-    estimate = kept_bytes(setup, architecture, spread, architecture.num_layers, 1)
+    estimate = kept_bytes(setup, architecture, spread, range(architecture.num_layers), 1)
     if recompute == "full":  # gradients of the layer that is worked on are no saved tensors
-        estimate += spread.tokens * layer_bytes(setup, architecture, spread)[1]
+        estimate += spread.tokens * layer_bytes(setup, architecture, spread, architecture.mixture is not None)[1]
     assert measured(MegatronEngine(setup, tmp_path), samples) == pytest.approx(estimate, rel=0.15 if recompute == "full" else 0.06)
 
 
@@ -150,7 +157,7 @@ def test_activations_are_what_autograd_keeps(tmp_path: Path, family: str, dtype:
 def test_with_adapters_all_that_stays_is_estimated_and_activations_are_no_more(
         tmp_path: Path, family: str, dtype: str, recompute: str, targets: list[LoraTarget], algorithm: dict[str, Any]) -> None:
     """Gradients, whose buffer is a little longer for its alignment, to 2%; activations are an upper bound. The reference takes nothing."""
-    architecture = write_random_model(tmp_path, family, **SHAPE | (EXPERTS if family == "qwen3_moe" else {}))
+    architecture = write_random_model(tmp_path, family, **SHAPE | LARGER.get(family, {}))
     plain = config(dtype, recompute)
     plain.algorithm = AlgorithmConfig(**algorithm)
     setup = dataclasses.replace(plain, trainer=dataclasses.replace(plain.trainer, lora=LoraConfig(rank=8, targets=targets)))
@@ -162,8 +169,8 @@ def test_with_adapters_all_that_stays_is_estimated_and_activations_are_no_more(
     assert estimate.gradients == pytest.approx(sum(buffer.grad_data.nbytes for one in models for buffer in one.parallel.buffers), rel=2e-2)
     assert estimate.optimizer == pytest.approx(sum(map(optimizer_bytes, models)), rel=2e-3)
     tokens = dataclasses.replace(spread, tokens=PROMPT + RESPONSE - 1)
-    again = tokens.tokens * layer_bytes(setup, architecture, tokens)[1] if recompute == "full" else 0.0
-    assert saved <= kept_bytes(setup, architecture, tokens, architecture.num_layers, 1) + again
+    again = tokens.tokens * layer_bytes(setup, architecture, tokens, architecture.mixture is not None)[1] if recompute == "full" else 0.0
+    assert saved <= kept_bytes(setup, architecture, tokens, range(architecture.num_layers), 1) + again
     assert estimate.gradients + estimate.optimizer < 0.2 * (whole.gradients + whole.optimizer) and estimate.total < whole.total
 
 

@@ -20,8 +20,9 @@ from launcher.launch import before_start, on_slurm
 from launcher.memory import capacity, micro_batches
 from launcher.memory.activations import GIB, Layout, kept_bytes, layout
 from launcher.memory.capacity import Capacities, Capacity, bytes_of, look, types_in
-from launcher.memory.estimate import RankMemory, count_weights, in_words, rank_memory, replica_memory, server_memory
+from launcher.memory.estimate import RankMemory, in_words, rank_memory, replica_memory, server_memory
 from launcher.memory.fit import changed, check, nearest, needs
+from launcher.memory.parameters import count_weights
 from launcher.slurm import queries
 from launcher.slurm.queries import NodeKind
 from workers.config import (
@@ -37,7 +38,8 @@ from workers.config import (
     Recompute,
     Server,
 )
-from workers.model.architecture import Architecture, MixtureOfExperts
+from workers.model.architecture import Architecture
+from workers.model.experts import MixtureOfExperts
 from workers.model.parallel_limits import check_engine
 from workers.run.folder import RunFolder
 from workers.slurm.command import SlurmError
@@ -116,7 +118,7 @@ def test_what_is_made_again_is_not_kept(architecture: Architecture, tp: int, gpu
 def test_the_first_pipeline_stage_keeps_all_micro_batches_in_flight() -> None:
     full = config(parallel=ParallelConfig(pp=4))
     spread = layout(full, 32, gpu=True)
-    first, last = (kept_bytes(full, QWEN_7B, spread, 7, in_flight) for in_flight in (4, 1))
+    first, last = (kept_bytes(full, QWEN_7B, spread, range(7), in_flight) for in_flight in (4, 1))
     assert first / last == pytest.approx(4, rel=0.15) and rank(full, QWEN_7B).activations == first
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from workers.model.architecture import Architecture, MixtureOfExperts, ModelError, read_architecture
+from workers.model.architecture import Architecture, ModelError, read_architecture
+from workers.model.experts import MixtureOfExperts
 from workers.model.rope import inverse_frequencies
 from workers.model.tensors import MAX_HEADER_BYTES, check_tensors, safetensors_header
 

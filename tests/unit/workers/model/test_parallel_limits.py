@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.unit.workers.model.test_architecture import MIXTURE, write_config
 from workers.config import ConfigError, ParallelConfig
-from workers.model.architecture import Architecture, MixtureOfExperts, read_architecture
+from workers.model.architecture import Architecture, read_architecture
+from workers.model.experts import MixtureOfExperts
 from workers.model.parallel_limits import check_parallel, expert_tensor_parallel
 
 DENSE = {"num_attention_heads": 12, "num_key_value_heads": 6, "intermediate_size": 30, "num_hidden_layers": 9, "hidden_size": 24}

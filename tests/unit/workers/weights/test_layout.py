@@ -21,6 +21,7 @@ transformers = pytest.importorskip("transformers")
 from tests.support.model_folders import FAMILIES, write_random_model  # noqa: E402
 from workers.config import Dtype  # noqa: E402
 from workers.model.architecture import read_architecture  # noqa: E402
+from workers.model.frozen import read_frozen  # noqa: E402
 from workers.model.tensors import check_tensors  # noqa: E402
 from workers.weights import layout, safetensors_writer  # noqa: E402
 from workers.weights.layout import ALIGNMENT, lay_out, small_files  # noqa: E402
@@ -92,7 +93,7 @@ def test_what_is_put_is_what_is_read(tmp_path: Path, family: str, dtype: Dtype, 
     filling.close()
     for name, content in small_files(files, model, dtype).items():
         (published / name).write_bytes(content)
-    check_tensors(published, read_architecture(published))
+    check_tensors(published, read_architecture(published), frozen=False)
     assert read_architecture(published) == architecture and len(files) > 1
     index = json.loads((published / "model.safetensors.index.json").read_text())["weight_map"]
     for path in sorted(published.glob("*.safetensors")):
@@ -103,8 +104,25 @@ def test_what_is_put_is_what_is_read(tmp_path: Path, family: str, dtype: Dtype, 
             assert index.pop(name) == path.name
     assert not index
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(published, dtype="auto", output_loading_info=True)
-    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert set(report["missing_keys"]) == architecture.frozen_shapes().keys(), "which engines keep from the start"
+    assert not report["unexpected_keys"] and not report["mismatched_keys"]
     assert loaded.dtype is getattr(torch, dtype.value)
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+def test_a_written_folder_has_what_is_frozen_as_it_was(tmp_path: Path, family: str) -> None:
+    architecture, folder = write_random_model(tmp_path / "model", family), tmp_path / "written"
+    folder.mkdir()
+    write_hf_folder(folder, weights(tmp_path / "model").items(), tmp_path / "model", Dtype.bfloat16)
+    check_tensors(folder, architecture)
+    frozen = read_frozen(tmp_path / "model", architecture)
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert frozen and all(torch.equal(loaded.state_dict()[name], bias) and bias.dtype is torch.float32 for name, bias in frozen.items())
+    (tmp_path / "model" / "model-0.safetensors").unlink()
+    (tmp_path / "again").mkdir()
+    with pytest.raises(WeightsError, match=r"e_score_correction_bias of shape \(8,\) is missing. Copy the model again"):
+        write_hf_folder(tmp_path / "again", weights(tmp_path / "model").items(), tmp_path / "model", Dtype.bfloat16)
 
 
 def test_layouts_of_two_versions_are_the_same_and_only_numbers_differ(model: Path, tmp_path: Path) -> None:

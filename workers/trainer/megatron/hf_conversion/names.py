@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workers.model.architecture import Architecture
+from workers.model.families import TITLES
 
 
 class Split(enum.Enum):
@@ -57,7 +58,19 @@ _LAYER: dict[str, _Rule] = {
     "mlp.linear_fc1.weight": (Split.rows, ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
     "mlp.linear_fc2.weight": (Split.columns, ("mlp.down_proj.weight",)),
     "mlp.router.weight": (Split.none, ("mlp.gate.weight",)),
+    "mlp.shared_experts.linear_fc1.weight": (Split.rows, ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight")),
+    "mlp.shared_experts.linear_fc2.weight": (Split.columns, ("mlp.shared_experts.down_proj.weight",)),
 }
+_LATENT: dict[str, _Rule] = {
+    "self_attention.linear_q_proj.weight": (Split.rows, ("self_attn.q_proj.weight",)),
+    "self_attention.linear_q_down_proj.weight": (Split.rows, ("self_attn.q_a_proj.weight",)),
+    "self_attention.q_layernorm.weight": (Split.none, ("self_attn.q_a_layernorm.weight",)),
+    "self_attention.linear_q_up_proj.weight": (Split.rows, ("self_attn.q_b_proj.weight",)),
+    "self_attention.linear_kv_down_proj.weight": (Split.rows, ("self_attn.kv_a_proj_with_mqa.weight",)),
+    "self_attention.kv_layernorm.weight": (Split.none, ("self_attn.kv_a_layernorm.weight",)),
+    "self_attention.linear_kv_up_proj.weight": (Split.rows, ("self_attn.kv_b_proj.weight",)),
+}
+"""Of latent attention, in place of what has these names elsewhere."""
 _EXPERT: dict[str, _Rule] = {
     "linear_fc1.weight": (Split.rows, ("gate_proj.weight", "up_proj.weight")),
     "linear_fc2.weight": (Split.columns, ("down_proj.weight",)),
@@ -67,8 +80,9 @@ _IN_EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(?P<local>\d+)\.(?P<re
 _HF_LAYER = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?(.+)")
 
 
-def hf_tensors(name: str, first_layer: int = 0, first_expert: int = 0) -> HFTensors:
-    """What makes up the Megatron parameter `name` of a rank whose layers and experts begin at `first_layer` and `first_expert`.
+def hf_tensors(name: str, first_layer: int = 0, first_expert: int = 0, latent: bool = False) -> HFTensors:
+    """What makes up the Megatron parameter `name` of a rank whose layers and experts begin at `first_layer` and `first_expert`; `latent`: of a
+    model with latent attention.
 
     Raises ValueError for a parameter that no supported model has.
     """
@@ -82,18 +96,21 @@ def hf_tensors(name: str, first_layer: int = 0, first_expert: int = 0) -> HFTens
         split, parts = _EXPERT[leaf]
         expert = first_expert + int(in_expert["local"] or in_expert["number"])
         return HFTensors(_with_prefix(f"model.layers.{layer}.mlp.experts.{expert}.", parts), split, layer, expert)
-    if rest in _LAYER:
-        split, parts = _LAYER[rest]
+    if rest in (rules := _LAYER | (_LATENT if latent else {})):
+        split, parts = rules[rest]
         return HFTensors(_with_prefix(f"model.layers.{layer}.", parts), split, layer)
-    raise ValueError(f"Megatron parameter {name} has no counterpart in Hugging Face names. Supported are Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE")
+    raise ValueError(f"Megatron parameter {name} has no counterpart in Hugging Face names. Supported are {TITLES}")
 
 
 def _with_prefix(prefix: str, parts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(prefix + part for part in parts)
 
 
-_BY_FIRST_PART = {parts[0]: (split, parts) for table in (_TOP, _LAYER, _EXPERT) for split, parts in table.values()}
-_LATER_PARTS = {part for _, parts in _BY_FIRST_PART.values() for part in parts[1:]}
+def _by_first_part(*tables: dict[str, _Rule]) -> dict[str, _Rule]:
+    return {parts[0]: (split, parts) for table in tables for split, parts in table.values()}
+
+
+_PARTS = {latent: _by_first_part(_TOP, _LAYER, _EXPERT, _LATENT if latent else {}) for latent in (False, True)}
 
 
 def all_hf_tensors(architecture: Architecture) -> Iterator[HFTensors]:
@@ -101,14 +118,16 @@ def all_hf_tensors(architecture: Architecture) -> Iterator[HFTensors]:
 
     Raises ValueError for a tensor that no parameter holds.
     """
+    by_first_part = _PARTS[architecture.latent is not None]
+    later_parts = {part for _, parts in by_first_part.values() for part in parts[1:]}
     for name in architecture.tensor_shapes():
         match = _HF_LAYER.fullmatch(name)
         leaf = match[3] if match else name
-        if leaf in _LATER_PARTS:
+        if leaf in later_parts:
             continue
-        if leaf not in _BY_FIRST_PART:
+        if leaf not in by_first_part:
             raise ValueError(f"Hugging Face tensor {name} has no counterpart among Megatron's parameters")
-        split, parts = _BY_FIRST_PART[leaf]
+        split, parts = by_first_part[leaf]
         expert = int(match[2]) if match and match[2] else None
         yield HFTensors(_with_prefix(name.removesuffix(leaf), parts), split, int(match[1]) if match else None, expert)
 

@@ -31,7 +31,7 @@ def own_parameters(model: Any, architecture: Architecture) -> Iterator[tuple[HFT
         if name.startswith(ADAPTERS):
             continue
         again = architecture.tied and name == "output_layer.weight"
-        yield hf_tensors("embedding.word_embeddings.weight" if again else name, first_layer, first_expert), parameter
+        yield hf_tensors("embedding.word_embeddings.weight" if again else name, first_layer, first_expert, architecture.latent is not None), parameter
 
 
 def experts_per_rank(architecture: Architecture) -> int:

@@ -23,6 +23,7 @@ from workers.config import Dtype, TrainerConfig
 from workers.model.architecture import Architecture
 from workers.model.parallel_limits import check_parallel
 from workers.trainer.megatron.hf_conversion import load_hf
+from workers.trainer.megatron.model import moe
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams
 from workers.trainer.megatron.model.layers import layer_specs, transformer_config
 from workers.trainer.megatron.model.lm_head import VocabularyShard, token_logprobs
@@ -99,6 +100,7 @@ def build_model(architecture: Architecture, folder: Path, dtype: torch.dtype, te
         first = parallel_state.get_tensor_model_parallel_rank() * (padded // tp)
         model.vocabulary = VocabularyShard(parallel_state.get_tensor_model_parallel_group(), first, architecture.vocab_size)
     load_hf(model, folder, architecture)
+    moe.load_biases(model, folder, architecture)
     return model.to(cpu_backend.device())
 
 

@@ -7,15 +7,22 @@ The router works in float32. Each expert has parameters of its own (Megatron's S
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import torch
 from megatron.core.transformer.moe import moe_layer, moe_utils
+from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor
 
 from workers.config import ParallelConfig
 from workers.model.architecture import Architecture
+from workers.model.experts import MixtureOfExperts
+from workers.model.frozen import read_frozen
 from workers.model.parallel_limits import expert_tensor_parallel
 from workers.trainer.megatron.model import grouped_experts
 from workers.trainer.megatron.model.token_dispatcher import TokenDispatcher
+from workers.trainer.megatron.parallel import cpu_backend
 
 
 def config_keywords(architecture: Architecture, parallel: ParallelConfig) -> dict[str, Any]:
@@ -24,12 +31,12 @@ def config_keywords(architecture: Architecture, parallel: ParallelConfig) -> dic
     if mixture is None:
         return {}
     _prepare_megatron()
-    return {
+    return _router_keywords(mixture) | {
+        "moe_layer_freq": [int(architecture.has_experts(layer)) for layer in range(architecture.num_layers)],
+        "moe_shared_expert_intermediate_size": mixture.shared_size or None,
         "num_moe_experts": mixture.num_experts,
         "moe_ffn_hidden_size": mixture.intermediate_size,
         "moe_router_topk": mixture.experts_per_token,
-        # The softmax of the chosen experts' logits is the softmax of all, scaled to a sum of 1.
-        "moe_router_pre_softmax": not mixture.normalized,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
@@ -38,9 +45,44 @@ def config_keywords(architecture: Architecture, parallel: ParallelConfig) -> dic
     }
 
 
-def spec_keywords(architecture: Architecture) -> dict[str, Any]:
-    """Keywords of get_gpt_layer_local_spec for the experts of `architecture`; none for a dense model."""
-    return {} if architecture.mixture is None else {"num_experts": architecture.mixture.num_experts, "moe_grouped_gemm": False}
+def _router_keywords(mixture: MixtureOfExperts) -> dict[str, Any]:
+    if not mixture.sigmoid:
+        # The softmax of the chosen experts' logits is the softmax of all, scaled to a sum of 1.
+        return {"moe_router_pre_softmax": not mixture.normalized}
+    groups = {"moe_router_num_groups": mixture.num_groups, "moe_router_group_topk": mixture.groups_per_token} if mixture.limited else {}
+    return {"moe_router_score_function": "sigmoid", "moe_router_topk_scaling_factor": mixture.scale, **groups}
+
+
+class BiasedRouter(TopKRouter):
+    """Megatron-core's router, whose choice among experts has a bias that nothing updates (its own `moe_router_enable_expert_bias` does): float32
+    [num_experts], whatever the model is in, and no part of checkpoints, as it is always the starting model's (workers/model/frozen.py)."""
+
+    expert_bias: Tensor
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        del self.expert_bias
+        self.register_buffer("expert_bias", torch.zeros(self.num_experts, dtype=torch.float32, device=cpu_backend.device()), persistent=False)
+
+    def _apply(self, change: Any, recurse: bool = True) -> BiasedRouter:
+        bias = self.expert_bias
+        super()._apply(change, recurse)
+        self.expert_bias = bias.to(self.expert_bias.device)
+        return self
+
+
+def load_biases(model: Any, folder: Path, architecture: Architecture) -> None:
+    """Give this rank's routers the biases in `folder`. Raises `ModelError`."""
+    biases = read_frozen(folder, architecture)
+    for layer in model.decoder.layers if biases else ():
+        if isinstance(router := getattr(layer.mlp, "router", None), BiasedRouter):
+            router.expert_bias.copy_(biases[f"model.layers.{layer.layer_number - 1}.mlp.gate.e_score_correction_bias"])
+
+
+def spec_keywords(architecture: Architecture, layer: int) -> dict[str, Any]:
+    """Keywords of get_gpt_layer_local_spec for the experts of a layer of `architecture`; none for a dense one."""
+    mixture = architecture.mixture if architecture.has_experts(layer) else None
+    return {} if mixture is None else {"num_experts": mixture.num_experts, "moe_grouped_gemm": False}
 
 
 def _prepare_megatron() -> None:

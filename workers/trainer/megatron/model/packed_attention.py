@@ -26,9 +26,12 @@ HOPPER = 9
 
 
 def rotated(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding of [T, heads, head_dim], halves rotated against each other (Hugging Face's order)."""
-    first, second = values.chunk(2, dim=-1)
-    return values * cos + torch.cat((-second, first), dim=-1) * sin
+    """Rotary position embedding of [T, heads, head_dim], halves rotated against each other (Hugging Face's order); what `cos` is too short for
+    stays."""
+    turned, rest = values.split([cos.shape[-1], values.shape[-1] - cos.shape[-1]], dim=-1)
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
 _compiled = functools.cache(lambda: torch.compile(rotated, dynamic=True))
@@ -59,21 +62,29 @@ class PackedAttention(torch.nn.Module):
     """Megatron-core's core attention for packed trunks and branches, with rotary embedding and grouped queries.
 
     Rotary embedding is applied here, as its positions are those of the layout: they go on from the trunk in every
-    branch, which Megatron's own packed rotary embedding cannot say.
+    branch, which Megatron's own packed rotary embedding cannot say. Latent attention (mla.py) has done it before.
     """
 
     def __init__(self, config: Any, layer_number: int, *args: Any, softmax_scale: float | None = None, **kwargs: Any) -> None:
         super().__init__()
+        self._rotates = not config.multi_latent_attention
         self.scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, *,
                 packed_seq_params: PackedLayoutParams, **kwargs: Any) -> Tensor:
-        """`query` [t, heads, d], `key` and `value` [t, kv_heads, d]; returns [t, heads * d] in the dtype of `query`."""
+        """`query` [t, heads, d], `key` [t, kv_heads, d], `value` [t, kv_heads, e], e <= d; returns [t, heads * e] in the dtype of `query`."""
         plan = packed_seq_params
         assert plan.cos is not None and plan.sin is not None
+        width = value.shape[-1]
+        if self._rotates:
+            query, key = rotate(query, plan.cos, plan.sin), rotate(key, plan.cos, plan.sin)
+        # The kernels that keep no scores take one size. A view of query, key and value would keep all of them for the backward pass.
+        value = functional.pad(value, (0, key.shape[-1] - width)) if width < key.shape[-1] else value.contiguous()
+        output = self._attended(plan, query, key, value)
+        return output if width == key.shape[-1] else output.unflatten(-1, (query.shape[1], -1))[..., :width].flatten(-2)
+
+    def _attended(self, plan: PackedLayoutParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         dtype = query.dtype
-        query, key = rotate(query, plan.cos, plan.sin), rotate(key, plan.cos, plan.sin)
-        value = value.contiguous()  # a view of query, key and value would keep all of them for the backward pass
         if plan.key_order is not None:
             key, value = _GatherKeys.apply(torch.cat([key, value], dim=1), plan.key_order).chunk(2, dim=1)
         if plan.lengths is not None:

@@ -28,7 +28,7 @@ from workers.trainer.megatron.parallel.stop_gate import StopGate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")
 
-MODELS = ["llama", "llama-tied", "mistral", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied", "qwen3moe"]
+MODELS = ["llama", "llama-tied", "mistral", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied", "qwen3moe", "glm4moe", "deepseek"]
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ async def load(client: EngineClient, megatron: MegatronEngine, publisher: Publis
     await client.resume()
 
 
-@pytest.mark.parametrize(("family", "share"), [("llama", True), ("qwen2", False), ("qwen3", True)])
+@pytest.mark.parametrize(("family", "share"), [("llama", True), ("qwen2", False), ("qwen3", True), ("glm4moe", True), ("deepseek", False)])
 async def test_engine_and_trainer_agree_before_and_after_training(tmp_path: Path, family: str, share: bool) -> None:
     assert family in FAMILIES
     model = write_model(tmp_path / "model", family, 3)

@@ -1,11 +1,13 @@
-"""A decoder (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE) on CPU, written for decode speed: packed weights, fused projections, a row KV cache.
+"""A decoder of any family (workers/model/families.py) on CPU, written for decode speed: packed weights, fused projections, a row KV cache.
 
 Against the usual modelling code:
 - query, key and value are one matrix, gate and up are one matrix, packed once into oneDNN's blocked layout
   (`model_weights.py`), which makes small batches 20-70% faster;
 - query and key rows are reordered when loaded so that the two halves of a rotary pair are neighbours. A rotation is then
   one complex multiplication, and dot products do not change, as both sides are reordered alike;
-- the KV cache of a layer is [2, rows + 1, kv_heads, capacity, head_dim] with `capacity` just above the longest sequence,
+- latent attention is attention with one key/value head of [rope | latent] numbers, which is key and value: the matrices that make keys and
+  values of it are multiplied into their neighbours when loaded;
+- the KV cache of a layer is [2 or 1, rows + 1, kv_heads, capacity, head_dim] with `capacity` just above the longest sequence,
   so that the decoded rows' keys are one contiguous block for a batched matrix product;
 - with bfloat16 weights the residual stream, the norms and the rotations stay float32, which is faster (bfloat16
   reductions are slow on CPU) and nearer to the exact result;
@@ -23,8 +25,10 @@ import torch
 import torch.nn.functional as F
 
 from workers.model.architecture import Architecture
+from workers.model.frozen import read_frozen
+from workers.model.latent_attention import NORM_EPS
 from workers.model.rope import inverse_frequencies
-from workers.rollout.engines.servers.embedded.model_weights import MLP, Experts, Layer, Weights, linear, load_weights
+from workers.rollout.engines.servers.embedded.model_weights import MLP, Experts, LatentQK, Layer, Weights, linear, load_weights
 from workers.rollout.engines.servers.embedded.requests import Copy, Segment
 
 
@@ -46,16 +50,18 @@ class Model:
         self.architecture = architecture
         self.dtype = dtype
         self.num_rows = num_rows
-        self.weights: Weights = load_weights(folder, architecture, dtype)
+        self._frozen = read_frozen(folder, architecture)
+        self.weights: Weights = load_weights(folder, architecture, dtype, self._frozen)
         self.capacity = 0
         self.kv: list[torch.Tensor] = []
         self._heads = architecture.num_heads
-        self._kv_heads = architecture.num_kv_heads
-        self._size = architecture.head_dim
+        self._kv_heads = 1 if architecture.latent else architecture.num_kv_heads
+        self._planes = 1 if architecture.latent else 2
+        self._size = architecture.cache_width // (self._planes * self._kv_heads)
         self._group = self._heads // self._kv_heads
-        self._scale = self._size**-0.5
+        self._scale = architecture.attention_scale
         angles = torch.outer(torch.arange(context_length + 1).float(), inverse_frequencies(architecture))
-        self._rotations = torch.polar(torch.ones_like(angles), angles)  # complex64 [position, head_dim / 2]
+        self._rotations = torch.polar(torch.ones_like(angles), angles)  # complex64 [position, rotary_dim / 2]
         self._allocate(0)
 
     def replace_weights(self, source: Path | Mapping[str, torch.Tensor], keep_cache: bool) -> None:
@@ -64,7 +70,7 @@ class Model:
         Unless `keep_cache`, the KV cache starts again from zeros: after diverged weights it may hold NaN, and masked
         positions must be finite.
         """
-        self.weights = load_weights(source, self.architecture, self.dtype)
+        self.weights = load_weights(source, self.architecture, self.dtype, self._frozen)
         if not keep_cache:
             self._allocate(0)
 
@@ -112,7 +118,7 @@ class Model:
 
     def _allocate(self, capacity: int) -> None:
         kept = min(capacity, self.capacity)
-        shape = (2, self.num_rows + 1, self._kv_heads, capacity, self._size)
+        shape = (self._planes, self.num_rows + 1, self._kv_heads, capacity, self._size)
         self.kv += [torch.zeros(0)] * (self.architecture.num_layers - len(self.kv))
         for index, old in enumerate(self.kv):
             # Zeros, not garbage: a masked position's weight is 0, and 0 * NaN would be NaN.
@@ -122,28 +128,38 @@ class Model:
         self.capacity = capacity
 
     def _cache_index(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Flat indices of (token, key or value, head) into a layer's cache seen as [-1, head_dim]; int64 [tokens * 2 * kv_heads]."""
-        planes = torch.arange(2)[:, None] * (self.num_rows + 1)
+        """Flat indices of (token, key or value, head) into a layer's cache seen as [-1, head_dim]; int64 [tokens * planes * kv_heads]."""
+        planes = torch.arange(self._planes)[:, None] * (self.num_rows + 1)
         index = ((rows[:, None, None] + planes) * self._kv_heads + torch.arange(self._kv_heads)) * self.capacity
         return (index + positions[:, None, None]).reshape(-1)
 
     def _project(self, layer: Layer, x: torch.Tensor, rotations: torch.Tensor, index: int, where: torch.Tensor) -> torch.Tensor:
-        """Queries, keys (rotated) and values of `x`, [tokens, heads + 2 kv_heads, head_dim]; keys and values go to the cache."""
-        qkv = linear(self._norm(x, layer.input_norm), layer.qkv).view(-1, self._heads + 2 * self._kv_heads, self._size)
+        """Queries, keys (rotated) and values of `x`, [tokens, heads + planes * kv_heads, head_dim]; keys and values go to the cache."""
+        normed = self._norm(x, layer.input_norm)
+        qkv = self._latent(normed, layer.qkv) if isinstance(layer.qkv, LatentQK) else linear(normed, layer.qkv)
+        qkv = qkv.view(-1, self._heads + self._planes * self._kv_heads, self._size)
         qk = qkv[:, : self._heads + self._kv_heads].float()  # the same memory if dtype is float32
         if layer.qk_norm is not None:
             qk = F.rms_norm(qk, (self._size,), None, self.architecture.rms_norm_eps).mul_(layer.qk_norm)
-        torch.view_as_complex(qk.unflatten(-1, (-1, 2))).mul_(rotations)
+        torch.view_as_complex(qk[..., : self.architecture.rotary_dim].unflatten(-1, (-1, 2))).mul_(rotations)
         if self.dtype != torch.float32 or layer.qk_norm is not None:
             qkv[:, : self._heads + self._kv_heads] = qk
         kv = qkv[:, self._heads:].reshape(-1, self._size)
         self.kv[index].view(-1, self._size).index_copy_(0, where, kv)
         return qkv
 
+    def _latent(self, normed: torch.Tensor, qk: LatentQK) -> torch.Tensor:
+        """Queries and key of `normed` [tokens, hidden], before they are rotated, [tokens, (heads + 1) * head_dim]."""
+        latent = self.architecture.latent
+        assert latent is not None
+        query, rope, key = linear(normed, qk.down).split([latent.query_rank, latent.rope_dim, latent.kv_rank], -1)
+        query = normed if qk.query_norm is None else self._norm(query.float(), qk.query_norm, NORM_EPS)
+        return torch.cat([linear(query, qk.query), rope, self._norm(key.float(), qk.key_norm, NORM_EPS)], -1)
+
     def _attend_rows(self, qkv: torch.Tensor, index: int, mask: torch.Tensor) -> torch.Tensor:
         """Attention of one query per row [0, tokens) over the row's whole capacity; [tokens, heads * head_dim]."""
         count = qkv.shape[0]
-        keys, values = (plane[:count].view(-1, self.capacity, self._size) for plane in self.kv[index])
+        keys, values = (self.kv[index][plane, :count].view(-1, self.capacity, self._size) for plane in (0, -1))
         query = qkv[:, : self._heads].reshape(-1, self._group, self._size)
         scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=self._scale)
         return torch.bmm(torch.softmax(scores, -1), values).view(count, -1)
@@ -159,7 +175,7 @@ class Model:
         count = part.last - part.first
         query = qkv[part.first : part.last, : self._heads].unflatten(1, (self._kv_heads, self._group))
         query = query.permute(1, 2, 0, 3).reshape(1, self._kv_heads, self._group * count, self._size)
-        keys, values = (plane[part.row, None, :, : part.end] for plane in self.kv[index])
+        keys, values = (self.kv[index][plane, part.row, None, :, : part.end] for plane in (0, -1))
         attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=part.mask, scale=self._scale)
         return attended.view(self._heads, count, self._size).transpose(0, 1).reshape(count, -1)
 
@@ -173,18 +189,31 @@ class Model:
             self._add_experts(x, normed, layer.mlp)
 
     def _add_experts(self, x: torch.Tensor, normed: torch.Tensor, experts: Experts) -> None:
-        """Add to each token of `x` the outputs of its most probable experts, weighted by their probabilities."""
-        mixture = self.architecture.mixture
-        assert mixture is not None
-        weights, chosen = linear(normed, experts.router).float().softmax(-1).topk(mixture.experts_per_token, -1)
-        if mixture.normalized:
-            weights /= weights.sum(-1, keepdim=True)
+        """Add to each token of `x` the outputs of its most probable experts, weighted by their probabilities, and of the one for all tokens."""
+        if experts.shared is not None:
+            x.add_(_gated(normed, experts.shared))
+        weights, chosen = self._route(linear(normed, experts.router).float(), experts.bias)
         for index in chosen.unique().tolist():
             tokens, place = torch.where(chosen == index)
             x.index_add_(0, tokens, _gated(normed[tokens], experts.mlps[index]) * weights[tokens, place, None])
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.architecture.rms_norm_eps).to(self.dtype)
+    def _route(self, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights and numbers of each token's experts, [tokens, experts per token] each, for `logits` [tokens, experts]."""
+        mixture = self.architecture.mixture
+        assert mixture is not None
+        scores = logits.sigmoid() if mixture.sigmoid else logits.softmax(-1)
+        order = scores if bias is None else scores + bias
+        if mixture.limited:
+            groups = order.unflatten(-1, (mixture.num_groups, -1))
+            best = groups.topk(2, -1).values.sum(-1).topk(mixture.groups_per_token, -1).indices
+            others = torch.ones(groups.shape[:2], dtype=torch.bool).scatter_(1, best, False)
+            order = groups.masked_fill(others[..., None], -torch.inf).flatten(1)
+        chosen = order.topk(mixture.experts_per_token, -1).indices
+        weights = scores.gather(1, chosen)
+        return mixture.scale * (weights / weights.sum(-1, keepdim=True) if mixture.normalized else weights), chosen
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, eps or self.architecture.rms_norm_eps).to(self.dtype)
 
 
 def _gated(x: torch.Tensor, mlp: MLP) -> torch.Tensor:

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("megatron_groups")
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    return {kind: write_model(kind, root / kind) for kind in ("llama", "qwen2", "qwen3-tied", "qwen3moe")}
+    return {kind: write_model(kind, root / kind) for kind in ("llama", "qwen2", "qwen3-tied", "qwen3moe", "deepseek")}
 
 
 def train(engine: MegatronEngine, first: int, last: int) -> list[dict[str, float]]:
@@ -69,7 +69,7 @@ def saved(engine: MegatronEngine, folder: Path) -> Path:
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
-@pytest.mark.parametrize("kind", ["llama", "qwen3-tied", "qwen3moe"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3-tied", "qwen3moe", "deepseek"])
 def test_a_resumed_run_is_the_uninterrupted_one(folders: dict[str, Path], tmp_path: Path, kind: str, dtype: Dtype, share: bool) -> None:
     setup = config(dtype=dtype, share_prompts=share, num_minibatches=2, warmup_steps=3, lr_schedule=Schedule.cosine)
     engine = MegatronEngine(setup, folders[kind])

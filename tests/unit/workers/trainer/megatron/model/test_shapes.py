@@ -24,6 +24,8 @@ pytestmark = pytest.mark.usefixtures("megatron_groups")
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 SCALED = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}
+SIGMOID = {"n_routed_experts": 6, "num_experts_per_tok": 4, "moe_intermediate_size": 8, "n_shared_experts": 1, "first_k_dense_replace": 0,
+           "routed_scaling_factor": 2.0, "n_group": 3, "topk_group": 2}
 
 
 @st.composite
@@ -38,6 +40,12 @@ def shapes(draw: st.DrawFn) -> dict[str, Any]:
         "rms_norm_eps": draw(st.sampled_from([1e-5, 1e-6])), "attention_dropout": 0.0, "initializer_range": 0.3}
 
 
+def grouped(shape: dict[str, Any]) -> None:
+    """torch's grouped product, which the reference uses, takes multiples of 16 bytes."""
+    for name in ("hidden_size", "intermediate_size"):
+        shape[name] = -(-shape[name] // 4) * 4
+
+
 def hf_config(family: str, shape: dict[str, Any]) -> Any:
     match family:
         case "llama":
@@ -49,14 +57,23 @@ def hf_config(family: str, shape: dict[str, Any]) -> Any:
             return transformers.Qwen2Config(rope_parameters=PLAIN, **{**shape, "hidden_size": heads * shape.pop("head_dim")})
         case "qwen3":
             return transformers.Qwen3Config(rope_parameters=PLAIN, **shape)
+        case "glm4_moe":
+            grouped(shape)
+            return transformers.Glm4MoeConfig(rope_parameters=PLAIN, attention_bias=True, use_qk_norm=shape["tie_word_embeddings"], **SIGMOID,
+                                              **{**shape, "head_dim": 2 * shape["head_dim"]})
+        case "deepseek_v3":
+            grouped(shape)
+            heads, size = shape["num_attention_heads"], shape.pop("head_dim")
+            return transformers.DeepseekV3Config(
+                rope_parameters=PLAIN, q_lora_rank=size + 3 if shape["tie_word_embeddings"] else None, kv_lora_rank=12, qk_rope_head_dim=size,
+                qk_nope_head_dim=6, v_head_dim=9 if size > 2 else 5, rope_interleave=heads > 2, **SIGMOID, **{**shape, "num_key_value_heads": heads})
         case _:
-            for name in ("hidden_size", "intermediate_size"):  # torch's grouped product, which the reference uses, takes multiples of 16 bytes
-                shape[name] = -(-shape[name] // 4) * 4
+            grouped(shape)
             return transformers.Qwen3MoeConfig(rope_parameters=PLAIN, num_experts=5, num_experts_per_tok=3, norm_topk_prob=True,
                                                moe_intermediate_size=shape["intermediate_size"], decoder_sparse_step=1, mlp_only_layers=[], **shape)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "deepseek_v3"])
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(shapes(), st.integers(0, 1000))
 def test_logprobs_are_those_of_hugging_face(family: str, shape: dict[str, Any], seed: int) -> None:

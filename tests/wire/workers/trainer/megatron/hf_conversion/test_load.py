@@ -27,4 +27,4 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_layout_loads_and_exports_every_model(folder: Path, world: int, dense: int, mixtures: int) -> None:
     logs = run_ranks("tests.wire.ranks.conversion_rank", folder, world)
     converted = [line for line in logs[0].splitlines() if " ep=" in line]
-    assert len(converted) == 2 * (4 * dense + mixtures), logs[0]
+    assert len(converted) == 2 * (4 * dense + 3 * mixtures), logs[0]

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from tests.support.model_folders import write_hf_model
+from tests.support.model_folders import YARN, write_hf_model
 from workers.model import dtypes
 from workers.model.architecture import read_architecture
 from workers.rollout.engines.servers.embedded.model import Model
@@ -70,7 +70,10 @@ def test_chunks_and_weight_layout_do_not_matter(
 @pytest.mark.parametrize(("family", "changes"), [
     ("llama", {}), ("mistral", {}), ("mistral", {"sliding_window": 64}), ("qwen2", {}), ("qwen3", {}), ("qwen3_moe", {}),
     ("qwen3_moe", {"norm_topk_prob": False, "num_experts": 7, "num_experts_per_tok": 1}),
-    ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 5, "num_attention_heads": 6, "num_key_value_heads": 1})])
+    ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 5, "num_attention_heads": 6, "num_key_value_heads": 1}),
+    ("glm4_moe", {}), ("glm4_moe", {"use_qk_norm": False, "attention_bias": False, "n_group": 1, "topk_group": 1, "n_shared_experts": 0}),
+    ("deepseek_v3", {}), ("deepseek_v3", {"q_lora_rank": None, "rope_interleave": False, "first_k_dense_replace": 0}),
+    ("deepseek_v3", {"rope_parameters": YARN, "rms_norm_eps": 1e-5})])
 def test_logprobs_are_those_of_hugging_face(tmp_path: Path, family: str, changes: dict[str, Any], tied: bool) -> None:
     module = write_hf_model(tmp_path, family, vocab_size=97, tie_word_embeddings=tied, **changes)
     architecture = read_architecture(tmp_path)
