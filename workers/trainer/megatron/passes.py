@@ -9,7 +9,7 @@
         v
     loss(batch, part, output) -> loss, statistics                   of this rank's share; gradients add up in its buffer
 
-All ranks of a copy are given the same groups. Gradients are added up over copies beside the last backward pass (`overlaps`), or later (trained_model.py).
+All ranks of a copy are given the same groups. Gradients are added up over copies beside the last backward pass (`overlaps`), or afterwards.
 """
 
 from __future__ import annotations
