@@ -57,8 +57,8 @@ def write_model(folder: Path, family: str, seed: int) -> Path:
             else:
                 tensor.mul_(4)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.normal_(0.0, 0.1)
+            if name.endswith("e_score_correction_bias"):  # of all models of a family: no update brings it
+                buffer.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(7))
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, SECOND_EOS]}))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
