@@ -63,7 +63,8 @@ def transient_bytes(config: Config, architecture: Architecture, spread: Layout, 
     gradients of what it kept. Where a mixture is made again, its experts' outputs and two gradients in the order of the experts come to it."""
     kinds = {architecture.has_experts(layer) for layer in (0, architecture.num_layers - 1)}
     layer = spread.tokens / spread.cp * max(layer_bytes(config, architecture, spread, experts)[1] for experts in kinds)
-    if architecture.mixture is not None and config.trainer.recompute is Recompute.full:
+    again = config.trainer.recompute is Recompute.full or (config.trainer.recompute is Recompute.selective and spread.gpu)
+    if architecture.mixture is not None and again:
         sent = architecture.mixture.experts_per_token * architecture.hidden_size / (spread.tp // spread.etp)
         layer += 3 * BYTES[config.trainer.dtype] * sent * spread.tokens / spread.cp
     return max(layer, logits_bytes(config, architecture, spread)) if last else layer

@@ -38,7 +38,7 @@ def test_every_experiment_composes(experiment: str) -> None:
                                       for path in sorted(group.glob("*.yaml"))])
 def test_every_group_file_composes(override: str) -> None:
     extra = {"data=jsonl": ["data.path=a", "data.heldout_path=b"], "engine=sglang": ["trainer.microbatch_tokens=4096"],
-             "workflow=agent": ["workflow.agent=a:b"]}.get(override, [])
+             "workflow=agent": ["workflow.agent=a:b"], "workflow=verifiers": ["workflow.env=a"]}.get(override, [])
     composed(override, *extra, "model.path=/model")
 
 

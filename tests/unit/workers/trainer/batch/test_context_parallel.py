@@ -26,9 +26,10 @@ FREQUENCIES = 1.0 / 100.0 ** (torch.arange(0, SIZE, 2) / SIZE)
 
 
 class Setup:
-    """The one value that the attention reads of Megatron's configuration."""
+    """What the attention reads of Megatron's configuration."""
 
     kv_channels = SIZE
+    multi_latent_attention = False
 
 
 def batches(num_groups: int, multiple: int, share: bool, min_microbatches: int = 1) -> list[PackedBatch]:
