@@ -98,7 +98,8 @@ def try_functions(config: Config, folder: Path, prompts: Sequence[Prompt]) -> li
     for name in names:
         judged = [prompt for prompt in prompts if name in own(prompt.verifier)] or prompts
         asyncio.run(_try_verifier(config, name, judged[:NUM_PROMPTS]))
-    if workflow.name in WORKFLOWS and workflow.name not in ("agent", "verifiers") and ":" not in workflow.keep:
+    away = workflow.name == "shell_agent" and config.cluster.kind is not ClusterKind.local  # its containers are on the nodes
+    if away or (workflow.name in WORKFLOWS and workflow.name not in ("agent", "verifiers") and ":" not in workflow.keep):
         return []
     return _try_workflow(config, folder, prompts[0])
 

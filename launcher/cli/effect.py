@@ -69,8 +69,8 @@ def _with_alarm(name: str) -> Callable[[FullConfig], bool]:
 def _runs_programs(config: FullConfig) -> bool:
     """Whether programs may be run in the sandbox: by a verifier, also one that rows name, by a workflow or an agent, or a function of the user's."""
     names = [*config.data.verifiers(config.reward.verifier), *config.reward.parts, config.workflow.name]
-    return (config.data.kind in (*FILE_KINDS, DataKind.mixture)
-            or any(":" in name or "code" in name or name in ("python_tool", "agent") for name in names))
+    return not _judged_by_tests(config) and (config.data.kind in (*FILE_KINDS, DataKind.mixture)
+                                             or any(":" in name or "code" in name or name in ("python_tool", "agent") for name in names))
 
 
 def _verifier_counts(config: FullConfig) -> bool:
@@ -85,7 +85,8 @@ def _may_ask(part: str) -> Callable[[FullConfig], bool]:
     """Whether verifier `part` may be asked: of the config, also one that rows name, or by a workflow of the user's."""
     def counts(config: FullConfig) -> bool:
         named = [*config.data.verifiers(config.reward.verifier), *config.reward.parts, config.workflow.name]
-        return config.data.kind in (*FILE_KINDS, DataKind.mixture) or any(":" in name or names(name, part) for name in named)
+        read = config.data.kind in (*FILE_KINDS, DataKind.mixture) and not _judged_by_tests(config)
+        return read or any(":" in name or names(name, part) for name in named)
 
     return counts
 

@@ -38,10 +38,10 @@ class UsersContainers:
         """Of the process that starts containers."""
         return self._popen.pid
 
-    def run(self, files: bytes, command: str) -> Ran:
+    def run(self, files: bytes, command: str, over: bytes = b"") -> Ran:
         """As `Container.run`."""
         assert self._popen.stdin is not None and self._popen.stdout is not None
-        self._popen.stdin.write(msgspec.json.encode((files, command)) + b"\n")
+        self._popen.stdin.write(msgspec.json.encode((files, command, over)) + b"\n")
         self._popen.stdin.flush()
         answer = self._popen.stdout.readline()
         if answer.startswith(b"skip:"):
@@ -65,8 +65,8 @@ def main(uid: int, config: ContainerConfig) -> None:
         print(f"skip: as user {uid}: {error}", flush=True)
         return
     for line in sys.stdin:
-        files, command = msgspec.json.decode(line, type=tuple[bytes, str])
-        print(msgspec.json.encode(made.run(files, command)).decode(), flush=True)
+        files, command, over = msgspec.json.decode(line, type=tuple[bytes, str, bytes])
+        print(msgspec.json.encode(made.run(files, command, over)).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def _classifier() -> Callable[[str, str], float]:
         turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
         plain = not tokenizer.chat_template
         text = prompt + completion if plain else tokenizer.apply_chat_template(turns, tokenize=False)
-        tokens = tokenizer(text, return_tensors="pt", truncation=True, max_length=config.max_tokens, add_special_tokens=plain)
+        longest = min(config.max_tokens, tokenizer.model_max_length)
+        tokens = tokenizer(text, return_tensors="pt", truncation=True, max_length=longest, add_special_tokens=plain)
         outputs = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).logits[0].double()
         value = torch.sigmoid((outputs[0] - config.center) / config.scale) if len(outputs) == 1 else outputs.softmax(0)[config.label]
         if not value.isfinite():

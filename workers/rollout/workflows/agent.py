@@ -22,12 +22,11 @@ from workers.rollout.workflows.agents.conversation import Chat
 from workers.rollout.workflows.agents.endpoint import admitted, shared_endpoint
 from workers.rollout.workflows.agents.environment_process import score_of, shared_environment
 from workers.rollout.workflows.episode import LLM, Episode, Reward, WorkflowError
-from workers.rollout.workflows.rendering import TextFormat
+from workers.rollout.workflows.rendering import TextFormat, question
 from workers.run.user_code import first, import_function, told
 
 LEAVES_S, ENDS_S = 10.0, 60.0
 """So long an agent may go on after its reward; and take to end when it is cancelled."""
-_MARK = "HEADWAYxQUESTION"
 
 
 async def run(episode: Episode, llm: LLM, reward: Reward) -> float:
@@ -54,13 +53,6 @@ def task_of(episode: Episode, text: TextFormat) -> dict[str, Any]:
     """What an agent is told of its episode. `prompt`: the question as it stands in the data set."""
     return {"prompt": question(episode.prompt, text), "reference": episode.reference, "verifier": episode.verifier,
             "purpose": episode.purpose.value, "index": episode.index, "seed": episode.seed}
-
-
-def question(prompt: str, text: TextFormat) -> str:
-    """The user's message in a rendered prompt; a prompt of several messages stays as it is."""
-    before, _, after = text.opening(_MARK).partition(_MARK)
-    whole = len(prompt) >= len(before) + len(after) and prompt.startswith(before) and prompt.endswith(after)
-    return prompt[len(before): len(prompt) - len(after)] if whole else prompt
 
 
 async def _working(config: WorkflowConfig, task: dict[str, Any], url: str, key: str) -> Any:

@@ -20,7 +20,7 @@ from workers.reward.rewards import Rewards
 from workers.rollout.engines.client import EngineError, SamplingParams
 from workers.rollout.engines.sampler import Samples
 from workers.rollout.workflows.episode import Episode, Halted, Reply, Tools
-from workers.rollout.workflows.rendering import TextFormat
+from workers.rollout.workflows.rendering import TextFormat, question
 from workers.rollout.workflows.transcript import Dialogue, EpisodeRecord
 from workers.run.texts import well_formed
 
@@ -83,7 +83,7 @@ class Session:
         with self._watched("reward_s"):
             score, self.part_scores = await score_parts(
                 self._rewards, lease.prompt if prompt is None else prompt, completion, lease.reference if reference is None else reference,
-                self.judged[0], lease.purpose is Purpose.evaluation)
+                self.judged[0], lease.purpose is Purpose.evaluation, question(lease.prompt, self.text) if prompt is None else "")
             return score
 
     async def _python(self, code: str) -> str:

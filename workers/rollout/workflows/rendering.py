@@ -20,6 +20,7 @@ from workers.data.chat import ChatTemplate
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[list[dict[str, Any]], Sequence[dict] | None], str]
 
+_MARK = "HEADWAYxQUESTION"
 _TURN = "HEADWAYxTURNxOFxTHExMODEL"
 """Stands for a turn of the model in the text that a template renders."""
 
@@ -102,3 +103,10 @@ def text_of(config: Config) -> TextFormat:
         return PlainText()
     template = ChatTemplate(Path(config.model.path), config.data.chat_template_kwargs)
     return ChatText(template.render_chat, template.text)
+
+
+def question(prompt: str, text: TextFormat) -> str:
+    """The user's message in a rendered prompt; a prompt of several messages stays as it is."""
+    before, _, after = text.opening(_MARK).partition(_MARK)
+    whole = len(prompt) >= len(before) + len(after) and prompt.startswith(before) and prompt.endswith(after)
+    return prompt[len(before): len(prompt) - len(after)] if whole else prompt

@@ -45,7 +45,8 @@ _INSIDE = f"""
 case "$(readlink /proc/self/ns/pid)" in "$6" | "") echo "it has no process namespace of its own" >&2; exit {NOT_RUN};; esac
 mkdir -p {HOME} && cd {HOME} || exit {NOT_RUN}
 ulimit -c 0 -f $(($3 * 2048))
-tar --extract --ignore-zeros --no-same-owner --unlink-first --recursive-unlink || exit {NOT_RUN}
+unpack() {{ tar --extract --ignore-zeros --no-same-owner --unlink-first --recursive-unlink; }}
+head --bytes="$7" | unpack && unpack || exit {NOT_RUN}
 [ -w /run ] && exec 3<> /run/output || exec 3<> /tmp/.output
 (ulimit -n 256 -v $(($4 * 1024)) -u $5; exec timeout --signal=KILL $2 bash -c "$1" < /dev/null >&3 2>&1 3>&-)
 status=$?
@@ -53,10 +54,10 @@ kill -KILL -1
 size=$(stat -L -c %s /proc/$$/fd/3)
 printf '%20d' $((size < {SHOWN_BYTES} ? size : {SHOWN_BYTES})); tail -c {SHOWN_BYTES} /proc/$$/fd/3
 cd {HOME} && tar --create --sparse . || exit {NOT_RUN}
-exit $status
+exit $((status == {NOT_RUN} ? 1 : status))
 """
 """$1: the command, $2: seconds, $3: MiB of a file, $4: MiB of memory, $5: processes, $6: the process namespace outside, in which nothing must be
-killed. Needs bash, coreutils and GNU tar."""
+killed; $7: bytes of the files: what comes behind them no file can swallow. Needs bash, coreutils and GNU tar."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,18 @@ class Container:
         """What makes it."""
         return self.config.backend
 
-    def run(self, files: bytes, command: str) -> Ran:
-        """Run `command` by bash in a container that begins with `files`, a tar or several. Raises `OSError` where none can be started."""
+    def run(self, files: bytes, command: str, over: bytes = b"") -> Ran:
+        """Run `command` by bash in a container that begins with `files`, a tar, and `over`, one that takes the place of what is there. Raises
+        `OSError` where none can be started."""
         config = self.config
         if len(command.encode()) > MAX_COMMAND_BYTES or "\0" in command:
             return Ran("", -1, f"a command of more than {MAX_COMMAND_BYTES} bytes, or with a null byte, cannot be run", files)
         inside = ["bash", "-c", _INSIDE, "bash", command, f"{config.wall_s:g}", str(config.disk_mb), str(config.memory_mb), str(config.num_processes),
-                  os.readlink("/proc/self/ns/pid")]
+                  os.readlink("/proc/self/ns/pid"), str(len(files))]
         with contextlib.ExitStack() as opened:
             source, result, errors = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(3))
             prefix, passed = opened.enter_context(self._prefix())
-            source.write(files)
+            source.write(files + (over or pack({})))  # GNU tar refuses an empty input, and takes an empty tar
             source.seek(0)
             process = subprocess.Popen([*prefix, *inside], stdin=source, stdout=result, stderr=errors, pass_fds=passed,
                                        env=ENVIRONMENT, start_new_session=True)
@@ -165,7 +167,7 @@ def _read(result: IO[bytes], errors: IO[bytes], status: int, failure: str, befor
     output = result.read(min(int(head), SHOWN_BYTES)).decode(errors="replace")
     files = result.read()
     if status == NOT_RUN:
-        return Ran(output, -1, f"the files could not be read back: they have no room, or {HOME} is gone", before)
+        return Ran(output, -1, f"the files could not be read back: they have no room, one of them cannot be read, or {HOME} is gone", before)
     return Ran(output, status, "", files)
 
 

@@ -66,11 +66,11 @@ class TrainedModel:
 
         Raises FloatingPointError where loss or norm is not finite, and then nothing has changed.
         """
-        totals = self.totals(stats, none, step, number)
         with cpu_backend.redirected():
             if self.parallel.ddp_config.overlap_grad_reduce:
                 _start_what_waits(self.parallel)
             finalize_model_grads([self.parallel])
+            totals = self.totals(stats, none, step, number)
             return totals | {"grad_norm": clip_gradients(self.optimizer, self._clip_norm, step, self._lr_key)}
 
     def advance(self, step: int) -> None:

@@ -27,7 +27,7 @@ class Repository(msgspec.Struct, forbid_unknown_fields=True):
 
     def passes(self, container: Container, files: bytes) -> bool:
         """Whether the tests pass on `files`, as an agent has left them, with the tests as they were."""
-        ran = container.run(files + pack(self.tests), self.command)
+        ran = container.run(files, self.command, pack(self.tests))
         return ran.status == 0 and self.passed in ran.output
 
 

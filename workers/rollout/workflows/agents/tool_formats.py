@@ -22,8 +22,8 @@ from workers.config import ConfigError
 from workers.rollout.workflows.rendering import TextFormat
 
 _HERMES = re.compile(r"<tool_call>\s*(\{(?:(?!<tool_call>).)*?\})\s*</tool_call>", re.DOTALL)
-_XML = re.compile(r"(?:<tool_call>\s*)?<function=([^>\n]+)>((?:(?!<function=).)*?)</function>(?:\s*</tool_call>)?", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_XML = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\n]+)>((?:(?!<function=).)*?)</function>(?:\s*</tool_call>)?", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?((?:(?!<parameter=).)*?)\n?</parameter>", re.DOTALL)
 _MARKS = {"mistral": ("[TOOL_CALLS]",), "qwen_xml": ("<function=",), "hermes": ("<tool_call>",), "llama3": ("<|python_tag|>", '"parameters": ')}
 _DECODER = json.JSONDecoder()
 
@@ -69,7 +69,8 @@ def _hermes(text: str, tools: dict[str, Any]) -> Found:
 def _qwen_xml(text: str, tools: dict[str, Any]) -> Found:
     def read(match: re.Match[str]) -> ToolCall | None:
         properties = (tools.get(match[1]) or {}).get("properties") or {}
-        arguments = {key: _value(value, (properties.get(key) or {}).get("type")) for key, value in _PARAMETER.findall(match[2])}
+        kinds = {key: schema.get("type") for key, schema in properties.items() if isinstance(schema, dict)}
+        arguments = {key: _value(value, kinds.get(key)) for key, value in _PARAMETER.findall(match[2])}
         return _call({"name": match[1], "arguments": arguments}, tools)
 
     return _taken(_XML, read, text)
@@ -81,20 +82,26 @@ def _llama3(text: str, tools: dict[str, Any]) -> Found:
 
 
 def _mistral(text: str, tools: dict[str, Any]) -> Found:
-    for match in re.finditer(r"(?:\[TOOL_CALLS\])?\s*(\[)\s*\{", text):
-        values, end = _first(text, match.start(1)) or ([], 0)
+    for match in re.finditer(r"\[(?=\s*\{)", text):
+        values, end = _first(text, match.start()) or ([], 0)
         calls = [_call(value, tools) for value in values]
         if calls and all(calls) and not text[end:].strip():
-            return text[: match.start()], [call for call in calls if call]
+            return _before(text, match.start()), [call for call in calls if call]
     names = "|".join(map(re.escape, sorted(tools, key=len, reverse=True)))
-    named = re.compile(rf"(?:\[TOOL_CALLS\])?\s*({names})\s*(?:\[ARGS\])?\s*(?=\{{)")
+    named = re.compile(rf"(?<!\w)({names})\s*(?:\[ARGS\])?\s*(?=\{{)")
     start, end = len(text), 0
     found: list[ToolCall] = []
     for match in named.finditer(text):
         value, stop = _first(text, match.end()) or (None, 0)
         if match.start() >= end and (call := _call({"name": match[1], "arguments": value}, tools)):
             found, start, end = [*found, call], min(start, match.start()), stop
-    return (text[:start], found) if not text[end:].strip() else (text, [])
+    return (_before(text, start), found) if found and not text[end:].strip() else (text, [])
+
+
+def _before(text: str, start: int) -> str:
+    """What stands before Mistral's calls."""
+    said = text[:start].rstrip()
+    return said.removesuffix("[TOOL_CALLS]") if said.endswith("[TOOL_CALLS]") else text[:start]
 
 
 def _taken(pattern: re.Pattern[str], read: Callable[[re.Match[str]], ToolCall | None], text: str) -> Found:
@@ -116,7 +123,7 @@ def _call(value: Any, tools: dict[str, Any]) -> ToolCall | None:
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
     try:
         written = to_json(arguments)
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         return None
     return ToolCall(name, written) if isinstance(name, str) and name in tools and isinstance(arguments, dict) else None
 
@@ -152,8 +159,8 @@ def _value(text: str, kind: Any) -> Any:
         return text
     for read in (json.loads, ast.literal_eval):
         try:
-            return read(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return json.loads(to_json(read(text)))
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             continue
     return text
 

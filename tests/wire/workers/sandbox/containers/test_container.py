@@ -52,6 +52,24 @@ def test_files_come_back_as_the_command_left_them(case: Container) -> None:
     assert (again.output, again.status) == ("a.txt\nc.txt\nd\nnew\n/tmp/repository\n", 0)
 
 
+def test_what_takes_the_place_of_files_cannot_be_swallowed(case: Container) -> None:
+    """By the head of a large file that a command writes behind the files, through the descriptor of what packs them."""
+    over = pack({"a.txt": "mine\n"})
+    swallow = (f"import os, tarfile; head = tarfile.TarInfo('large'); head.size = {len(over)}; "
+               "os.pwrite(os.open('/proc/2/fd/1', os.O_WRONLY), head.tobuf(), 20 + 512 * 2000)")
+    ran = case.run(FILES, f"echo another > a.txt; python3 -c \"{swallow}\" 2> /dev/null")
+    assert len(ran.files) >= 512 * 2000, "it stands there"
+    judged = case.run(ran.files, "cat a.txt", over)
+    assert (judged.status, judged.output) == (-1, ""), "an archive that ends too early is none"
+    plain = case.run(FILES, "echo another > a.txt")
+    assert case.run(plain.files, "cat a.txt", over).output == "mine\n"
+
+
+def test_no_exit_status_loses_files(case: Container) -> None:
+    ran = case.run(FILES, f"echo new > a.txt; exit {container.NOT_RUN}")
+    assert ran.status == 1 and case.run(ran.files, "cat a.txt").output == "new\n"
+
+
 def test_only_the_end_of_a_long_output_comes_back(case: Container) -> None:
     ran = case.run(FILES, "head -c 1000000 /dev/zero | tr '\\0' x; echo end")
     assert len(ran.output) == container.SHOWN_BYTES and ran.output.endswith("xxend\n")

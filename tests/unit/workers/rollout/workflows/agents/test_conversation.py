@@ -17,7 +17,7 @@ from tests.support.episodes import Chatter, Judge, make_lease, make_workflow
 from workers.config import ConfigError, WorkflowConfig
 from workers.messages.groups import check_group, group_episodes, samples
 from workers.messages.parts import Group
-from workers.rollout.workflows.agent import load_agent, question
+from workers.rollout.workflows.agent import load_agent
 from workers.rollout.workflows.agents.chat_messages import ChatMessage, as_messages, reply
 from workers.rollout.workflows.agents.chat_requests import ApiError, ChatRequest, read_chat, read_reward
 from workers.rollout.workflows.agents.chat_responses import Answer
@@ -25,7 +25,7 @@ from workers.rollout.workflows.agents.completions import read_completion
 from workers.rollout.workflows.agents.conversation import Chat
 from workers.rollout.workflows.agents.tool_formats import ToolCall, to_json
 from workers.rollout.workflows.episode import LLM, Episode, Reply, Reward
-from workers.rollout.workflows.rendering import ChatText, PlainText, TextFormat
+from workers.rollout.workflows.rendering import ChatText, PlainText, TextFormat, question
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {}}}
 USER = {"role": "user", "content": "12 + 30 ="}

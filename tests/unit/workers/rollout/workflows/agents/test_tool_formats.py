@@ -124,3 +124,25 @@ def test_a_template_without_tools_has_hermes_alone(texts: dict[str, ChatText]) -
         with pytest.raises(ConfigError, match="workflow.tool_format='llama3': the chat template shows the model no tools"):
             format_of("llama3", text)
     assert format_of("mistral", texts["qwen3"]) == "mistral"
+
+
+TOOL = {"type": "function", "function": {"name": "search", "parameters": {"properties": {"x": True, "n": {"type": "integer"}}}}}
+
+
+@pytest.mark.parametrize("value", ["...", "{1, 2}", "b'a'", "1j", "{(1, 2): 3}"])
+def test_what_has_no_json_stays_text(value: str) -> None:
+    said = f"<function=search>\n<parameter=n>\n{value}\n</parameter>\n<parameter=x>\n1\n</parameter>\n</function>"
+    (call,) = find_calls(said, [TOOL], "qwen_xml")[1]
+    assert call.name == "search" and json.loads(call.arguments)["x"] == 1 and set(json.loads(call.arguments)) == {"n", "x"}
+
+
+@pytest.mark.parametrize("text", [" " * 40_000, "<function=" * 8000, "<function=search>" + "<parameter=a>" * 8000, "[ " * 20_000, "search " * 9000])
+@pytest.mark.parametrize("form", ["mistral", "qwen_xml"])
+def test_degenerate_answers_are_read_in_no_time(form: str, text: str) -> None:
+    """They took half a minute when patterns were tried from every place anew: longer than this test may take."""
+    assert find_calls(text, [TOOL], form) == (text, [])
+
+
+def test_a_name_is_a_whole_word() -> None:
+    assert find_calls('research {"x": 1}', [TOOL], "mistral") == ('research {"x": 1}', [])
+    assert [call.name for call in find_calls('[TOOL_CALLS]search {"x": 1}', [TOOL], "mistral")[1]] == ["search"]
