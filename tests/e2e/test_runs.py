@@ -94,7 +94,7 @@ def test_its_journal_is_replayed_to_the_same_states(learned: LiveRun) -> None:
     assert done.returncode == 0 and "the same decisions at each" in done.stdout and "each prompt once" in done.stdout, done.stdout + done.stderr
     assert "20 of 60" in done.stdout and "rollout 0" in done.stdout
     told = json.loads(headway("replay", path, "--until-stall", "--json").stdout)
-    assert told["incarnations"] == [1] and told["points"] >= 3 and told["status"]["complete"] and told["moved"]["input"].startswith("GroupFinished ")
+    assert told["incarnations"] == [1] and told["points"] >= 1 and told["status"]["complete"] and told["moved"]["input"].startswith("GroupFinished ")
 
 
 def test_its_trace_adds_up_to_what_was_measured(learned: LiveRun, tmp_path: Path) -> None:
