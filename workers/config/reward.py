@@ -50,6 +50,8 @@ class RewardModelConfig:
         require(kinds[0].endswith("ForSequenceClassification"), "reward.model.path", self.path, f"must be a sequence classifier, not {kinds[0]}",
                 "Give the folder of one")
         require(self.label < outputs, "reward.model.label", self.label, f"must be below the {outputs} outputs of reward.model.path", "Correct it")
+        require(outputs == 1 or (self.center, self.scale) == (0.0, 1.0), "reward.model.center", self.center,
+                f"must be left at 0, and reward.model.scale at 1, with {outputs} outputs", "The softmax of reward.model.label is the score")
         self.path = str(folder)
 
 

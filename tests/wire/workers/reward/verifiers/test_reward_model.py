@@ -84,6 +84,9 @@ def test_a_folder_that_is_none_is_refused_before_anything_starts(tmp_path: Path,
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     with pytest.raises(ConfigError, match=said):
         config(tmp_path / "model", label=label).settle()
+    if outputs == 3:
+        with pytest.raises(ConfigError, match="must be left at 0, and reward.model.scale at 1, with 3 outputs"):
+            config(tmp_path / "model", center=0.5).settle()
     with pytest.raises(ConfigError, match="holds no readable config.json"):
         config(tmp_path / "none").settle()
     with pytest.raises(ConfigError, match="must name a sequence classifier with verifier 'reward_model'"):
