@@ -69,7 +69,7 @@ def _with_alarm(name: str) -> Callable[[FullConfig], bool]:
 def _runs_programs(config: FullConfig) -> bool:
     """Whether programs may be run in the sandbox: by a verifier, also one that rows name, by a workflow or an agent, or a function of the user's."""
     names = [*config.data.verifiers(config.reward.verifier), *config.reward.parts, config.workflow.name]
-    return not _judged_by_tests(config) and (config.data.kind in (*FILE_KINDS, DataKind.mixture)
+    return not _judged_by_workflow(config) and (config.data.kind in (*FILE_KINDS, DataKind.mixture)
                                              or any(":" in name or "code" in name or name in ("python_tool", "agent") for name in names))
 
 
@@ -77,15 +77,15 @@ def _verifier_counts(config: FullConfig) -> bool:
     return config.reward.verifier in config.data.verifiers(config.reward.verifier)
 
 
-def _judged_by_tests(config: FullConfig) -> bool:
-    return not config.supervised and config.workflow.name == "shell_agent"
+def _judged_by_workflow(config: FullConfig) -> bool:
+    return not config.supervised and config.workflow.name in ("shell_agent", "verifiers")
 
 
 def _may_ask(part: str) -> Callable[[FullConfig], bool]:
     """Whether verifier `part` may be asked: of the config, also one that rows name, or by a workflow of the user's."""
     def counts(config: FullConfig) -> bool:
         named = [*config.data.verifiers(config.reward.verifier), *config.reward.parts, config.workflow.name]
-        read = config.data.kind in (*FILE_KINDS, DataKind.mixture) and not _judged_by_tests(config)
+        read = config.data.kind in (*FILE_KINDS, DataKind.mixture) and not _judged_by_workflow(config)
         return read or any(":" in name or names(name, part) for name in named)
 
     return counts
@@ -125,7 +125,7 @@ RULES = (
     Rule("rollout.keep_mb", lambda config: config.rollout.keep > 0, "rollout.keep=0 keeps nothing"),
     Rule("reward.num_elements", lambda config: config.reward.placement is Placement.array, "only reward=array has elements of its own"),
     Rule("reward.overlong_buffer", lambda config: config.reward.overlong_penalty > 0, "reward.overlong_penalty=0 takes nothing off"),
-    Rule("reward.verifier reward.parts data.verifier", lambda config: not _judged_by_tests(config),
+    Rule("reward.verifier reward.parts data.verifier", lambda config: config.supervised or config.workflow.name != "shell_agent",
          "workflow=shell_agent scores by the repositories' tests"),
     Rule("sandbox", _runs_programs, "no verifier or workflow of this run runs programs"),
     Rule("workflow.max_rejected", lambda config: config.workflow.keep != "all", "workflow.keep=all rejects no group"),
@@ -193,7 +193,7 @@ def broken(config: FullConfig, key: str, value: object) -> Rule | None:
     """The rule by which the key does nothing."""
     if config.evaluates:  # launcher/launch/evaluation.py says what counts there
         return None
-    if key == "reward.verifier" and value in config.data.verifiers(config.reward.verifier) and not _judged_by_tests(config):
+    if key == "reward.verifier" and value in config.data.verifiers(config.reward.verifier) and not _judged_by_workflow(config):
         return None
     return next((rule for rule in RULES if rule.covers(key) and not rule.counts(config)), None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from workers.config.judge import JUDGE
 from workers.config.reward import REWARD_MODEL
@@ -13,9 +14,9 @@ from workers.reward.verifiers.registry import parts, weighted_sum
 
 
 async def score_parts(rewards: Rewards, prompt: str, completion: str, reference: str, verifier: str, strict: bool,
-                      question: str = "") -> tuple[float, dict[str, float]]:
+                      question: Callable[[], str] | None = None) -> tuple[float, dict[str, float]]:
     """The score in [0, 1], and that of every part by its name. `strict`: nothing stands in for a judge that gives none.
-    `question`: of a rendered prompt the user's message, which a reward model has a template of its own for.
+    `question`: of a rendered prompt the user's message, which a reward model has a template of its own for; only then is it asked for.
 
     Raises `ConfigError` if there is no such verifier, and `VerifierError` if a part has no score; all others have come to their end then.
     """
@@ -23,7 +24,7 @@ async def score_parts(rewards: Rewards, prompt: str, completion: str, reference:
 
     async def score(part: str) -> float:
         if part != JUDGE:
-            return await rewards.score(question if question and part == REWARD_MODEL else prompt, completion, reference, part)
+            return await rewards.score(question() if question and part == REWARD_MODEL else prompt, completion, reference, part)
         try:
             return await rewards.judge.score(prompt, completion, reference, strict)
         except JudgeError as error:

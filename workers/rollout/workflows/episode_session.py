@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 from workers.config import EvaluationConfig, WorkflowConfig
 from workers.messages.parts import Lease, Purpose
@@ -83,7 +84,7 @@ class Session:
         with self._watched("reward_s"):
             score, self.part_scores = await score_parts(
                 self._rewards, lease.prompt if prompt is None else prompt, completion, lease.reference if reference is None else reference,
-                self.judged[0], lease.purpose is Purpose.evaluation, question(lease.prompt, self.text) if prompt is None else "")
+                self.judged[0], lease.purpose is Purpose.evaluation, partial(question, lease.prompt, self.text) if prompt is None else None)
             return score
 
     async def _python(self, code: str) -> str:

@@ -13,7 +13,6 @@ import contextlib
 import io
 import os
 import re
-import signal
 import subprocess
 import sys
 import tarfile
@@ -24,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 from workers.config import ContainerBackend, ContainerConfig
+from workers.run import process_tree
 from workers.sandbox.confinement import seccomp, syscall_policy
 from workers.sandbox.confinement.syscalls import ARCHITECTURES
 from workers.sandbox.containers import usage
@@ -150,12 +150,9 @@ class Container:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the container: the first process of its namespace takes all others along."""
+    """Kill the container, with all that is in it."""
     if process.poll() is None:
-        for pid in usage.below(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.kill()
+        process_tree.kill(process.pid)
         process.wait()
 
 

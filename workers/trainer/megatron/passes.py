@@ -9,7 +9,7 @@
         v
     loss(batch, part, output) -> loss, statistics                   of this rank's share; gradients add up in its buffer
 
-All ranks of a copy are given the same groups. Gradients are added up over copies beside the last backward pass (`overlaps`), or afterwards.
+All ranks of a copy are given the same groups. Gradients are added up over copies beside the last backward pass, or afterwards (trained_model.py).
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ class PackedPasses:
         self._model, self._trainer, self._inverse_frequencies = model, trainer, inverse_frequencies
         self._dispatchers = [module.token_dispatcher for module in model.modules() if isinstance(module, MoELayer)]
         self._device, self._dtype = cpu_backend.device(), dtype
-        # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
         self._passes = self._spans = 0.0
+        # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
         self._in_lockstep = trainer.parallel.pp > 1 or trainer.parallel.ep > 1
-        self._overlaps = overlaps(model, trainer)
         self._by_lengths = self._device.type != "cpu" and _takes_flash(dtype, model.config.kv_channels)
         if self._by_lengths and self._device.type == "cuda":
             choose_flash_attention()
@@ -67,7 +66,7 @@ class PackedPasses:
         batches = self._packed(groups, indices)
         if not batches:
             return []
-        point_of_no_return = batches[-1] if self._overlaps and not forward_only else None
+        point_of_no_return = batches[-1] if not forward_only and self._model.ddp_config.overlap_grad_reduce else None
         config, parallel = self._model.config, self._trainer.parallel
         lengths = [len(batch.tokens) // parallel.cp // (parallel.tp if config.sequence_parallel else 1) for batch in batches]
         if parallel.pp > 1 and not forward_only:
@@ -160,13 +159,6 @@ class PackedPasses:
             return value * scale, stats
 
         return output, scaled_loss
-
-
-def overlaps(model: torch.nn.Module, trainer: TrainerConfig) -> bool:
-    """Whether gradients of `model` are added up over its copies while the last micro-batch's backward pass still makes some. Not with stages, which
-    come to it one after the other, nor with experts, some of which have no tokens, and so no gradient."""
-    copies = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
-    return copies > 1 and trainer.parallel.pp == 1 and not any(isinstance(module, MoELayer) for module in model.modules())
 
 
 def _takes_flash(dtype: torch.dtype, head_dim: int) -> bool:

@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
 from workers.algorithms.loss_statistics import Stats
@@ -16,7 +18,7 @@ from workers.trainer.megatron.model.model import PackedGPTModel
 from workers.trainer.megatron.objective import merge_over_ranks
 from workers.trainer.megatron.optimizer.optimizer import build_optimizer, build_scheduler, clip_gradients
 from workers.trainer.megatron.parallel import cpu_backend, process_group
-from workers.trainer.megatron.passes import PackedPasses, overlaps
+from workers.trainer.megatron.passes import PackedPasses
 
 
 class TrainedModel:
@@ -30,7 +32,7 @@ class TrainedModel:
         """Call within `cpu_backend.redirected()`; `lr_key` is where `trainer.lr` comes from. Raises ConfigError where the warm-up of the
         learning rate does not end within the run."""
         self.model, self._lr_key, self._clip_norm = model, lr_key, trainer.clip_grad
-        overlap = overlaps(model, trainer)
+        overlap = _overlaps(model, trainer)
         ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=overlap)
         self.parallel = DistributedDataParallel(model.config, ddp, in_dtype(model, dtype))
         model.config.no_sync_func = self.parallel.no_sync if overlap else None
@@ -87,6 +89,13 @@ class TrainedModel:
 def in_dtype(model: PackedGPTModel, dtype: torch.dtype) -> torch.nn.Module:
     """`model` as Megatron's schedules run it in `dtype`."""
     return Float16Module(model.config, model) if dtype is torch.bfloat16 else model
+
+
+def _overlaps(model: torch.nn.Module, trainer: TrainerConfig) -> bool:
+    """Whether gradients of `model` are added up over its copies while the last micro-batch's backward pass still makes some. Not with stages, which
+    come to it one after the other, nor with experts, some of which have no tokens, and so no gradient."""
+    copies = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+    return copies > 1 and trainer.parallel.pp == 1 and not any(isinstance(module, MoELayer) for module in model.modules())
 
 
 def _start_what_waits(parallel: DistributedDataParallel) -> None:

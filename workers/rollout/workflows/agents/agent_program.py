@@ -31,9 +31,7 @@ class ProgramFailed(Exception):
 async def run_program(command: list[str], task: dict[str, Any], url: str, key: str) -> None:
     """Run an agent's program to its end; it is killed where this is cancelled. Raises `ProgramFailed`."""
     environment = {**os.environ, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *command, env=environment, process_group=0,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+    process = await start(command, env=environment, stderr=asyncio.subprocess.STDOUT)
     try:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(task).encode() + b"\n")
@@ -45,6 +43,13 @@ async def run_program(command: list[str], task: dict[str, Any], url: str, key: s
     if status != 0:
         shown = output.decode(errors="replace").strip()
         raise ProgramFailed(f"{_exit(status)}{'; its output ends:' + chr(10) + shown if shown else ', without output'}")
+
+
+async def start(command: list[str], **keywords: Any) -> asyncio.subprocess.Process:
+    """Start a program under the guard, with pipes as its input and output; `keywords`: of asyncio.create_subprocess_exec. `end` ends it."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *command, process_group=0,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, **keywords)
 
 
 async def _end_of(stream: asyncio.StreamReader) -> bytes:

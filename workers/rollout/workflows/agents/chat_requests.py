@@ -70,21 +70,16 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
+class Asked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What requests for text and for a chat have in common; `logprobs` is a number in the one and a switch in the other."""
+
     model: str
-    messages: list[_Message]
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
     max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    logprobs: Any = None
     n: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    response_format: Any = None
     logit_bias: dict[str, float] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -95,6 +90,17 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     user: Any = None
+
+
+class _Body(Asked, forbid_unknown_fields=True, kw_only=True):
+    messages: list[_Message]
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: Any = None
     metadata: Any = None
     store: Any = None
     service_tier: Any = None
@@ -137,7 +143,7 @@ def read_chat(body: bytes) -> ChatRequest:
                        asked.tool_choice != "none", *generation(asked, limits))
 
 
-def generation(asked: Any, limits: list[int]) -> tuple[int | None, tuple[str, ...], bool, bool, bool, tuple[str, ...]]:
+def generation(asked: Asked, limits: list[int]) -> tuple[int | None, tuple[str, ...], bool, bool, bool, tuple[str, ...]]:
     """Of a `ChatRequest`: max_new_tokens, stop, streams, streams_usage, logprobs and ignored. Raises `ApiError`."""
     stop = () if asked.stop is None else (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop)
     require(all(stop) and len(stop) <= MAX_STOPS, f"must be at most {MAX_STOPS} strings, none of them empty", "stop")

@@ -12,35 +12,19 @@ from typing import Annotated, Any
 
 import msgspec
 
-from workers.rollout.workflows.agents.chat_requests import ChatRequest, StreamOptions, generation, read, require
+from workers.rollout.workflows.agents.chat_requests import Asked, ChatRequest, generation, read, require
 from workers.rollout.workflows.agents.chat_responses import Answer
 from workers.rollout.workflows.episode import Conversation, Model
 
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    model: str
+class _Body(Asked, forbid_unknown_fields=True, kw_only=True):
     prompt: str | list[_Token]
-    max_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     logprobs: int | None = None
-    n: int | None = None
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
-    logit_bias: dict[str, float] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    user: Any = None
 
 
 def read_completion(body: bytes) -> ChatRequest:

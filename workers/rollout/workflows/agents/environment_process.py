@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from workers.config import Config, ConfigError, WorkflowConfig
-from workers.rollout.workflows.agents.agent_program import GUARD, ProgramFailed, end
+from workers.rollout.workflows.agents.agent_program import ProgramFailed, end, start
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder
 
@@ -44,10 +43,7 @@ class EnvironmentProcess:
     @classmethod
     async def start(cls, config: WorkflowConfig) -> EnvironmentProcess:
         """One that has loaded its environment. Raises `ProgramFailed`."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *_command(config, "serve"), process_group=0,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
-        started = cls(process)
+        started = cls(await start(_command(config, "serve")))
         done, _ = await asyncio.wait([started._ready], timeout=STARTS_S)
         if not done:
             started._living.cancel()

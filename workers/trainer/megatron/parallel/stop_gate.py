@@ -3,7 +3,7 @@
 A rank asks before every micro-batch whether it is to stop; one that is leaves out the rest of its work up to the next
 boundary. There the ranks agree (one all-reduce): if any noticed, all raise StepAbandoned. The boundaries lie where the
 ranks are in step and before anything of theirs has changed: at the beginning, before the first minibatch, and between
-its gradients and their reduction, or before its last micro-batch, where that begins the reduction (passes.overlaps). From then on
+its gradients and their reduction, or before its last micro-batch, where that begins the reduction (trained_model.py). From then on
 the step is finished and nobody is asked. The ranks of a copy of the model need each other for every micro-batch, so they
 agree before each; where stages or experts are spread out, nobody is asked before the next boundary.
 """
