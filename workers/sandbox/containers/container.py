@@ -4,15 +4,18 @@
                                ^ usage.py looks every 20 ms: too much memory, processes, files --> killed, and the files are as before
 
 Nothing lasts but the files, which nobody unpacks outside of a container: processes in the background end with their command. The kernel bounds each
-process (memory, size of a file) and the file system; their number where the user is not root; `usage.py` all of them together.
+process (memory, size of a file), their number and the file system; `usage.py` all of them together. Root's containers are made as an unprivileged
+user, since Linux's limit of processes does not apply to root.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -20,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import IO
 
 from workers.config import ContainerBackend, ContainerConfig
@@ -39,7 +43,11 @@ GRACE_S = 10.0
 """For packing and unpacking, beside the command's own time, which is bounded within."""
 NOT_RUN, KILLED = 125, 137
 COUNTED_APART = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2]) >= (5, 14)
-"""Before that Linux's limit of processes counts all that the user has on the node, and `usage.py` alone bounds them."""
+SPARE = 1024
+"""Before Linux 5.14 its limit of processes counts all that the user has on the node: it is `SPARE` above that, and `usage.py` bounds those of a
+container, which cannot keep up with a program that starts ever more."""
+UNPRIVILEGED = 65534 if re.match(r"\s*0\s+0\s", Path("/proc/self/uid_map").read_text()) and os.geteuid() == 0 else None
+"""The user of containers, where it is another than this process's."""
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
 HOME = "/tmp/repository"
 ENVIRONMENT = {"PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
@@ -91,15 +99,17 @@ class Container:
         config = self.config
         if len(command.encode()) > MAX_COMMAND_BYTES or "\0" in command:
             return Ran("", -1, f"a command of more than {MAX_COMMAND_BYTES} bytes, or with a null byte, cannot be run", files)
+        limit = config.num_processes + (0 if COUNTED_APART else SPARE + usage.of_user(UNPRIVILEGED or os.geteuid()))
         inside = ["bash", "-c", _INSIDE, "bash", command, f"{config.wall_s:g}", str(config.disk_mb), str(config.memory_mb),
-                  str(config.num_processes) if COUNTED_APART else "unlimited", os.readlink("/proc/self/ns/pid"), str(len(files))]
+                  str(limit), os.readlink("/proc/self/ns/pid"), str(len(files))]
         with contextlib.ExitStack() as opened:
             source, result, errors = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(3))
             prefix, passed = opened.enter_context(self._prefix())
             source.write(files + (over or pack({})))  # GNU tar refuses an empty input, and takes an empty tar
             source.seek(0)
             process = subprocess.Popen([*prefix, *inside], stdin=source, stdout=result, stderr=errors, pass_fds=passed,
-                                       env=ENVIRONMENT, start_new_session=True)
+                                       env=ENVIRONMENT, start_new_session=True, user=UNPRIVILEGED, group=UNPRIVILEGED,
+                                       extra_groups=None if UNPRIVILEGED is None else [])
             begun = time.monotonic()
             try:
                 failure = self._watch(process)
@@ -142,16 +152,26 @@ class Container:
     def _bubblewrap(self, rules: int) -> list[str]:
         seen = dict.fromkeys([*SYSTEM, sys.base_prefix])
         binds = ["--ro-bind", self.config.image, "/"] if self.config.image else [
-            part for path in seen if os.access(path, os.R_OK) for part in ("--ro-bind", path, path)]
+            part for path in map(Path, seen) if _readable(path) for part in ("--ro-bind", str(path), str(path))]
         return [self.program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
                 "--seccomp", str(rules), *binds, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
                 "--size", str(self.config.disk_mb << 20), "--tmpfs", "/tmp", "--size", str(OUTPUT_MB << 20), "--tmpfs", "/run",
                 "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
+def _readable(path: Path) -> bool:
+    """Whether the user of containers can see what is at `path`."""
+    if UNPRIVILEGED is None:
+        return os.access(path, os.R_OK)
+    return path.exists() and all(part.stat().st_mode & 1 for part in path.parents) and bool(path.stat().st_mode & 4)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the container, with all that is in it."""
+    """Kill the container, with all that is in it: first what it was made by, since the kernel starts nothing more in a process namespace whose first
+    process is gone, and looking for all the others may take long."""
     if process.poll() is None:
+        for maker in itertools.islice(usage.below(process.pid), 1, 1 + usage.OWN):
+            process_tree.send(maker, signal.SIGKILL)
         process_tree.kill(process.pid)
         process.wait()
 

@@ -48,6 +48,9 @@ def _why_not(container: Container) -> str:
         return "workflow.container.image names no image"
     with tempfile.NamedTemporaryFile() as canary, socket.create_server(("127.0.0.1", 0)) as server:
         attempts = _ATTEMPTS.format(canary=canary.name, port=server.getsockname()[1], passed=PASSED)
-        ran = container.run(pack({}), attempts)
+        try:
+            ran = container.run(pack({}), attempts)
+        except OSError as error:
+            return f"{container.program} cannot be started: {error.strerror}"
     found = ran.output.split("\n")[:-1]
     return "" if found == [PASSED] else "; ".join(filter(lambda line: line != PASSED, found)) or ran.failure or "it does not work here"
