@@ -170,6 +170,10 @@ class Answers:
         """As `Sampler.encode`."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """As `Sampler.knows`."""
+        return all(self._tokenizer.id_to_token(token) is not None for token in tokens)
+
     def text(self, tokens: list[int], stop: tuple[str, ...]) -> str:
         """As `Sampler.text`; no stop string is looked for."""
         return self._tokenizer.decode(tokens, skip_special_tokens=True)

@@ -78,7 +78,7 @@ def _verifier_counts(config: FullConfig) -> bool:
 
 
 def _judged_by_workflow(config: FullConfig) -> bool:
-    return not config.supervised and config.workflow.name in ("shell_agent", "verifiers")
+    return not config.supervised and config.workflow.scores_itself
 
 
 def _may_ask(part: str) -> Callable[[FullConfig], bool]:

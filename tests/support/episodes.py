@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,9 @@ class Chatter:
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
+
+    def knows(self, tokens: Sequence[int]) -> bool:
+        return max(tokens) < 256
 
     def text(self, tokens: list[int], stop: tuple[str, ...]) -> str:
         text = bytes(token for token in tokens if 0 < token < 256).decode(errors="replace")

@@ -181,6 +181,8 @@ class Config:
                 f"Use {max(1, self.allocation.replica_size // unit) * unit}")
         require(self.workflow.max_new_tokens < self.engine.context_length, "workflow.max_new_tokens", self.workflow.max_new_tokens,
                 f"must be less than engine.context_length={self.engine.context_length}", "The prompt needs room too")
+        require(not (self.rewards_apart and self.workflow.scores_itself), "reward.placement", self.reward.placement.value,
+                f"must be node with workflow={self.workflow.name}", "Its episodes are scored where they run: jobs for rewards would judge nothing")
         for name in (*self.data.verifiers(self.reward.verifier), *self.reward.parts):
             self.reward.check_named(name)
         require(self.reward.overlong_buffer <= self.workflow.max_new_tokens, "reward.overlong_buffer", self.reward.overlong_buffer,

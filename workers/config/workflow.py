@@ -95,6 +95,11 @@ class WorkflowConfig:
     keep: str = "all"  # which groups are trained on: all, spread, or package.module:function
     max_rejected: float = 0.95  # share of rejected groups above which the run ends
 
+    @property
+    def scores_itself(self) -> bool:
+        """Whether its episodes have scores of their own, and no verifier is asked."""
+        return self.name in ("shell_agent", "verifiers")
+
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
         self._check_name()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,6 +61,10 @@ class Samples(Protocol):
         """The token ids of a text."""
         ...
 
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """Whether all are in the vocabulary."""
+        ...
+
     def text(self, tokens: list[int], stop: tuple[str, ...]) -> str:
         """The text of a response."""
         ...
@@ -81,6 +86,10 @@ class Sampler:
     def encode(self, text: str) -> list[int]:
         """The token ids of a prompt, without special tokens added."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """Whether all are in the tokenizer's vocabulary."""
+        return all(self._tokenizer.id_to_token(token) is not None for token in tokens)
 
     def text(self, tokens: list[int], stop: tuple[str, ...]) -> str:
         """The text of a response, up to the first stop string."""

@@ -77,6 +77,10 @@ class Model(Protocol):
         """Token ids of a text."""
         ...
 
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """Whether all are in the vocabulary."""
+        ...
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Their text, without special tokens."""
         ...

@@ -54,6 +54,10 @@ class Session:
         """Token ids of a text."""
         return self._sampler.encode(well_formed(text))
 
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """Whether all are in the vocabulary."""
+        return self._sampler.knows(tokens)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Their text, without special tokens."""
         return self._sampler.text(list(tokens), ())

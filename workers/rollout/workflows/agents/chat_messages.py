@@ -61,10 +61,14 @@ def as_messages(said: Sequence[ChatMessage], tools: Sequence[dict] = (), shows_t
 
 
 def _native(message: ChatMessage, place: int) -> dict[str, Any]:
-    calls = [{"id": f"{place:06d}{number:03d}", "type": "function", "function": {"name": call.name, "arguments": json.loads(call.arguments)}}
-             for number, call in enumerate(message.calls)]
-    answered = {"tool_call_id": message.call_id[-ID_CHARACTERS:].rjust(ID_CHARACTERS, "0")} if message.role == "tool" else {}
+    calls = [{"id": _short(call.id or f"{place:06d}{number:03d}"), "type": "function",
+              "function": {"name": call.name, "arguments": json.loads(call.arguments)}} for number, call in enumerate(message.calls)]
+    answered = {"tool_call_id": _short(message.call_id)} if message.role == "tool" else {}
     return {"role": message.role, "content": message.content, **_reasoning(message), **({"tool_calls": calls} if calls else {}), **answered}
+
+
+def _short(call_id: str) -> str:
+    return call_id[-ID_CHARACTERS:].rjust(ID_CHARACTERS, "0")
 
 
 def _reasoning(message: ChatMessage) -> dict[str, str]:

@@ -47,6 +47,7 @@ class _Function(msgspec.Struct):
 
 class _Call(msgspec.Struct):
     function: _Function
+    id: str | None = None
 
 
 class _Message(msgspec.Struct):
@@ -199,7 +200,7 @@ def _said(message: _Message, place: int) -> ChatMessage:
         texts = [part.text if part.type == "text" else part.refusal if part.type == "refusal" else None for part in content]
         require(None not in texts, "only parts of text can be read", f"messages[{place}].content", "unsupported_value")
         content = "".join(text for text in texts if text is not None)
-    calls = tuple(ToolCall(call.function.name, _canonical(call.function.arguments)) for call in message.tool_calls or ())
+    calls = tuple(ToolCall(call.function.name, _canonical(call.function.arguments), call.id or "") for call in message.tool_calls or ())
     if role != "assistant":
         return ChatMessage(role, content, calls, call_id=message.tool_call_id or "")
     reasoning, content = split_reasoning(content) if message.reasoning_content is None else (message.reasoning_content, content)

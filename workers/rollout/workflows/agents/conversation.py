@@ -134,6 +134,8 @@ class Chat:
     def _going_on(self, request: ChatRequest) -> _Thread | None:
         """The longest conversation that `request` goes on from, with what is new in it."""
         if request.prompt is not None:
+            if not isinstance(request.prompt, str) and not self.llm._model.knows(request.prompt):
+                raise ApiError(400, "prompt: it holds a token that is not in the model's vocabulary", "invalid_value", "prompt")
             return self._completed_on(request.prompt)
         found = max((thread for thread in self._threads if thread.begins(request)), key=lambda thread: len(thread.said), default=None)
         if found is not None:

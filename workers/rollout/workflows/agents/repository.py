@@ -50,6 +50,8 @@ def read_repository(reference: str) -> Repository:
 
 
 def _check_archive(path: str) -> None:
+    if not Path(path).is_absolute():
+        raise ValueError(f"archive={path!r} is a relative path, which leads elsewhere on each node. Give an absolute one")
     try:
         with tarfile.open(path, "r:"):
             pass

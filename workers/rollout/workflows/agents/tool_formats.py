@@ -15,7 +15,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workers.config import ConfigError
@@ -30,10 +30,11 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of the tool `name`; `arguments`: JSON text of an object, written in one way, so that equal ones are equal."""
+    """A call of the tool `name`; `arguments`: JSON text of an object, written in one way, so that equal ones are equal. `id`: the agent's."""
 
     name: str
     arguments: str
+    id: str = field(default="", compare=False)
 
 
 Found = tuple[str, list[ToolCall]]
@@ -69,8 +70,7 @@ def _hermes(text: str, tools: dict[str, Any]) -> Found:
 def _qwen_xml(text: str, tools: dict[str, Any]) -> Found:
     def read(match: re.Match[str]) -> ToolCall | None:
         properties = (tools.get(match[1]) or {}).get("properties") or {}
-        kinds = {key: schema.get("type") for key, schema in properties.items() if isinstance(schema, dict)}
-        arguments = {key: _value(value, kinds.get(key)) for key, value in _PARAMETER.findall(match[2])}
+        arguments = {key: _value(value, _kinds(properties.get(key))) for key, value in _PARAMETER.findall(match[2])}
         return _call({"name": match[1], "arguments": arguments}, tools)
 
     return _taken(_XML, read, text)
@@ -153,9 +153,18 @@ def _values(text: str) -> Iterator[Any]:
         yield None
 
 
-def _value(text: str, kind: Any) -> Any:
-    """A parameter's text as a value of its type in the tool's schema. Lists and what is nothing else may be written as Python does."""
-    if kind == "string":
+def _kinds(schema: Any) -> set[str]:
+    """The types of JSON that a parameter's schema allows, as far as it says."""
+    if not isinstance(schema, dict):
+        return set()
+    kind, choices = schema.get("type"), schema.get("anyOf", schema.get("oneOf"))
+    named = {kind} if isinstance(kind, str) else set(map(str, kind)) if isinstance(kind, list) else set()
+    return named.union(*map(_kinds, choices)) if isinstance(choices, list) else named
+
+
+def _value(text: str, kinds: set[str]) -> Any:
+    """A parameter's text as a value of a type that the tool's schema allows. Lists and what is nothing else may be written as Python does."""
+    if "string" in kinds and not ("null" in kinds and text == "null"):
         return text
     for read in (json.loads, ast.literal_eval):
         try:

@@ -97,6 +97,15 @@ def test_what_cannot_be_submitted_is_refused(key: str, value: object, words: str
     full.check()
 
 
+def test_jobs_that_would_judge_nothing_are_refused() -> None:
+    full = config()
+    full.workflow.name = "shell_agent"
+    with pytest.raises(ConfigError, match="reward.placement='array': must be node with workflow=shell_agent"):
+        full.check()
+    full.reward.placement = Placement.node
+    full.check()
+
+
 def test_options_that_are_not_its_own_are_refused() -> None:
     full = config()
     full.cluster.reward.sbatch["array"] = "0-3"

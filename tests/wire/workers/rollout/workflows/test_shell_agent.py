@@ -109,7 +109,8 @@ async def test_a_node_without_containers_says_so(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("change", "why"), [
     ({"tests": {}}, "'tests' is empty"), ({"passed": ""}, "'passed' is empty"), ({"command": 3}, "Expected `str`, got `int`"),
     ({"more": 1}, "unknown field `more`"), ({"files": {"../x": ""}}, "'../x' leads out of"), ({"tests": {"/etc/x": ""}}, "'/etc/x' leads out of"),
-    ({"archive": "/nowhere.tar"}, "archive='/nowhere.tar' is no tar that can be read here ([Errno 2]")])
+    ({"archive": "/nowhere.tar"}, "archive='/nowhere.tar' is no tar that can be read here ([Errno 2]"),
+    ({"archive": "shop.tar"}, "archive='shop.tar' is a relative path")])
 def test_rows_that_are_no_repository_are_refused(change: dict[str, Any], why: str) -> None:
     reference = json.dumps(ROWS[0]["answer"] | change)
     with pytest.raises(ValueError, match=re.escape(why)):

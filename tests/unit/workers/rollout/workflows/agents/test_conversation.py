@@ -394,6 +394,14 @@ def test_a_completion_goes_on_token_for_token() -> None:
     assert Talk(steps).texts() == ["r: a[r1\0] r: b[r2\0]![r2\0"]
 
 
+def test_a_token_of_no_vocabulary_is_the_requests_fault() -> None:
+    async def steps(talk: Talk) -> None:
+        with pytest.raises(ApiError, match="prompt: it holds a token that is not in the model's vocabulary"):
+            await complete(talk, [97, 50000])
+        await complete(talk, [97])
+    assert Talk(steps).texts() == ["a[r0\0"]
+
+
 def test_a_completion_that_was_cut_goes_on_at_once_and_others_begin_anew() -> None:
     async def steps(talk: Talk) -> None:
         await complete(talk, "a", max_tokens=3)

@@ -17,6 +17,7 @@ from workers.config import ConfigError
 from workers.data.chat import ChatTemplate
 from workers.messages.groups import samples
 from workers.rollout.workflows.agents.chat_messages import ChatMessage, as_messages, reply
+from workers.rollout.workflows.agents.chat_requests import read_chat
 from workers.rollout.workflows.agents.tool_formats import ToolCall, find_calls, format_of, to_json
 from workers.rollout.workflows.rendering import ChatText, PlainText
 
@@ -25,7 +26,8 @@ FORMS = {"qwen2_5": "hermes", "qwen3": "hermes", "qwen3_coder": "qwen_xml", "lla
 ENDS = ("<|im_end|>", "<|eot_id|>", "</s>")
 MARKERS = ("[TOOL_CALLS]", "<|python_tag|>")
 ADD: dict[str, Any] = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {
-    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {"type": "array"}, "d": {"type": "boolean"}}}}}
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {"type": "array"}, "d": {"type": "boolean"},
+                                     "e": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "f": {"type": ["integer", "null"]}}}}}
 SUB = {"type": "function", "function": {"name": "sub", "description": "Subtracts.", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -77,6 +79,18 @@ def test_the_template_shows_tools_and_results(name: str, texts: dict[str, ChatTe
     assert "FORTY" in following and following.startswith(ENDS) and "?" not in following
 
 
+def test_a_history_has_its_results_beside_their_calls(texts: dict[str, ChatText]) -> None:
+    """Mistral's template writes what tells which is whose."""
+    said = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [
+        {"id": f"chatcmpl-tool-00000{number}", "type": "function", "function": {"name": "add", "arguments": "{}"}} for number in (7, 8)]}, *(
+        {"role": "tool", "tool_call_id": f"chatcmpl-tool-00000{number}", "content": str(number)} for number in (8, 7))]
+    messages = read_chat(json.dumps({"model": "m", "messages": said}).encode()).messages
+    history = texts["mistral_v0_3"].opening(as_messages(messages, [ADD], True), [ADD])
+    calls, _, results = history.partition("[TOOL_RESULTS]")
+    assert [calls.count(f'"id": "ol-00000{number}"') for number in (7, 8)] == [1, 1]
+    assert results.index('"call_id": "ol-000008"') < results.index('"call_id": "ol-000007"')
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_a_tool_is_called_and_answered_in_one_sequence(name: str, texts: dict[str, ChatText]) -> None:
     text = texts[name]
@@ -105,6 +119,10 @@ def test_a_tool_is_called_and_answered_in_one_sequence(name: str, texts: dict[st
     ("qwen_xml", "So\n<tool_call>\n<function=add>\n<parameter=b>\n1\n2\n</parameter>\n</function>\n</tool_call>", "So", [("add", {"b": "1\n2"})]),
     ("qwen_xml", "<function=add>\n<parameter=d>\nTrue\n</parameter>\n<parameter=new>\nx y\n</parameter>\n</function>", "",
      [("add", {"d": True, "new": "x y"})]),
+    ("qwen_xml", "<function=add>\n<parameter=e>\n12\n</parameter>\n<parameter=f>\n12\n</parameter>\n</function>", "",
+     [("add", {"e": "12", "f": 12})]),
+    ("qwen_xml", "<function=add>\n<parameter=e>\nnull\n</parameter>\n<parameter=f>\nnull\n</parameter>\n</function>", "",
+     [("add", {"e": None, "f": None})]),
     ("qwen_xml", "<tool_call>\n<function=other>\n</function>\n</tool_call>", None, []), ("qwen_xml", "<function=add>", None, [])])
 def test_calls_in_what_models_say(form: str, text: str, content: str | None, calls: list[tuple[str, dict[str, Any]]]) -> None:
     assert reply(text, [ADD, SUB], form) == ChatMessage(
