@@ -1,20 +1,23 @@
-"""How much of a GPU's arithmetic the training step uses (model FLOPs utilisation), and what it spends its time on.
+"""How much of a device's arithmetic the training step uses (model FLOPs utilisation), and what it spends its time on.
 
     python -m benchmarks.mfu [--tokens 8192 32768] [--length 4096] [--steps 5]
 
-A Llama of 1.24 billion parameters with random weights, bfloat16, `MegatronEngine.train_step` as it is in a run: packed samples that
-share nothing, one minibatch of four micro-batches of `tokens` each. Model FLOPs count 6 per parameter and token (without the
-embedding), and for causal attention 6 * layers * hidden * length per token (forward and backward, half of the square); nothing that
-is computed again counts. Prints one JSON object on its last line.
+A Llama of 1.24 billion parameters with random weights, bfloat16 (on a CPU one of 49 million, float32, by default 512 tokens), and
+`MegatronEngine.train_step` as it is in a run: packed samples that share nothing, one minibatch of four micro-batches of `tokens` each. The limit:
+the maker's figure (`mfu`), and products of the MLP's matrices alone (`of_matmul`), in turn with the steps. Model FLOPs count 6 per parameter and
+token (without the embedding), and for causal attention 6 * layers * hidden * length per token (forward and backward, half of the square); nothing
+that is computed again counts. Prints one JSON object on its last line.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
+import platform
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,37 +32,36 @@ KINDS = {"matrices": ("gemm", "cutlass", "nvjet", "xmma"), "attention": ("flash"
 def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768])
+    parser.add_argument("--tokens", type=int, nargs="+", help="of a micro-batch (8192 32768)")
     parser.add_argument("--length", type=int, default=4096, help="tokens of a sample")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--recompute", choices=["none", "selective", "full"], default="none")
     arguments = parser.parse_args()
     import torch
 
-    if not torch.cuda.is_available():
-        print("no CUDA device here: nothing to measure", file=sys.stderr)
-        print(json.dumps({"benchmark": "mfu", "skipped": "no CUDA device"}))
-        return
+    cuda = torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
-        runs = [measure(Path(folder), tokens, arguments) for tokens in arguments.tokens]
-    print(json.dumps({"benchmark": "mfu", "device": torch.cuda.get_device_name(0), "runs": runs}))
+        runs = [measure(Path(folder), tokens, arguments) for tokens in arguments.tokens or ([8192, 32768] if cuda else [512])]
+    print(json.dumps({"benchmark": "mfu", "device": torch.cuda.get_device_name(0) if cuda else platform.processor() or "CPU", "runs": runs}))
 
 
 def write_model(folder: Path) -> None:
-    """Llama 3.2 1B's shape, untied."""
+    """Llama 3.2 1B's shape, or on a CPU a smaller one's."""
     import torch
     import transformers
 
-    shape = transformers.LlamaConfig(
-        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64,
-        max_position_embeddings=131072, tie_word_embeddings=True)
-    with torch.device("cuda"):
-        transformers.AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).cpu().save_pretrained(folder)
+    cuda = torch.cuda.is_available()
+    sizes: dict[str, Any] = {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+    small: dict[str, Any] = {"vocab_size": 32768, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
+    shape = transformers.LlamaConfig(**(sizes if cuda else small), num_key_value_heads=8, head_dim=64, max_position_embeddings=131072,
+                                     tie_word_embeddings=True)
+    with torch.device("cuda" if cuda else "cpu"):
+        transformers.AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16 if cuda else torch.float32).cpu().save_pretrained(folder)
 
 
 def measure(folder: Path, tokens: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds and utilisation of a training step with micro-batches of `tokens`."""
+    """Seconds and utilisation of a training step with micro-batches of `tokens`; the steps in turn with the plain products."""
     import torch
 
     from workers.config import Config, Dtype, Recompute, TrainerConfig
@@ -67,28 +69,52 @@ def measure(folder: Path, tokens: int, arguments: argparse.Namespace) -> dict[st
     from workers.trainer.megatron.parallel import process_group
 
     config = Config()
-    config.trainer = TrainerConfig(microbatch_tokens=tokens, num_minibatches=1, dtype=Dtype.bfloat16, recompute=Recompute(arguments.recompute))
+    cuda = torch.cuda.is_available()
+    config.trainer = TrainerConfig(microbatch_tokens=tokens, num_minibatches=1, dtype=Dtype.bfloat16 if cuda else Dtype.float32,
+                                   recompute=Recompute(arguments.recompute))
     engine = MegatronEngine(config, folder)
     length = min(arguments.length, tokens)
     groups, advantages = samples(NUM_MICROBATCHES * (tokens // length), length, engine.architecture.vocab_size)
-    seconds = []
+    step_once = partial(engine.train_step, groups, [list(range(len(groups)))], None, advantages)
+    seconds, limits = list[float](), list[float]()
     for _ in range(arguments.steps + 1):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        engine.train_step(groups, [list(range(len(groups)))], None, advantages)
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        engine.train_step(groups, [list(range(len(groups)))], None, advantages)
-        torch.cuda.synchronize()
+        seconds.append(timed(step_once))
+        limits.append(matmul_tflops(tokens, engine.architecture))
+    found: dict[str, Any] = {}
+    if cuda:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            timed(step_once)
+        found = {"shares": shares(profile, float(np.median(seconds[1:]))), "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
     process_group.close()
-    step = float(np.median(seconds[1:]))
+    step, limit = float(np.median(seconds[1:])), float(np.median(limits[1:]))
     processed = sum(len(group.prompt) + len(group.responses[0]) - 1 for group in groups)
     done = model_flops(engine.architecture, processed, length)
-    peak = next((peak for name, peak in PEAK_TFLOPS.items() if name in torch.cuda.get_device_name(0)), None)
+    peak = next((peak for name, peak in PEAK_TFLOPS.items() if cuda and name in torch.cuda.get_device_name(0)), None)
     return {"tokens": tokens, "length": length, "step_s": step, "tokens_per_s": processed / step, "tflops": done / step / 1e12,
-            "mfu": done / step / 1e12 / peak if peak else None, "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-            "shares": shares(profile, step)}
+            "mfu": done / step / 1e12 / peak if peak else None, "matmul_tflops": limit, "of_matmul": done / step / 1e12 / limit, **found}
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Seconds that `call` takes, with what it has started on the device."""
+    import torch
+
+    started = time.perf_counter()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def matmul_tflops(tokens: int, architecture: Any, num_products: int = 8) -> float:
+    """TFLOP/s of plain products of `tokens` hidden states with a matrix of the MLP, in the dtype of the steps."""
+    import torch
+
+    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+    hidden = torch.randn(tokens, architecture.hidden_size, device=device, dtype=dtype)
+    matrix = torch.randn(architecture.hidden_size, architecture.intermediate_size, device=device, dtype=dtype)
+    timed(lambda: hidden @ matrix)
+    seconds = timed(lambda: [hidden @ matrix for _ in range(num_products)])
+    return 2 * num_products * tokens * matrix.numel() / seconds / 1e12
 
 
 def samples(number: int, length: int, vocab_size: int) -> tuple[list[Any], list[np.ndarray]]:
