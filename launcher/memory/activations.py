@@ -8,6 +8,7 @@ attention that keeps no scores. Transformer Engine's layers keep less.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.config import Config, Dtype, Recompute
@@ -28,6 +29,7 @@ class Layout:
 
     tp: int
     pp: int
+    vpp: int
     cp: int
     ep: int
     etp: int
@@ -44,17 +46,17 @@ def layout(config: Config, num_train_devices: int, gpu: bool) -> Layout:
     # A minibatch may be smaller than a micro-batch is allowed to be.
     groups = math.ceil(trainer.batch_groups / trainer.num_minibatches / copies)
     tokens = min(trainer.microbatch_tokens, groups * config.workflow.group_size * config.engine.context_length)
-    return Layout(parallel.tp, parallel.pp, parallel.cp, parallel.ep, expert_tensor_parallel(parallel), copies,
+    return Layout(parallel.tp, parallel.pp, parallel.vpp, parallel.cp, parallel.ep, expert_tensor_parallel(parallel), copies,
                   parallel.sequence and parallel.tp > 1, gpu, tokens)
 
 
-def kept_bytes(config: Config, architecture: Architecture, spread: Layout, layers: range, in_flight: int) -> float:
-    """Of a pipeline stage with these layers: of `in_flight` micro-batches, as the 1F1B schedule keeps them (arXiv 2104.04473, Section 2.2).
-    The last stage has one in flight."""
+def kept_bytes(config: Config, architecture: Architecture, spread: Layout, layers: Sequence[int], in_flight: float, last: bool = True) -> float:
+    """Of a pipeline stage, the `last` or not, with these layers: of `in_flight` micro-batches, as the 1F1B schedule keeps them (arXiv 2104.04473,
+    Section 2.2), of which interleaved stages keep parts."""
     with_experts = sum(architecture.has_experts(layer) for layer in layers)
     numbers = {True: with_experts, False: len(layers) - with_experts}
     kept = sum(number * layer_bytes(config, architecture, spread, experts)[0] for experts, number in numbers.items() if number)
-    end = architecture.hidden_size * (_norm(config, spread) + BYTES[config.trainer.dtype]) if in_flight == 1 else 0  # the last norm, and its rows
+    end = architecture.hidden_size * (_norm(config, spread) + BYTES[config.trainer.dtype]) if last else 0  # the last norm, and its rows
     return spread.tokens / spread.cp * (in_flight * (kept + _mask(config, spread)) + end)
 
 

@@ -21,6 +21,7 @@ from launcher.memory.parameters import Weights, count_weights, layers_of
 from workers.config import Config, Dtype, LoraConfig, Server, Transport
 from workers.model.adapter_shapes import INPUT_SPLIT, adapter_shapes
 from workers.model.architecture import Architecture, read_architecture
+from workers.trainer.batch.pipeline_schedule import most_ahead
 
 PUBLISHED = 3
 """Versions of the weights in the memory of a training node: those kept (KEPT in workers/weights/publisher.py), and the next one's files."""
@@ -80,8 +81,8 @@ def rank_memory(config: Config, architecture: Architecture, weights: Weights, sp
 def stage_memory(config: Config, architecture: Architecture, weights: Weights, spread: Layout, stage: int) -> RankMemory:
     """The estimate for a rank of one pipeline stage, counted from 0."""
     trainer, algorithm, last = config.trainer, config.algorithm, stage == spread.pp - 1
-    size = BYTES[trainer.dtype]
-    layers = layers_of(architecture, spread.pp, stage)
+    size, in_flight = BYTES[trainer.dtype], (most_ahead(stage, spread.pp, spread.vpp) + 1) / spread.vpp
+    layers = layers_of(architecture, spread.pp, stage, spread.vpp)
     policy = _held(weights, layers, spread, stage)
     critic = _held(weights, layers, spread, stage, head=False) if algorithm.critic else Held(0.0, 0.0, 0.0)  # its head is one row
     reference = _reference(config, policy, spread, stage)
@@ -96,7 +97,7 @@ def stage_memory(config: Config, architecture: Architecture, weights: Weights, s
         parameters=(policy.here + critic.here + reference) * size,
         gradients=trained * 4,
         optimizer=state * (1 - offloaded),
-        activations=kept_bytes(config, architecture, spread, layers, spread.pp - stage),
+        activations=kept_bytes(config, architecture, spread, layers, in_flight, last),
         transient=transient_bytes(config, architecture, spread, last),
         checkpoint=0.0 if spread.gpu else saved,
         reserve=0.0 if spread.gpu else TRAINER_PROCESS,
@@ -132,10 +133,10 @@ def _reference(config: Config, policy: Held, spread: Layout, stage: int) -> floa
     if not config.algorithm.teacher or not (folder / "config.json").is_file():
         return policy.here
     teacher = read_architecture(folder)
-    return _held(count_weights(teacher), layers_of(teacher, spread.pp, stage), spread, stage).here
+    return _held(count_weights(teacher), layers_of(teacher, spread.pp, stage, spread.vpp), spread, stage).here
 
 
-def _held(weights: Weights, layers: range, spread: Layout, stage: int, head: bool = True) -> Held:
+def _held(weights: Weights, layers: list[int], spread: Layout, stage: int, head: bool = True) -> Held:
     """Of a stage: its layers, and the embedding or the output layer (`head`) where it has one."""
     own = weights.of(layers)
     tables = int(stage == 0) + int(head and stage == spread.pp - 1 and not (stage == 0 and weights.tied))

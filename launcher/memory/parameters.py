@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,9 +37,9 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     largest: int
 
-    def of(self, layers: range) -> LayerWeights:
+    def of(self, layers: Iterable[int]) -> LayerWeights:
         """Of these layers together."""
-        return sum(self.layers[layers.start:layers.stop], LayerWeights())
+        return sum((self.layers[layer] for layer in layers), LayerWeights())
 
     @cached_property
     def total(self) -> int:
@@ -64,6 +65,7 @@ def count_weights(architecture: Architecture) -> Weights:
     return Weights(architecture.vocab_size * architecture.hidden_size, architecture.tied, tuple(layers), largest)
 
 
-def layers_of(architecture: Architecture, num_stages: int, stage: int) -> range:
-    """The layers of a pipeline stage, counted from 0."""
-    return range(stage * architecture.num_layers // num_stages, (stage + 1) * architecture.num_layers // num_stages)
+def layers_of(architecture: Architecture, num_stages: int, stage: int, num_pieces: int = 1) -> list[int]:
+    """The layers of a pipeline stage, counted from 0, which has so many pieces of the model."""
+    layers, number = architecture.num_layers, num_stages * num_pieces
+    return [layer for piece in range(stage, number, num_stages) for layer in range(piece * layers // number, (piece + 1) * layers // number)]

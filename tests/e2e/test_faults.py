@@ -43,7 +43,7 @@ def test_killing_one_process_ends_the_run(tmp_path: Path, victim: str, words: st
             assert f"report {run.run.report}" in run.output.read_text(), "the launcher's"
             assert "failed" in run.run.report.read_text() and not run.run.summary.exists()
             told = audit(run.run)  # by another process than the one that was killed
-            assert told.sound and told.incarnations == [1] and told.replay.num_points > 1 and told.replay.num_inputs > 20
+            assert told.sound and told.incarnations == [1] and told.replay.num_points >= 1 and told.replay.num_inputs > 20
 
 
 def test_a_killed_verifier_and_a_killed_engine_are_replaced_and_the_run_goes_on(tmp_path: Path) -> None:

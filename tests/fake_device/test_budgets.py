@@ -32,7 +32,8 @@ LAYOUTS = [
      Case("Qwen3-8B", 8, {"tp": 2}, (0,), length=2240, group=4),
      Case("Qwen3-8B", 8, {"tp": 2}, (0,), recompute="selective"),
      Case("Qwen3-8B", 8, {"tp": 2, "cp": 2}, (0,), tokens=32768, length=16384, recompute="full"),
-     Case("Qwen3-8B", 64, {"tp": 2, "pp": 2}, (0, 63))],
+     Case("Qwen3-8B", 64, {"tp": 2, "pp": 2}, (0, 63)),
+     Case("Qwen3-8B", 64, {"tp": 2, "pp": 2, "vpp": 3}, (0, 63), recompute="selective")],
     [Case("Qwen3-8B", 8, {"tp": 2}, (0,), lora=16),
      Case("Qwen3-8B", 1, {}, (0,), recompute="full", lora=16),
      Case("Qwen3-8B", 64, {"tp": 2, "pp": 2}, (0, 63), lora=64)],
@@ -115,6 +116,6 @@ def test_a_mixture_at_8k() -> None:
 
 def test_stages_wait_for_nothing() -> None:
     """Each knows the shape of what comes: the host of a stage runs ahead of its device."""
-    (found,) = figures_of([Case("Qwen3-8B", 64, {"tp": 2, "pp": 2}, (0, 63))])
-    for figures in found["ranks"]:
+    cases = [Case("Qwen3-8B", 64, {"tp": 2, "pp": 2, "vpp": pieces}, (0, 63)) for pieces in (1, 3)]
+    for figures in [figures for found in figures_of(cases) for figures in found["ranks"]]:
         assert own_waits(figures["passes"]) == 0, figures["passes"]["waits"]

@@ -16,18 +16,19 @@ DENSE: list[dict[str, Any]] = [
     {}, {"tp": 2}, {"tp": 2, "sequence": False}, {"tp": 8}, {"pp": 4}, {"cp": 2}, {"tp": 2, "pp": 2}, {"tp": 2, "cp": 2}, {"tp": 2, "pp": 2, "cp": 2}]
 MIXTURE: list[dict[str, Any]] = [
     {"ep": 8}, {"ep": 2}, {"tp": 2, "ep": 4}, {"tp": 2, "ep": 2}, {"pp": 2, "ep": 4}, {"cp": 2, "ep": 4}, {"tp": 2, "pp": 2, "ep": 2},
-    {"tp": 4, "ep": 8}]
+    {"tp": 4, "ep": 8}, {"pp": 2, "vpp": 2, "ep": 4}]
+INTERLEAVED: list[dict[str, Any]] = [{"tp": 2, "pp": 2, "vpp": 2}, {"pp": 4, "vpp": 2}]
 RECOMPUTE = ["none", "full", "selective"]
 
 
 def cases(model: str, layouts: list[dict[str, Any]], changes: dict[str, Any], **more: Any) -> list[Case]:
     """All ranks of each layout, few layers, each way of recomputing in turn."""
     return [Case(model, WORLD, layout, tuple(range(WORLD)), tokens=2048, length=640, recompute=RECOMPUTE[number % 3],
-                 changes={"num_hidden_layers": max(2, layout.get("pp", 1)), **changes}, **more) for number, layout in enumerate(layouts)]
+                 changes={"num_hidden_layers": max(2, layout.get("pp", 1) * layout.get("vpp", 1)), **changes}, **more) for number, layout in enumerate(layouts)]
 
 
 @pytest.mark.parametrize("tried", [
-    pytest.param(cases("Qwen3-8B", DENSE, {}), id="8B"),
+    pytest.param(cases("Qwen3-8B", DENSE + INTERLEAVED, {}), id="8B"),
     pytest.param(cases("Qwen3-0.6B", DENSE, {}, group=4, num_minibatches=2), id="0.6B, shared prompts, two minibatches"),
     pytest.param(cases("Qwen3-8B", DENSE, {}, lora=8), id="8B with adapters"),
     # Fewer experts: each costs the same, and every rank has more than one.

@@ -50,13 +50,15 @@ class StalenessConfig:
 class ParallelConfig:
     """How training is spread over devices (Megatron-core's terms; docs/trainer.md).
 
-    One copy of the model takes tp * pp * cp devices: `tp` split every matrix, `pp` hold a part of the layers each, `cp` share the tokens
-    of a micro-batch; `sequence` also splits what lies between the matrices over the tp devices. `dp` copies share a batch, and the
-    optimizer's state (0: as many as training's devices hold). `ep` devices share the experts of a mixture.
+    One copy of the model takes tp * pp * cp devices: `tp` split every matrix, `pp` hold a part of the layers each, in `vpp` pieces (interleaved
+    stages: arXiv 2104.04473, section 2.2), `cp` share the tokens of a micro-batch; `sequence` also splits what lies between the matrices over the
+    tp devices. `dp` copies share a batch, and the optimizer's state (0: as many as training's devices hold). `ep` devices share the experts of a
+    mixture.
     """
 
     tp: int = 1  # [devices] that split every matrix
     pp: int = 1  # [devices] that hold a part of the layers each
+    vpp: int = 1  # pieces of the model on each of the pp devices: shorter waits, more exchanges
     cp: int = 1  # [devices] that share the tokens of a micro-batch
     ep: int = 1  # [devices] that share the experts of a mixture
     dp: int = 0  # copies of the model; 0: as many as fit
@@ -71,6 +73,9 @@ class ParallelConfig:
         """Raise `ConfigError` on a value that cannot work whatever the model."""
         for name in ("tp", "pp", "cp", "ep"):
             require(getattr(self, name) >= 1, f"trainer.parallel.{name}", getattr(self, name), "must be at least 1", "1 does not split")
+        require(self.vpp >= 1, "trainer.parallel.vpp", self.vpp, "must be at least 1", "1 gives each device one piece")
+        require(self.vpp == 1 or self.pp > 1, "trainer.parallel.vpp", self.vpp, "must be 1 with trainer.parallel.pp=1",
+                "There are no stages to interleave")
         require(self.dp >= 0, "trainer.parallel.dp", self.dp, "must be 0 or more", "0 takes as many as training's devices hold")
 
 

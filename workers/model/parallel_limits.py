@@ -19,6 +19,8 @@ def expert_tensor_parallel(parallel: ParallelConfig) -> int:
 def check_training(architecture: Architecture, trainer: TrainerConfig) -> None:
     """Check that a model of `architecture` can be trained so: its layout, and the adapters. Raises `ConfigError`."""
     check_parallel(architecture, trainer.parallel)
+    require(trainer.parallel.vpp == 1 or not trainer.lora.rank, "trainer.parallel.vpp", trainer.parallel.vpp,
+            f"must be 1 with trainer.lora.rank={trainer.lora.rank}: adapters know of one piece of the model on each device", "Use 1")
     check_adapters(architecture, trainer.lora)
 
 
@@ -36,6 +38,8 @@ def check_parallel(architecture: Architecture, parallel: ParallelConfig) -> None
         split |= {"q_lora_rank": latent.query_rank, "kv_lora_rank + qk_rope_head_dim": latent.kv_rank + latent.rope_dim}
     _check_divides("trainer.parallel.tp", parallel.tp, split)
     _check_divides("trainer.parallel.pp", parallel.pp, {"num_hidden_layers": architecture.num_layers})
+    of_a_stage = architecture.num_layers // parallel.pp
+    _check_divides("trainer.parallel.vpp", parallel.vpp, {f"num_hidden_layers / {parallel.pp}": of_a_stage})
     if mixture is None:
         require(parallel.ep == 1, "trainer.parallel.ep", parallel.ep, f"a {architecture.family} model has no experts to share", "Use 1")
         return

@@ -56,17 +56,21 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2cp2": {"pp": 2, "cp": 2},
     "tp2ep2": {"tp": 2, "ep": 2},
     "pp4": {"pp": 4},
+    "pp2vpp2": {"pp": 2, "vpp": 2},
+    "pp2vpp2-critic": {"pp": 2, "vpp": 2},
+    "tp2pp2vpp2": {"tp": 2, "pp": 2, "vpp": 2},
+    "pp2vpp2dp2": {"pp": 2, "vpp": 2},
 }
 
 
 def kinds(layout: str) -> tuple[str, ...]:
     """The models that a layout trains."""
+    if "vpp" in layout or layout == "pp4":
+        return (DEEP, "deepseek") if layout == "pp2vpp2" else (DEEP,)
     if layout.endswith("critic"):
         return ("qwen3-tied",)
     if layout.endswith("lora"):
         return (MIXTURE,) if "ep2" in layout else ("qwen3-tied", "qwen2", MIXTURE, "glm4moe") if layout == "tp2-lora" else ("qwen3-tied",)
-    if layout == "pp4":
-        return (DEEP,)
     if layout == "cp2-selective":
         return ("qwen3-tied", *MIXTURES)
     return MIXTURES if "ep2" in layout else (*DENSE, *MIXTURES) if layout in ("pp2", "tp2-recompute", "tp2dp2") else DENSE

@@ -22,15 +22,16 @@ from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import collectives, process_group
 from workers.trainer.megatron.parallel.gang import Gang
 
-KINDS = {"qwen3-tied": Dtype.float32, "qwen2": Dtype.bfloat16, "qwen3moe": Dtype.float32, "llama": Dtype.float32}
-WITH_CRITIC, MIXTURE, ADAPTED = "qwen2", "qwen3moe", "llama"
+KINDS = {"qwen3-tied": Dtype.float32, "qwen2-deep": Dtype.bfloat16, "qwen3moe": Dtype.float32, "llama": Dtype.float32}
+WITH_CRITIC, MIXTURE, ADAPTED = "qwen2-deep", "qwen3moe", "llama"
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2": {}, "cp2": {"cp": 2}, "ep2": {"ep": 2}, "tp2pp2": {"tp": 2, "pp": 2}, "tp2dp2": {"tp": 2}}
+    "tp2": {"tp": 2}, "pp2": {"pp": 2}, "pp2vpp2": {"pp": 2, "vpp": 2}, "dp2": {}, "cp2": {"cp": 2}, "ep2": {"ep": 2},
+    "tp2pp2": {"tp": 2, "pp": 2}, "tp2dp2": {"tp": 2}}
 
 
 def layouts_of(kind: str, layouts: list[str]) -> list[str]:
     """Those of `layouts` that a model of `kind` can be in."""
-    return [layout for layout in layouts if kind == MIXTURE or "ep" not in LAYOUTS[layout]]
+    return [layout for layout in layouts if (kind == MIXTURE or "ep" not in LAYOUTS[layout]) and (kind.endswith("-deep") or "vpp" not in layout)]
 
 
 def setup(kind: str, layout: str = "") -> Config:

@@ -3,7 +3,7 @@
     CUDA                     the meta device, by way of parallel/cpu_backend.py; capability 9.0
     torch.distributed        torch's fake process groups: every collective returns at once, and what arrives is whatever was there
     fused kernels            RMSNorm, which keeps its input and a number for each row as CUDA's, and what torch compiles: one operator each
-    numbers on the device    how many tokens each expert gets (as many as every other), which shapes the stage before sends (this stage's own)
+    numbers on the device    how many tokens each expert gets (as many as every other)
     a model's weights        are not read
 
 The rest, from packing to the optimizer's step, is the trainer's own code.
@@ -26,7 +26,6 @@ from workers.trainer.megatron.model import layers, moe, packed_attention
 from workers.trainer.megatron.model import model as model_module
 from workers.trainer.megatron.model.token_dispatcher import TokenDispatcher
 from workers.trainer.megatron.parallel import cpu_backend, process_group
-from workers.trainer.megatron.passes import PackedPasses
 
 CAPABILITY = (9, 0)
 
@@ -95,23 +94,7 @@ def _stand_in_for_kernels(recorder: Recorder) -> None:
 
 
 def _stand_in_for_stages(recorder: Recorder) -> None:
-    """Megatron's stages tell each other the shapes of what they send; with micro-batches of equal size they are all the same."""
-    shape: list[int] = []
-    run = PackedPasses.run
-
-    def run_with_shape(self: PackedPasses, groups: Any, indices: Any, *arguments: Any, **keywords: Any) -> Any:
-        batches = self._packed(groups, indices)
-        parallel, config = self._trainer.parallel, self._model.config
-        rows = max((len(batch.tokens) for batch in batches), default=0) // parallel.cp
-        shape[:] = [rows // (parallel.tp if parallel.sequence else 1), 1, config.hidden_size]
-        return run(self, groups, indices, *arguments, **keywords)
-
-    def shapes(self: Any, tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool, *rest: Any) -> Any:
-        if recv_prev or recv_next or tensor_send_next is not None or tensor_send_prev is not None:
-            for _ in range(1 + recv_prev + recv_next):  # one to synchronize, one for each shape
-                recorder.wait("megatron/core/pipeline_parallel/p2p_communication.py: shapes")
-        return (shape if recv_prev else [0, 0, 0]), (shape if recv_next else [0, 0, 0])
-
+    """Nothing is sent."""
     def exchange(*, tensor_send_prev: Any, tensor_recv_prev: Any, tensor_send_next: Any, tensor_recv_next: Any, group: Any,
                  prev_pipeline_rank: int, next_pipeline_rank: int, **rest: Any) -> list:
         for kind, tensor, peer in (("send", tensor_send_prev, prev_pipeline_rank), ("receive", tensor_recv_prev, prev_pipeline_rank),
@@ -120,8 +103,6 @@ def _stand_in_for_stages(recorder: Recorder) -> None:
                 recorder.exchange(kind, (dist.get_rank(), peer), [(tuple(tensor.shape), str(tensor.dtype))], tensor.nbytes)
         return []
 
-    PackedPasses.run = run_with_shape  # type: ignore[method-assign]
-    p2p_communication.P2PCommunicator._communicate_shapes = shapes
     p2p_communication._batched_p2p_ops = exchange
 
 

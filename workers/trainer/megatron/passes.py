@@ -3,7 +3,7 @@
     groups at indices --sequence_layout.py, packing.py--> micro-batches, as many as every other copy of the model has
         |
         v  batch/context_parallel.py, plan_attention: this rank's tokens, indices, masks, rotary angles     once per micro-batch, for all layers
-    Megatron forward_backward_func (pipeline stages: 1F1B)
+    Megatron forward_backward_func (pipeline stages: 1F1B, interleaved with trainer.parallel.vpp)
         |   PackedGPTModel -> log-probs, entropies [2, n]           logits only where a response token is predicted
         |   ValueModel     -> values [1, n]
         v
@@ -14,6 +14,7 @@ All ranks of a copy are given the same groups. Gradients are added up over copie
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -43,16 +44,16 @@ LossFunction = Callable[[PackedBatch, RankPart, Tensor], tuple[Tensor, Stats]]
 
 
 class PackedPasses:
-    """Passes through `model`, in the dtype `dtype`; backward where it is in Megatron's data-parallel wrapper."""
+    """Passes through the `pieces` of a model that this rank has, in `dtype`; backward where they are in Megatron's data-parallel wrapper."""
 
-    def __init__(self, model: Any, trainer: TrainerConfig, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
-        self._model, self._trainer, self._inverse_frequencies = model, trainer, inverse_frequencies
-        self._dispatchers = [module.token_dispatcher for module in model.modules() if isinstance(module, MoELayer)]
+    def __init__(self, pieces: list[Any], trainer: TrainerConfig, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
+        self._pieces, self._trainer, self._inverse_frequencies = pieces, trainer, inverse_frequencies
+        self._dispatchers = [module.token_dispatcher for piece in pieces for module in piece.modules() if isinstance(module, MoELayer)]
         self._device, self._dtype = cpu_backend.device(), dtype
         self._passes = self._spans = 0.0
         # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
         self._in_lockstep = trainer.parallel.pp > 1 or trainer.parallel.ep > 1
-        self._by_lengths = self._device.type != "cpu" and _takes_flash(dtype, model.config.kv_channels)
+        self._by_lengths = self._device.type != "cpu" and _takes_flash(dtype, pieces[0].config.kv_channels)
         if self._by_lengths and self._device.type == "cuda":
             choose_flash_attention()
 
@@ -66,22 +67,23 @@ class PackedPasses:
         batches = self._packed(groups, indices)
         if not batches:
             return []
-        point_of_no_return = batches[-1] if not forward_only and self._model.ddp_config.overlap_grad_reduce else None
-        config, parallel = self._model.config, self._trainer.parallel
+        point_of_no_return = batches[-1] if not forward_only and self._pieces[0].ddp_config.overlap_grad_reduce else None
+        config, parallel = self._pieces[0].config, self._trainer.parallel
         lengths = [len(batch.tokens) // parallel.cp // (parallel.tp if config.sequence_parallel else 1) for batch in batches]
         if parallel.pp > 1 and not forward_only:
             self._passes += sum(lengths) * (1 + BACKWARD)
-            self._spans += span(lengths, parallel.pp)
+            self._spans += span(lengths, parallel.pp, parallel.vpp)
         # Megatron divides the loss by the number of micro-batches; ours is normalised already.
         scale = 1 if forward_only else len(batches) * process_group.num_copies()
+        plans = itertools.tee((self._plan(batch) for batch in batches), parallel.vpp)
         for dispatcher in self._dispatchers:
             dispatcher.begin(gradients=not forward_only)
         try:
             with cpu_backend.redirected(), torch.set_grad_enabled(not forward_only):
                 return get_forward_backward_func()(
                     forward_step_func=partial(self._forward_step, loss=loss, scale=scale, gate=gate, last=point_of_no_return),
-                    data_iterator=(self._plan(batch) for batch in batches),
-                    model=self._model,
+                    data_iterator=list(plans) if parallel.vpp > 1 else plans[0],
+                    model=self._pieces if parallel.vpp > 1 else self._pieces[0],
                     num_microbatches=len(batches),
                     seq_length=max(len(batch.tokens) for batch in batches),
                     micro_batch_size=1,
@@ -109,6 +111,8 @@ class PackedPasses:
         fewest = len(pack([chunk.cost for chunk in chunks], trainer.microbatch_tokens))
         own = max(fewest, min(len(chunks), fewest_microbatches(parallel.pp)))
         number = int(collectives.max_over_ranks(np.array([own]))[0])
+        if parallel.vpp > 1:
+            number += -number % parallel.pp  # interleaved stages take as many micro-batches in turn
         multiple = (parallel.tp if parallel.sequence else 1) * (2 * parallel.cp if parallel.cp > 1 else 1)
         return pack_chunks(groups, chunks, trainer.microbatch_tokens, number, multiple, even=parallel.pp > 1)
 

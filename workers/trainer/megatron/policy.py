@@ -16,7 +16,7 @@ from workers.algorithms.loss_statistics import Stats, summarize
 from workers.config import Config, Proximal
 from workers.model.architecture import Architecture
 from workers.trainer.batch.group import TrainGroup
-from workers.trainer.megatron.hf_conversion import iter_held_tensors, iter_hf_tensors
+from workers.trainer.megatron.hf_conversion import iter_held_tensors, iter_hf_tensors, pieces_of
 from workers.trainer.megatron.lora.low_rank import attach, iter_adapter_tensors
 from workers.trainer.megatron.model.model import build_model
 from workers.trainer.megatron.objective import (
@@ -39,7 +39,8 @@ class Policy:
         """Call within `cpu_backend.redirected()`, groups initialised."""
         self._algorithm, self._supervised, self._objective = config.algorithm, config.supervised, objective_of(config.algorithm)
         model = build_model(architecture, folder, dtype, config.workflow.temperature, config.trainer)
-        model.entropy_gradient = self._algorithm.entropy_weight > 0
+        for piece in pieces_of(model):
+            piece.entropy_gradient = self._algorithm.entropy_weight > 0
         self._architecture, self._lora = architecture, config.trainer.lora
         self.adapters = attach(model, architecture, config.trainer.lora, config.run.seed)
         self.trained = TrainedModel(model, config.trainer, config.run, inverse_frequencies, dtype)
@@ -66,12 +67,12 @@ class Policy:
 
     def logprobs_at(self, groups: list[TrainGroup], indices: list[int], gate: StopGate, temperature: float) -> TokenValues:
         """The log-probs at another temperature than that of sampling."""
-        model = self.trained.model
-        model.temperature, given = temperature, model.temperature
+        last = pieces_of(self.trained.model)[-1]
+        last.temperature, given = temperature, last.temperature
         try:
             return self.evaluate(groups, indices, gate)[0]
         finally:
-            model.temperature = given
+            last.temperature = given
 
     def later_targets(self, first: PolicyTargets, groups: list[TrainGroup], minibatches: list[list[int]], gate: StopGate) -> PolicyTargets:
         """Those of every minibatch but the `first`, whose own pass begins with the weights from before the step. Called before the step.

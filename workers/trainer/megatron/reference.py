@@ -12,6 +12,7 @@ from workers.config import Config
 from workers.model.architecture import Architecture, read_architecture
 from workers.model.rope import inverse_frequencies
 from workers.trainer.batch.group import TrainGroup
+from workers.trainer.megatron.hf_conversion import pieces_of
 from workers.trainer.megatron.lora.low_rank import Adapters
 from workers.trainer.megatron.model.model import build_model
 from workers.trainer.megatron.objective import TokenValues
@@ -60,7 +61,7 @@ class ReferenceModel:
         """Call within `cpu_backend.redirected()`, groups initialised. Raises ModelError where the folder does not hold the model."""
         model = build_model(architecture, folder, dtype, config.workflow.temperature, config.trainer)
         model.requires_grad_(False)
-        self._passes = PackedPasses(in_dtype(model, dtype), config.trainer, frequencies, dtype)
+        self._passes = PackedPasses([in_dtype(piece, dtype) for piece in pieces_of(model)], config.trainer, frequencies, dtype)
 
     def logprobs(self, groups: list[TrainGroup], gate: StopGate) -> TokenValues:
         """As `Reference.logprobs`."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from workers.algorithms.loss_statistics import Stats
 from workers.config import RunConfig, TrainerConfig
+from workers.trainer.megatron.hf_conversion import pieces_of
 from workers.trainer.megatron.model.model import PackedGPTModel
 from workers.trainer.megatron.objective import merge_over_ranks
 from workers.trainer.megatron.optimizer.optimizer import build_optimizer, build_scheduler, clip_gradients
@@ -27,17 +28,18 @@ class TrainedModel:
     For each minibatch of training step s: `zero_gradients`, `passes.run`, `clip`, `update(s)`; on all ranks together.
     """
 
-    def __init__(self, model: PackedGPTModel, trainer: TrainerConfig, run: RunConfig, inverse_frequencies: Tensor, dtype: torch.dtype,
+    def __init__(self, model: Any, trainer: TrainerConfig, run: RunConfig, inverse_frequencies: Tensor, dtype: torch.dtype,
                  lr_key: str = "trainer.lr") -> None:
-        """Call within `cpu_backend.redirected()`; `lr_key` is where `trainer.lr` comes from. Raises ConfigError where the warm-up of the
-        learning rate does not end within the run."""
+        """`model`: of `build_model`. Call within `cpu_backend.redirected()`; `lr_key` is where `trainer.lr` comes from. Raises ConfigError where the
+        warm-up of the learning rate does not end within the run."""
         self.model, self._lr_key, self._clip_norm = model, lr_key, trainer.clip_grad
         overlap = _overlaps(model, trainer)
         ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=overlap)
-        self.parallel = DistributedDataParallel(model.config, ddp, in_dtype(model, dtype))
-        model.config.no_sync_func = self.parallel.no_sync if overlap else None
-        if process_group.world_size() == 1:
-            _leave_out_exchanges(self.parallel)
+        self.parallel = [DistributedDataParallel(piece.config, ddp, in_dtype(piece, dtype)) for piece in pieces_of(model)]
+        for part in self.parallel:
+            part.config.no_sync_func = part.no_sync if overlap else None
+            if process_group.world_size() == 1:
+                _leave_out_exchanges(part)
         self.optimizer: Any = build_optimizer(self.parallel, trainer, dtype)
         self.scheduler = build_scheduler(self.optimizer, trainer, run)
         self.passes = PackedPasses(self.parallel, trainer, inverse_frequencies, dtype)
@@ -49,7 +51,8 @@ class TrainedModel:
 
     def zero_gradients(self) -> None:
         """Before the passes of a minibatch."""
-        self.parallel.zero_grad_buffer()
+        for part in self.parallel:
+            part.zero_grad_buffer()
         self.optimizer.zero_grad()
 
     def totals(self, stats: list[Stats], none: Stats, step: int, number: int) -> dict[str, float]:
@@ -69,9 +72,10 @@ class TrainedModel:
         Raises FloatingPointError where loss or norm is not finite, and then nothing has changed.
         """
         with cpu_backend.redirected():
-            if self.parallel.ddp_config.overlap_grad_reduce:
-                _start_what_waits(self.parallel)
-            finalize_model_grads([self.parallel])
+            for part in self.parallel:
+                if part.ddp_config.overlap_grad_reduce:
+                    _start_what_waits(part)
+            finalize_model_grads(self.parallel)
             totals = self.totals(stats, none, step, number)
             return totals | {"grad_norm": clip_gradients(self.optimizer, self._clip_norm, step, self._lr_key)}
 
@@ -87,7 +91,7 @@ class TrainedModel:
 
 
 def in_dtype(model: PackedGPTModel, dtype: torch.dtype) -> torch.nn.Module:
-    """`model` as Megatron's schedules run it in `dtype`."""
+    """`model`, or a piece of one, as Megatron's schedules run it in `dtype`."""
     return Float16Module(model.config, model) if dtype is torch.bfloat16 else model
 
 

@@ -91,7 +91,7 @@ class RankPublisher:
 
     def _open(self, run: RunFolder, source: int) -> None:
         parallel, dtype, architecture = self._config.trainer.parallel, self._config.engine.dtype, self._engine.architecture
-        files = lay_out(architecture.tensor_shapes(), dtype, sources(architecture, parallel.pp, parallel.ep))
+        files = lay_out(architecture.tensor_shapes(), dtype, sources(architecture, parallel))
         small = small_files(files, Path(self._config.model.path), dtype) if source == 0 else {}
         for stale in clean_stale(self.places.store.parent):
             print(f"removed {stale}: weights of a run that has ended", flush=True)

@@ -127,8 +127,8 @@ def test_parameters_gradients_and_optimizer_are_what_megatron_holds(
     engine = MegatronEngine(setup, tmp_path / "model")
     measured(engine, 1)  # the moments are made at the first update
     models = [engine._policy.trained] + ([engine._critic.trained] if engine._critic else [])
-    buffers = [buffer for trained in models for buffer in trained.parallel.buffers + trained.parallel.expert_parallel_buffers]
-    frozen = sum(parameter.nbytes for parameter in engine._reference._passes._model.parameters()) if engine._reference else 0
+    buffers = [buffer for trained in models for buffer in trained.parallel[0].buffers + trained.parallel[0].expert_parallel_buffers]
+    frozen = sum(parameter.nbytes for parameter in engine._reference._passes._pieces[0].parameters()) if engine._reference else 0
     estimate = rank_memory(setup, architecture, count_weights(architecture), layout(setup, 1, gpu=False))
     assert estimate.parameters == pytest.approx(sum(buffer.param_data.nbytes for buffer in buffers) + frozen, rel=2e-3)
     assert estimate.gradients == pytest.approx(sum(buffer.grad_data.nbytes for buffer in buffers), rel=2e-3)
@@ -166,7 +166,7 @@ def test_with_adapters_all_that_stays_is_estimated_and_activations_are_no_more(
     models = [engine._policy.trained] + ([engine._critic.trained] if engine._critic else [])
     estimate, whole = (rank_memory(one, architecture, count_weights(architecture), spread) for one in (setup, plain))
     assert estimate.parameters == pytest.approx(sum(parameter.nbytes for one in models for parameter in one.model.parameters()), rel=2e-3)
-    assert estimate.gradients == pytest.approx(sum(buffer.grad_data.nbytes for one in models for buffer in one.parallel.buffers), rel=2e-2)
+    assert estimate.gradients == pytest.approx(sum(buffer.grad_data.nbytes for one in models for buffer in one.parallel[0].buffers), rel=2e-2)
     assert estimate.optimizer == pytest.approx(sum(map(optimizer_bytes, models)), rel=2e-3)
     tokens = dataclasses.replace(spread, tokens=PROMPT + RESPONSE - 1)
     again = tokens.tokens * layer_bytes(setup, architecture, tokens, architecture.mixture is not None)[1] if recompute == "full" else 0.0

@@ -37,3 +37,4 @@ def test_stages_have_all_layers_once_and_dense_ones_hold_less(tmp_path: Path) ->
     assert [layer for stage in stages for layer in stage] == list(range(8))
     assert [weights.of(stage).experts // weights.layers[-1].experts for stage in stages] == [0, 1, 2, 2]
     assert sum(weights.of(stage).total for stage in stages) + 2 * weights.embedding == weights.total
+    assert [layers_of(architecture, 2, stage, 2) for stage in range(2)] == [[0, 1, 4, 5], [2, 3, 6, 7]]

@@ -30,6 +30,7 @@ def test_what_comes_out_even_is_accepted(tmp_path: Path, parallel: ParallelConfi
     (ParallelConfig(tp=12), r"tp=12: must divide the model's num_key_value_heads=6\. Use one of \[1, 2, 3, 6\]"),
     (ParallelConfig(pp=2), r"trainer\.parallel\.pp=2: must divide the model's num_hidden_layers=9\. Use one of \[1, 3\]"),
     (ParallelConfig(pp=10), r"pp=10: must divide the model's num_hidden_layers=9\. Use one of \[1, 3, 9\]"),
+    (ParallelConfig(pp=3, vpp=2), r"trainer\.parallel\.vpp=2: must divide the model's num_hidden_layers / 3=3\. Use one of \[1, 3\]"),
     (ParallelConfig(ep=2), r"trainer\.parallel\.ep=2: a llama model has no experts to share\. Use 1"),
 ])
 def test_what_does_not_come_out_even_is_refused(tmp_path: Path, parallel: ParallelConfig, text: str) -> None:

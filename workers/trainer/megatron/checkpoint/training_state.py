@@ -15,6 +15,7 @@ from workers.config import LoraConfig
 from workers.model.architecture import Architecture
 from workers.model.tensors import check_tensors, fingerprint
 from workers.trainer.megatron.checkpoint.optimizer_shards import num_updates, restored, sharded_state
+from workers.trainer.megatron.hf_conversion import pieces_of
 from workers.trainer.megatron.trained_model import TrainedModel
 
 # A layer's tensors are named by its number in the whole model, whichever pipeline stage holds it.
@@ -47,7 +48,7 @@ class TrainingState:
     def identity(self) -> dict[str, Any]:
         """What a saved state must agree with, in the types of JSON."""
         own = {name: value for name, value in asdict(self.architecture).items() if name != "eos_token_ids"}
-        own |= {"dtype": str(self.policy.model.config.params_dtype).removeprefix("torch."), "critic": self.critic is not None}
+        own |= {"dtype": str(pieces_of(self.policy.model)[0].config.params_dtype).removeprefix("torch."), "critic": self.critic is not None}
         own |= self._adapted
         return msgspec.json.decode(msgspec.json.encode(own))
 
@@ -57,8 +58,10 @@ class TrainingState:
         found = {}
         for name, trained in self._models().items():
             prefix = "" if name == "policy" else f"{name}."
-            entries, _ = extract_sharded_tensors_and_factories(trained.model.sharded_state_dict(prefix, metadata=dict(_NAMED_BY_LAYER)))
-            model = {key: entry for key, entry in entries.items() if entry.data.requires_grad or not self.lora.rank}
+            model: dict[str, Any] = {}
+            for number, piece in enumerate(pieces_of(trained.model)):
+                entries, _ = extract_sharded_tensors_and_factories(piece.sharded_state_dict(prefix, metadata=dict(_NAMED_BY_LAYER)))
+                model |= {f"{number}.{key}": entry for key, entry in entries.items() if entry.data.requires_grad or not self.lora.rank}
             found[name] = {"model": model, "optimizer": sharded_state(trained.optimizer, model, loading)}
         return found
 

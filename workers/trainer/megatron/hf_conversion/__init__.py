@@ -12,5 +12,6 @@ the bit, over any two layouts.
 from workers.trainer.megatron.hf_conversion.export import ExportError, iter_held_tensors, iter_hf_tensors, iter_other_tensors, own_source
 from workers.trainer.megatron.hf_conversion.load import load_hf
 from workers.trainer.megatron.hf_conversion.names import sources
+from workers.trainer.megatron.hf_conversion.shards import pieces_of
 
-__all__ = ["ExportError", "iter_held_tensors", "iter_hf_tensors", "iter_other_tensors", "load_hf", "own_source", "sources"]
+__all__ = ["ExportError", "iter_held_tensors", "iter_hf_tensors", "iter_other_tensors", "load_hf", "own_source", "pieces_of", "sources"]

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from workers.model.architecture import Architecture
 from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, all_hf_tensors, expert_rank_of, stage_of
-from workers.trainer.megatron.hf_conversion.shards import own_parameters, separate, shard_shape, sharing_group
+from workers.trainer.megatron.hf_conversion.shards import own_parameters, pieces_of, separate, shard_shape, sharing_group
 from workers.trainer.megatron.parallel import process_group
 
 PIECE_BYTES = 256 * 2**20
@@ -111,9 +111,9 @@ class _Gathering:
     def __init__(self, model: Any, architecture: Architecture, own: Mapping[tuple[str, ...], Tensor], shapes: dict[str, tuple[int, ...]],
                  whole: Sequence[HFTensors], merged: Merged) -> None:
         self._architecture, self._own, self._shapes, self._whole, self._merged = architecture, own, shapes, whole, merged
-        self._dtype, self._device = model.config.params_dtype, next(model.parameters()).device
+        self._dtype, self._device = pieces_of(model)[0].config.params_dtype, next(model.parameters()).device
         self._stage = parallel_state.get_pipeline_model_parallel_rank()
-        self._num_stages = parallel_state.get_pipeline_model_parallel_world_size()
+        self._num_stages, self._num_pieces = parallel_state.get_pipeline_model_parallel_world_size(), len(pieces_of(model))
         self._expert_rank = parallel_state.get_expert_model_parallel_rank()
         self._num_expert_ranks = parallel_state.get_expert_model_parallel_world_size()
         self._scratch = torch.empty(0, dtype=self._dtype, device=self._device)
@@ -147,7 +147,7 @@ class _Gathering:
         return found if process_group.rank() == 0 else None
 
     def _place_of(self, tensors: HFTensors) -> tuple[int, int]:
-        return (stage_of(tensors, self._architecture.num_layers, self._num_stages),
+        return (stage_of(tensors, self._architecture.num_layers, self._num_stages, self._num_pieces),
                 expert_rank_of(tensors, self._architecture, self._num_expert_ranks))
 
     def _shape_of(self, tensors: HFTensors, group: dist.ProcessGroup) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from workers.config import ParallelConfig
 from workers.model.architecture import Architecture
 from workers.model.families import TITLES
 
@@ -132,10 +133,11 @@ def all_hf_tensors(architecture: Architecture) -> Iterator[HFTensors]:
         yield HFTensors(_with_prefix(name.removesuffix(leaf), parts), split, int(match[1]) if match else None, expert)
 
 
-def stage_of(tensors: HFTensors, num_layers: int, num_stages: int) -> int:
-    """The pipeline stage that has `tensors`: layers are dealt out in equal parts, the last stage has what comes after them."""
+def stage_of(tensors: HFTensors, num_layers: int, num_stages: int, num_pieces: int = 1) -> int:
+    """The pipeline stage that has `tensors`: layers are dealt out in equal parts, one after the other, `num_pieces` to each stage; the last stage has
+    what comes after them."""
     if tensors.layer is not None:
-        return tensors.layer * num_stages // num_layers
+        return tensors.layer * num_stages * num_pieces // num_layers % num_stages
     return 0 if tensors.names == ("model.embed_tokens.weight",) else num_stages - 1
 
 
@@ -146,8 +148,8 @@ def expert_rank_of(tensors: HFTensors, architecture: Architecture, num_ranks: in
     return tensors.expert * num_ranks // architecture.mixture.num_experts
 
 
-def sources(architecture: Architecture, num_stages: int, num_expert_ranks: int) -> dict[str, int]:
-    """Who publishes each Hugging Face tensor, in the order of `architecture`: rank e of expert parallelism in stage s is s * num_expert_ranks + e."""
-    found = {name: stage_of(tensors, architecture.num_layers, num_stages) * num_expert_ranks + expert_rank_of(tensors, architecture, num_expert_ranks)
-             for tensors in all_hf_tensors(architecture) for name in tensors.names}
+def sources(architecture: Architecture, parallel: ParallelConfig) -> dict[str, int]:
+    """Who publishes each Hugging Face tensor, in the order of `architecture`: rank e of expert parallelism in stage s is s * ep + e."""
+    found = {name: stage_of(tensors, architecture.num_layers, parallel.pp, parallel.vpp) * parallel.ep
+             + expert_rank_of(tensors, architecture, parallel.ep) for tensors in all_hf_tensors(architecture) for name in tensors.names}
     return {name: found[name] for name in architecture.tensor_shapes()}

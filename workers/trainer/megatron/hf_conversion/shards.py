@@ -17,11 +17,21 @@ ADAPTERS = "adapters."
 """How the names of parameters begin that are not in a Hugging Face folder (lora/low_rank.py)."""
 
 
+def pieces_of(model: Any) -> list[Any]:
+    """The GPTModels that are this rank's part of a model: several, in their order, where pipeline stages are interleaved (a ModuleList)."""
+    return list(model) if isinstance(model, torch.nn.ModuleList) else [model]
+
+
 def own_parameters(model: Any, architecture: Architecture) -> Iterator[tuple[HFTensors, torch.nn.Parameter]]:
-    """The parameters of this rank's `model` (a GPTModel), in its order, each with what it holds a share of; not those of adapters.
+    """The parameters of this rank's `model`, in its order, each with what it holds a share of; not those of adapters.
 
     With tied embeddings the last of several pipeline stages has an output layer of its own, which holds the embedding again.
     """
+    for piece in pieces_of(model):
+        yield from _own_parameters(piece, architecture)
+
+
+def _own_parameters(model: Any, architecture: Architecture) -> Iterator[tuple[HFTensors, torch.nn.Parameter]]:
     layers = model.decoder.layers
     first_layer = layers[0].layer_number - 1 if len(layers) else 0
     first_expert = 0

@@ -69,6 +69,7 @@ def transformer_config(architecture: Architecture, dtype: torch.dtype, trainer: 
         persist_layer_norm=False,
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,
+        virtual_pipeline_model_parallel_size=parallel.vpp if parallel.vpp > 1 else None,
         context_parallel_size=parallel.cp,
         expert_model_parallel_size=parallel.ep,
         sequence_parallel=parallel.sequence and parallel.tp > 1,
@@ -99,13 +100,13 @@ def uses_transformer_engine() -> bool:
     return torch.cuda.is_available() and gpt_layer_specs.HAVE_TE
 
 
-def layer_specs(config: TransformerConfig, architecture: Architecture, norms_apart: bool = False) -> TransformerBlockSubmodules:
-    """This pipeline stage's layers: Transformer Engine's matrices and norms where it is installed, else Megatron-core's local ones.
+def layer_specs(config: TransformerConfig, architecture: Architecture, piece: int = 0, norms_apart: bool = False) -> TransformerBlockSubmodules:
+    """The layers of a `piece` of this pipeline stage: Transformer Engine's matrices and norms where it is installed, else Megatron-core's local ones.
 
     Transformer Engine has a norm and the matrix behind it in one, unless `norms_apart`: adapters need what lies between them.
     The attention is ours in both: theirs knows nothing of responses that share a prompt.
     """
-    first, number = get_transformer_layer_offset(config), get_num_layers_to_build(config)
+    first, number = get_transformer_layer_offset(config, piece), get_num_layers_to_build(config, piece)
     if uses_transformer_engine():
         from megatron.core.extensions.transformer_engine import TENorm
 

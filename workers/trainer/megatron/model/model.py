@@ -77,20 +77,31 @@ class PackedGPTModel(GPTModel):
 
 
 def build_model(architecture: Architecture, folder: Path, dtype: torch.dtype, temperature: float, trainer: TrainerConfig,
-                kind: type[PackedGPTModel] = PackedGPTModel) -> PackedGPTModel:
-    """This rank's part of a model of `kind`, with the weights in `folder`, in `dtype`. Call within `cpu_backend.redirected()`, groups
-    initialised."""
+                kind: type[PackedGPTModel] = PackedGPTModel) -> Any:
+    """This rank's part of a model of `kind`, with the weights in `folder`, in `dtype`: a `kind`, or where pipeline stages are interleaved a
+    ModuleList of its pieces. Call within `cpu_backend.redirected()`, groups initialised."""
     check_parallel(architecture, trainer.parallel)
+    pieces = [_piece(architecture, dtype, temperature, trainer, kind, number) for number in range(trainer.parallel.vpp)]
+    model = pieces[0] if len(pieces) == 1 else torch.nn.ModuleList(pieces)
+    load_hf(model, folder, architecture)
+    moe.load_biases(model, folder, architecture)
+    return model.to(cpu_backend.device())
+
+
+def _piece(architecture: Architecture, dtype: torch.dtype, temperature: float, trainer: TrainerConfig, kind: type[PackedGPTModel],
+           number: int) -> PackedGPTModel:
+    """A piece of this rank's part, counted from 0, without its weights."""
     config = transformer_config(architecture, dtype, trainer)
     tp = trainer.parallel.tp
     padded = architecture.padded_vocab_size(tp)
     model = kind(
         config,
-        layer_specs(config, architecture, norms_apart=trainer.lora.rank > 0),
+        layer_specs(config, architecture, number, norms_apart=trainer.lora.rank > 0),
         vocab_size=padded,
         max_sequence_length=architecture.max_positions,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage() and number == 0,
+        post_process=parallel_state.is_pipeline_last_stage() and number == trainer.parallel.vpp - 1,
+        vp_stage=number if trainer.parallel.vpp > 1 else None,
         position_embedding_type="none",  # PackedAttention rotates, at the positions of the layout
         share_embeddings_and_output_weights=architecture.tied,
     )
@@ -99,9 +110,7 @@ def build_model(architecture: Architecture, folder: Path, dtype: torch.dtype, te
     if tp > 1:
         first = parallel_state.get_tensor_model_parallel_rank() * (padded // tp)
         model.vocabulary = VocabularyShard(parallel_state.get_tensor_model_parallel_group(), first, architecture.vocab_size)
-    load_hf(model, folder, architecture)
-    moe.load_biases(model, folder, architecture)
-    return model.to(cpu_backend.device())
+    return model
 
 
 def _mark_shards(model: torch.nn.Module) -> None:

@@ -20,6 +20,7 @@ from workers.model.architecture import Architecture
 from workers.model.experts import MixtureOfExperts
 from workers.model.frozen import read_frozen
 from workers.model.parallel_limits import expert_tensor_parallel
+from workers.trainer.megatron.hf_conversion import pieces_of
 from workers.trainer.megatron.model import grouped_experts
 from workers.trainer.megatron.model.token_dispatcher import TokenDispatcher
 from workers.trainer.megatron.parallel import cpu_backend
@@ -74,7 +75,7 @@ class BiasedRouter(TopKRouter):
 def load_biases(model: Any, folder: Path, architecture: Architecture) -> None:
     """Give this rank's routers the biases in `folder`. Raises `ModelError`."""
     biases = read_frozen(folder, architecture)
-    for layer in model.decoder.layers if biases else ():
+    for layer in [layer for piece in pieces_of(model) for layer in piece.decoder.layers] if biases else ():
         if isinstance(router := getattr(layer.mlp, "router", None), BiasedRouter):
             router.expert_bias.copy_(biases[f"model.layers.{layer.layer_number - 1}.mlp.gate.e_score_correction_bias"])
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workers.config import TrainerConfig
 from workers.model.architecture import Architecture
+from workers.trainer.megatron.hf_conversion import pieces_of
 from workers.trainer.megatron.lora.low_rank import attach
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams
 from workers.trainer.megatron.model.model import PackedGPTModel, build_model
@@ -56,11 +57,11 @@ class ValueModel(PackedGPTModel):
         return values[:, 0].index_select(0, index)[None]
 
 
-def build_value_model(architecture: Architecture, folder: Path, dtype: torch.dtype, trainer: TrainerConfig, seed: int = 0) -> ValueModel:
-    """This rank's part of a value model that begins as the model in `folder`; with `trainer.lora` its head is trained, and adapters that begin by
-    `seed`. Call within `cpu_backend.redirected()`, groups initialised."""
+def build_value_model(architecture: Architecture, folder: Path, dtype: torch.dtype, trainer: TrainerConfig, seed: int = 0) -> Any:
+    """This rank's part, as `build_model` gives it, of a value model that begins as the model in `folder`; with `trainer.lora` its head is trained,
+    and adapters that begin by `seed`. Call within `cpu_backend.redirected()`, groups initialised."""
     model = build_model(architecture, folder, dtype, 1.0, trainer, ValueModel)
-    assert isinstance(model, ValueModel)
     attach(model, architecture, trainer.lora, seed)
-    model.add_value_head()
+    for piece in pieces_of(model):
+        piece.add_value_head()
     return model

@@ -17,8 +17,8 @@ from workers.config import ConfigError, RunConfig, TrainerConfig
 from workers.trainer.megatron.optimizer.adam import GroupStepAdamW
 
 
-def build_optimizer(model: Any, trainer: TrainerConfig, dtype: torch.dtype) -> Any:
-    """Megatron's distributed optimizer over `model` (in its data-parallel wrapper): AdamW, no decay of biases and norms.
+def build_optimizer(pieces: list[Any], trainer: TrainerConfig, dtype: torch.dtype) -> Any:
+    """Megatron's distributed optimizer over the `pieces` of a model (in their data-parallel wrappers): AdamW, no decay of biases and norms.
 
     With bfloat16 parameters it holds float32 master weights; gradients are float32 in both cases. Its state is spread over the ranks
     that hold the same parameters; of `trainer.optimizer_offload` it keeps that share in the host's memory, where there is CUDA.
@@ -43,7 +43,7 @@ def build_optimizer(model: Any, trainer: TrainerConfig, dtype: torch.dtype) -> A
         overlap_cpu_optimizer_d2h_h2d=offload > 0,
     )
     with torch.no_grad() if offload else contextlib.nullcontext():  # of float32 parameters, the hybrid optimizer takes views as its own
-        return get_megatron_optimizer(config, [model])
+        return get_megatron_optimizer(config, pieces)
 
 
 def _use_own_adam() -> None:

@@ -72,9 +72,10 @@ def initialize(gang: Gang | None = None, parallel: ParallelConfig | None = None)
             _make_groups(parallel)
         _seal(gang, before)
     sizes = (parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_pipeline_model_parallel_world_size(),
-             parallel_state.get_context_parallel_world_size())
-    if sizes != (parallel.tp, parallel.pp, parallel.cp):
-        raise ValueError(f"the groups of this process have tp, pp, cp = {sizes}, they cannot become {(parallel.tp, parallel.pp, parallel.cp)}. "
+             parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1, parallel_state.get_context_parallel_world_size())
+    wanted = (parallel.tp, parallel.pp, parallel.vpp, parallel.cp)
+    if sizes != wanted:
+        raise ValueError(f"the groups of this process have tp, pp, vpp, cp = {sizes}, they cannot become {wanted}. "
                          "Call close() first, or start a new process")
 
 
@@ -89,8 +90,8 @@ def _seal(gang: Gang | None, before: dict[int, int]) -> None:
 def _make_groups(parallel: ParallelConfig) -> None:
     global _copy_group
     parallel_state.initialize_model_parallel(
-        parallel.tp, parallel.pp, context_parallel_size=parallel.cp, expert_model_parallel_size=parallel.ep,
-        expert_tensor_parallel_size=expert_tensor_parallel(parallel),
+        parallel.tp, parallel.pp, parallel.vpp if parallel.vpp > 1 else None, context_parallel_size=parallel.cp,
+        expert_model_parallel_size=parallel.ep, expert_tensor_parallel_size=expert_tensor_parallel(parallel),
         distributed_timeout_minutes=int(COLLECTIVE_TIMEOUT_S / 60))
     copies = world_size() // parallel.unit
     for copy in range(copies):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.trainer.batch.pipeline_schedule import BACKWARD, span
+from workers.trainer.batch.pipeline_schedule import BACKWARD, passes_in_order, span
 
 COSTS = st.lists(st.integers(1, 50), min_size=1, max_size=20)
 
@@ -16,6 +16,19 @@ def test_equal_microbatches_wait_as_the_paper_says(number: int, stages: int) -> 
     """(p - 1) / m of the work (arXiv 2104.04473, section 2.2.1)."""
     work = number * (1 + BACKWARD)
     assert span([1] * number, stages) == work + (stages - 1) * (1 + BACKWARD)
+
+
+@given(st.integers(1, 5), st.integers(2, 6), st.integers(2, 4))
+def test_interleaved_stages_wait_for_a_piece_instead(rounds: int, stages: int, pieces: int) -> None:
+    """(p - 1) / (m v) of the work (section 2.2.2)."""
+    number = rounds * stages
+    assert span([1] * number, stages, pieces) == pytest.approx((number + (stages - 1) / pieces) * (1 + BACKWARD))
+
+
+def test_the_order_is_megatrons() -> None:
+    schedules = pytest.importorskip("megatron.core.pipeline_parallel.schedules")
+    for stages, pieces, number in ((2, 2, 4), (4, 3, 8), (3, 2, 3)):
+        assert passes_in_order(number, stages, pieces) == schedules.get_schedule_table(number, pieces, stages)
 
 
 def test_two_stages_by_hand() -> None:

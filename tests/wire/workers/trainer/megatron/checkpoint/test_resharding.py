@@ -21,7 +21,7 @@ from workers.config import Dtype
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import process_group
 
-TWO, FOUR = ["tp2", "pp2", "ep2", "dp2", "cp2"], ["tp2pp2", "tp2dp2"]
+TWO, FOUR = ["tp2", "pp2", "pp2vpp2", "ep2", "dp2", "cp2"], ["tp2pp2", "tp2dp2"]
 EACH = [(kind, layout) for kind in KINDS for layout in layouts_of(kind, [*TWO, *FOUR])]
 
 

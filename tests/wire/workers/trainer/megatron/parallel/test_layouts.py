@@ -28,9 +28,9 @@ from tests.wire.ranks.parallel_rank import KINDS, NUM_STEPS, batch, kinds, setup
 from tests.wire.ranks.parallel_rank import found as results_of
 from workers.trainer.megatron.parallel import process_group
 
-TWO = ["tp2", "pp2", "cp2", "dp2", "ep2", "ep2-recompute", "tp2-recompute", "cp2-selective"]
-WITH_CRITIC = ["tp2-critic", "tp2-whole-critic", "pp2-critic", "cp2-critic", "dp2-critic"]
-FOUR = ["tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2", "tp2ep2", "pp4"]
+TWO = ["tp2", "pp2", "cp2", "dp2", "ep2", "ep2-recompute", "tp2-recompute", "cp2-selective", "pp2vpp2"]
+WITH_CRITIC = ["tp2-critic", "tp2-whole-critic", "pp2-critic", "cp2-critic", "dp2-critic", "pp2vpp2-critic"]
+FOUR = ["tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2", "tp2ep2", "pp4", "tp2pp2vpp2", "pp2vpp2dp2"]
 LORA = ["tp2-lora", "tp2-whole-lora", "pp2-recompute-lora", "cp2-lora", "dp2-lora", "ep2-lora"]
 LORA_WITH_CRITIC, LORA_OF_FOUR = ["tp2-lora-critic", "pp2-lora-critic"], ["tp2pp2-lora", "tp2ep2-lora"]
 Results = dict[str, np.ndarray]
@@ -112,10 +112,14 @@ def test_four_ranks_train_like_hugging_face(of_four: Path, reference: dict[str, 
 
 
 @pytest.fixture(scope="module")
-def with_critic(folder: Path) -> Results:
+def with_critic(folder: Path) -> dict[str, Results]:
+    return {kind: _with_critic(folder / kind) for kind in {kind for layout in WITH_CRITIC for kind in kinds(layout)}}
+
+
+def _with_critic(folder: Path) -> Results:
     torch.set_num_threads(1)
     config = setup("dp2-critic")
-    training, result = ReferenceTraining(folder / "qwen3-tied", config), {}
+    training, result = ReferenceTraining(folder, config), {}
     for step in range(NUM_STEPS):
         result |= {f"{step}:{name}": np.array(value) for name, value in training.step(*batch(step)).items()}
     values, _, _ = training.critic.estimates(batch(NUM_STEPS)[0], config)
@@ -123,11 +127,11 @@ def with_critic(folder: Path) -> Results:
     return result | weights | {"values": np.concatenate([row for rows in values for row in rows])}
 
 
-@pytest.mark.parametrize("layout", WITH_CRITIC)
-def test_two_ranks_train_policy_and_critic_like_hugging_face(of_two: Path, with_critic: Results, layout: str) -> None:
+@pytest.mark.parametrize(("layout", "kind"), [(layout, kind) for layout in WITH_CRITIC for kind in kinds(layout)])
+def test_two_ranks_train_policy_and_critic_like_hugging_face(of_two: Path, with_critic: dict[str, Results], layout: str, kind: str) -> None:
     """With two minibatches, a reference model, and advantages by GAE, normalised over all copies."""
-    found: Results = dict(np.load(of_two / f"{layout}.qwen3-tied.npz"))
-    for name, expected in with_critic.items():
+    found: Results = dict(np.load(of_two / f"{layout}.{kind}.npz"))
+    for name, expected in with_critic[kind].items():
         assert np.linalg.norm(found[name] - expected) <= 1e-5 * np.linalg.norm(expected), name
 
 
