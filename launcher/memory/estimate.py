@@ -125,14 +125,18 @@ class Held:
         return Held(self.here + adapters, adapters, adapters / (spread.cp * spread.dp))
 
 
+def teacher_of(config: Config) -> Architecture | None:
+    """That of `algorithm.teacher`, where it lies on this machine."""
+    folder = Path(config.algorithm.teacher).expanduser()
+    return read_architecture(folder) if config.algorithm.teacher and (folder / "config.json").is_file() else None
+
+
 def _reference(config: Config, policy: Held, spread: Layout, stage: int) -> float:
     """Of the model that a divergence is from, which with adapters is the policy without them; a teacher that is not here counts as the policy."""
-    folder = Path(config.algorithm.teacher).expanduser()
     if not config.algorithm.kl_weight or (config.trainer.lora.rank and not config.algorithm.teacher):
         return 0.0
-    if not config.algorithm.teacher or not (folder / "config.json").is_file():
+    if (teacher := teacher_of(config)) is None:
         return policy.here
-    teacher = read_architecture(folder)
     return _held(count_weights(teacher), layers_of(teacher, spread.pp, stage, spread.vpp), spread, stage).here
 
 

@@ -1,4 +1,4 @@
-"""What the model costs on its devices: seconds of a decoding step, of a training step, of new weights. Pure.
+"""What the model costs on its devices: seconds of a decoding step, of a training step, of new weights.
 
 A decoding step reads all weights once and each sample's keys and values, and computes: which of both takes longer is what it takes (roofline). A
 training step computes 6 operations a parameter and token (arXiv 2204.02311, appendix B), 2 more for each further forward pass. What devices reach
@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from launcher.memory.activations import BYTES
-from launcher.memory.estimate import SGLANG_SHARE
+from launcher.memory.estimate import SGLANG_SHARE, teacher_of
 from launcher.memory.parameters import Weights, count_weights
 from launcher.prediction.assumptions import Assumptions
 from launcher.prediction.device_speeds import DeviceSpeed
@@ -50,6 +50,10 @@ class Shapes:
         attention = 4.0 * architecture.num_layers * architecture.num_heads * architecture.head_dim
         return Shapes(weights, active, architecture.num_layers * architecture.cache_width, attention, architecture.num_layers)
 
+    def operations(self, context: float) -> float:
+        """Of a forward pass for a token with `context` tokens before it."""
+        return 2 * self.active + self.attention * context
+
 
 def decoding(config: Config, shapes: Shapes, device: DeviceSpeed, context: float, assumed: Assumptions) -> tuple[float, float]:
     """Seconds of a decoding step of one server: those that do not grow with its samples, and those for each of them. `context`: tokens before the
@@ -59,7 +63,7 @@ def decoding(config: Config, shapes: Shapes, device: DeviceSpeed, context: float
         return 0.0, 1.0 / engine.synthetic_tokens_per_s
     size, unit = BYTES[engine.dtype], parallel.unit if engine.server is Server.sglang else 1
     bandwidth, flops = unit * device.bandwidth * assumed.bandwidth_share, unit * device.flops * assumed.decode_share
-    operations = 2 * shapes.active + shapes.attention * context
+    operations = shapes.operations(context)
     fixed = LAUNCH_S[engine.server is Server.sglang] + shapes.weights.total * size / bandwidth
     if parallel.tp > 1 and engine.server is Server.sglang:
         fixed += shapes.num_layers * EXCHANGE_S
@@ -87,9 +91,12 @@ def training(config: Config, shapes: Shapes, device: DeviceSpeed, num_devices: i
     """Seconds of a training step on so many devices, without the copying of weights."""
     trainer, prompts = config.trainer, 1 if config.trainer.share_prompts else config.workflow.group_size
     tokens = trainer.batch_groups * (prompts * assumed.prompt_tokens + config.workflow.group_size * assumed.lengths.mean)
-    passes = 3.0 + (config.algorithm.proximal is Proximal.recompute) + (config.algorithm.kl_weight > 0) + (trainer.recompute is Recompute.full)
+    passes = 3.0 + (config.algorithm.proximal is Proximal.recompute) + (trainer.recompute is Recompute.full)
     context = assumed.prompt_tokens + assumed.lengths.mean / 2
-    each = passes * (2 * shapes.active + shapes.attention * context) * (2 if config.algorithm.critic else 1)
+    each = passes * shapes.operations(context) * (2 if config.algorithm.critic else 1)
+    if config.algorithm.kl_weight:
+        teacher = teacher_of(config)
+        each += (shapes if teacher is None else Shapes.of(teacher)).operations(context)
     computing_s = tokens * each / (num_devices * device.flops * assumed.mfu) * assumed.trainer_factor
     return computing_s + updating(config, shapes, device, num_devices, assumed)
 

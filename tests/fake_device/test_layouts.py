@@ -24,7 +24,8 @@ RECOMPUTE = ["none", "full", "selective"]
 def cases(model: str, layouts: list[dict[str, Any]], changes: dict[str, Any], **more: Any) -> list[Case]:
     """All ranks of each layout, few layers, each way of recomputing in turn."""
     return [Case(model, WORLD, layout, tuple(range(WORLD)), tokens=2048, length=640, recompute=RECOMPUTE[number % 3],
-                 changes={"num_hidden_layers": max(2, layout.get("pp", 1) * layout.get("vpp", 1)), **changes}, **more) for number, layout in enumerate(layouts)]
+                 changes={"num_hidden_layers": max(2, layout.get("pp", 1) * layout.get("vpp", 1)), **changes}, **more)
+            for number, layout in enumerate(layouts)]
 
 
 @pytest.mark.parametrize("tried", [

@@ -17,6 +17,7 @@ from launcher.prediction.costs import Shapes
 from launcher.prediction.device_speeds import CPU, device
 from launcher.prediction.earlier_run import measured
 from launcher.share import CONF
+from tests.support.documented import MODELS
 from workers.config import AllocationConfig, ClusterKind, ConfigError, Dtype, RunKind, Server
 from workers.model.architecture import Architecture
 
@@ -55,6 +56,17 @@ def test_a_decoding_step_reads_the_weights_and_a_training_step_computes() -> Non
     tokens = 128 * (200 + 16 * 2048)
     seconds = costs.training(on_gpus(), shapes, h100, 8, assumed)
     assert seconds == pytest.approx(tokens * 4 * 2 * 7.1e9 / (8 * 0.35 * 989e12), rel=0.15), "forward, backward, and the proximal policy's forward"
+
+
+def test_a_larger_teacher_takes_longer(tmp_path: Path) -> None:
+    shapes, h100, config, assumed = Shapes.of(QWEN_7B), device(True, "h100"), on_gpus(), usual(on_gpus())
+    plain = costs.training(config, shapes, h100, 8, assumed)
+    config.algorithm.kl_weight = 1.0
+    own = costs.training(config, shapes, h100, 8, assumed) - plain
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["Qwen3-32B"]))
+    config.algorithm.teacher = str(tmp_path)
+    taught = costs.training(config, shapes, h100, 8, assumed) - plain
+    assert taught / own == pytest.approx(32.0 / 7.1, rel=0.1)
 
 
 def test_slots_are_as_many_as_the_cache_has_room_for() -> None:
