@@ -234,7 +234,7 @@ def _wider_servers(config: FullConfig, per_node: int) -> list[Choice]:
     engine, size, fits = config.engine.parallel, config.allocation.replica_size, config.devices_per_node("inference")
     found: list[Choice] = [(0.0, {})]
     for number, tp in enumerate(_doubled(engine.tp, 3), 1):
-        if tp * engine.pp <= (fits or per_node) or fits and tp * engine.pp % fits == 0 and config.cluster.kind is ClusterKind.slurm:
+        if tp * engine.pp <= (fits or per_node) or (fits and tp * engine.pp % fits == 0 and config.cluster.kind is ClusterKind.slurm):
             wider = {"allocation.replica_size": tp * engine.pp} if size % (tp * engine.pp) else {}
             found.append((3.0 * number, {"engine.parallel.tp": tp, **wider}))
     return found

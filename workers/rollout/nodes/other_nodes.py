@@ -125,15 +125,14 @@ class _Node:
     """One of them. `link`: None while it is not there."""
 
     def __init__(self, run: RunFolder, config: Config, place: Place, rank: int, links: ElementLinks) -> None:
-        self.name, self.link = f"node {rank}", None
+        self.name = f"node {rank}"
+        self.link: ElementLink | None = None
         self._file = run.rendezvous / _name(place, rank)
         self._beat_s, self._limit_s = config.transport.heartbeat_s, config.transport.heartbeat_timeout_s
         self._links, self._numbers, self._silent_s = links, itertools.count(), 0.0
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._there = asyncio.Event()
         self._is_lost = False
-
-    link: ElementLink | None
 
     async def live(self) -> str:
         """Keep the connection until the node is lost; returns how. When cancelled, the node is told to leave."""
@@ -161,13 +160,12 @@ class _Node:
     async def _converse(self, link: ElementLink) -> str:
         """Talk over a connection until it breaks; returns how."""
         receiving = asyncio.create_task(self._receive(link))
-        how = "it is silent"
         try:
             while not receiving.done() and self._silent_s <= self._limit_s:
                 await link.send(WorkerLives())
                 await asyncio.wait([receiving], timeout=self._beat_s)
                 self._silent_s += self._beat_s
-            return receiving.result() if receiving.done() else how
+            return receiving.result() if receiving.done() else "it is silent"
         except LinkLost as error:
             return str(error)
         except asyncio.CancelledError:
@@ -214,7 +212,8 @@ class _Node:
         """As `OtherNodes.run_rank`."""
         number = next(self._numbers)
         try:
-            return f"on {self.name}: {await self._ask(number, StartRank(number, start.address, start.port, start.version))}"
+            how = await self._ask(number, StartRank(number, start.address, start.port, start.version))
+            return f"on {self.name}: {how}"
         except NodeLost as error:
             return f"{self.name} of this replica is lost: {error}"
         except asyncio.CancelledError:

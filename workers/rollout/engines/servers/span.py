@@ -17,7 +17,6 @@ from workers.messages.parts import Version
 from workers.rollout.engines.client import EngineClient
 from workers.rollout.engines.servers.process import ServerProcess, Span
 
-
 TOGETHER_S = 1.0
 
 
