@@ -41,14 +41,20 @@ class Element:
         config = load(run.config)
         if config.cluster.kind is ClusterKind.local:
             enlist(run)
-        if self.role == "rollout":
+        if self.role in ("rollout", "evaluation"):
             _set_threads(1)
+            from workers.rollout.nodes.other_nodes import place_here
+
+            if (place := place_here(config)) is not None and place.rank > 0:
+                from workers.rollout.nodes.node import run_node
+
+                return run_node(run, config, place)
+        if self.role == "rollout":
             from workers.rollout.worker import RolloutWorker
             from workers.slurm.element import run_element
 
             return run_element(run, config, "inference", RolloutWorker(run, config))
         if self.role == "evaluation":
-            _set_threads(1)
             from workers.evaluation.element import EvaluationElement
             from workers.slurm.element import run_element
 

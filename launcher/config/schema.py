@@ -7,6 +7,7 @@ compose time; `check` then applies the rules of workers/config and cluster.py.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -120,7 +121,7 @@ class FullConfig(workers.Config):
         except workers.ConfigError:
             return False
         return (on_gpus and plain and self.trainer.device is not workers.Device.cpu and self.engine.server is workers.Server.sglang
-                and self.engine.device != "cpu" and not self.supervised and not self.evaluates)
+                and self.engine.device != "cpu" and not self.supervised and not self.evaluates and self.replica_nodes == 1)
 
     def plan(self) -> Plan:
         """The split of the devices. Raises `ConfigError`."""
@@ -137,6 +138,12 @@ class FullConfig(workers.Config):
     def devices_per_node(self, role: str) -> int:
         """The devices of the nodes of a role's partition; 0: not known."""
         return self.cluster.role(role).devices_per_node or self.allocation.devices_per_node
+
+    @property
+    def replica_nodes(self) -> int:
+        """Nodes that one rollout worker's replica takes (replica_nodes.py says whether it can)."""
+        fits = self.devices_per_node("inference") if self.cluster.kind is ClusterKind.slurm else 0
+        return max(1, math.ceil(self.allocation.replica_size / fits)) if fits else 1
 
     def gives_gpus(self, role: str) -> bool:
         """Whether the jobs of a role have GPUs to compute on (on SLURM), also where they are asked for by hand."""

@@ -1,7 +1,7 @@
 """From the plan to job specifications: what is submitted, in the terms of the project. Pure.
 
     train      K elements, one at a time: each is one chunk of wall time of the whole training gang
-    inference  N*K elements, N at a time: each is one replica for one chunk of wall time; none in a supervised run
+    inference  N*K elements, N at a time: each is one replica, of one node or of several, for one chunk of wall time; none in a supervised run
     reward     N*K elements, N = reward.num_elements: each judges on CPUs for one chunk of wall time; only with reward.placement=array
 
 An evaluation alone has inference elements only; they judge what they generate.
@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 
 from launcher.config.device_split import Plan, split
+from launcher.config.replica_nodes import replica_nodes
 from launcher.config.schema import FullConfig
 from workers.config import AllocationConfig, ClusterKind, ConfigError, require
 from workers.entry import Element
@@ -65,10 +66,7 @@ def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, 
     """The jobs of inference, where there are replicas, of rewards, where they have their own, and of training, where there is any.
 
     Raises `ConfigError` where nodes are too small or do not come out even."""
-    fits = config.devices_per_node("inference")
-    if plan.num_replicas and fits and plan.replica_size > fits and config.cluster.kind is ClusterKind.slurm:
-        raise ConfigError(f"allocation.replica_size={plan.replica_size}: a replica must fit on one node, and inference nodes have {fits} devices. "
-                          f"Use allocation.replica_size={fits} or less")
+    spread = replica_nodes(config) if plan.num_replicas else 1
     per_node = config.devices_per_node("train")
     nodes = num_train_nodes(plan, per_node)
     if plan.num_train_devices % nodes:
@@ -87,9 +85,9 @@ def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, 
                        config.cluster.role(role).time_limit_s if on_slurm else math.ceil(config.run.max_hours * 60) * 60, threads)
 
     if config.evaluates:
-        return (spec("inference", "evaluation", plan.num_replicas, 1, plan.replica_size, 1),)
+        return (spec("inference", "evaluation", plan.num_replicas, spread, plan.replica_size // spread, 1),)
     train = spec("train", "train", 1, nodes, plan.num_train_devices // nodes, config.trainer.num_threads)
-    inference = (spec("inference", "rollout", plan.num_replicas, 1, plan.replica_size, 1),) if plan.num_replicas else ()
+    inference = (spec("inference", "rollout", plan.num_replicas, spread, plan.replica_size // spread, 1),) if plan.num_replicas else ()
     if not config.rewards_apart:
         return (*inference, train)
     reward = spec("reward", "reward", config.reward.num_elements, 1, 0, 1)

@@ -81,9 +81,9 @@ def python_command(part: RoleConfig, folders: list[str]) -> str:
     return shlex.join(["apptainer", "exec", *gpus, "--bind", _mounts(part, folders), *container.args, container.image, python])
 
 
-def srun_arguments(part: RoleConfig, folders: list[str]) -> list[str]:
-    """What srun is told besides what sbatch was."""
-    arguments = ["--kill-on-bad-exit=1", "--wait=0", "--open-mode=append"]
+def srun_arguments(part: RoleConfig, folders: list[str], as_one: bool = True) -> list[str]:
+    """What srun is told besides what sbatch was. `as_one`: a task that breaks ends the others."""
+    arguments = [f"--kill-on-bad-exit={int(as_one)}", "--wait=0", "--open-mode=append"]
     if part.cpus_per_task:
         arguments.append(f"--cpus-per-task={part.cpus_per_task}")  # since SLURM 22.05 srun does not take this over from sbatch
     if part.container.kind is ContainerKind.pyxis:

@@ -99,7 +99,9 @@ def _executor(kind: type[submitit.SlurmExecutor], spec: JobSpec, config: FullCon
         job_name=name, time=spec.time_limit_s // 60, nodes=spec.nodes_per_element, ntasks_per_node=spec.tasks_per_node, wckey=None,
         array_parallelism=spec.throttle, stderr_to_stdout=True, signal_delay_s=config.cluster.signal_delay_s,
         dependency=f"afterany:{':'.join(after)}" if after else None,
-        setup=[*waiting_lines(run, config), *setup_lines(spec, part)], srun_args=srun_arguments(part, folders),
+        setup=[*waiting_lines(run, config), *setup_lines(spec, part)],
+        # Where a node of a replica breaks, the rollout worker on another one still has samples to hand over.
+        srun_args=srun_arguments(part, folders, as_one=spec.role != "inference" or spec.nodes_per_element == 1),
         additional_parameters={**sbatch_options(spec, part), "output": os.devnull, "requeue": True,
                                "signal": f"USR2@{config.cluster.signal_delay_s}"})
     return executor

@@ -91,7 +91,7 @@ def _on_slurm(config: FullConfig) -> Capacities:
     per_node = plan.num_train_devices / num_train_nodes(plan, config.devices_per_node("train"))
     on_sglang = config.engine.server is Server.sglang and config.gives_gpus("inference")
     return Capacities(on_gpus, _gpu(train, "cluster.train", _types(train)) if on_gpus else None, _job(train, "cluster.train", per_node),
-                 _job(inference, "cluster.inference", plan.replica_size),
+                 _job(inference, "cluster.inference", plan.replica_size / config.replica_nodes),
                  inference_gpu=_gpu(inference, "cluster.inference", _types(inference)) if on_sglang else None)
 
 

@@ -160,13 +160,13 @@ def adapters_of_a_layer(architecture: Architecture, lora: LoraConfig, tp: int) -
     return number
 
 
-def replica_memory(config: Config, architecture: Architecture, weights: Weights) -> dict[str, float]:
-    """Bytes of one inference replica in the host's memory, by what takes them. The embedded engine runs on CPUs; SGLang's models are on GPUs,
-    but for engine.device=cpu, which is not estimated."""
+def replica_memory(config: Config, architecture: Architecture, weights: Weights, num_nodes: int = 1) -> dict[str, float]:
+    """Bytes of one inference replica in the host's memory, on each of its nodes, by what takes them. The embedded engine runs on CPUs; SGLang's
+    models are on GPUs, but for engine.device=cpu, which is not estimated."""
     if config.engine.server is Server.synthetic:
         return {"processes": REPLICA_PROCESSES + (config.num_servers - 1) * SYNTHETIC_PROCESS}
     if config.engine.server is Server.sglang:
-        return {"processes": REPLICA_PROCESSES + config.allocation.replica_size * CUDA_PROCESS}
+        return {"processes": REPLICA_PROCESSES + config.allocation.replica_size / num_nodes * CUDA_PROCESS}
     size, number = BYTES[config.engine.dtype], config.num_servers
     head = weights.embedding if weights.tied else 0  # packed for its kernel, besides the embedding
     cache = (config.engine.num_slots + 1) * cache_bytes(config, architecture)

@@ -73,7 +73,7 @@ def needs(config: FullConfig, architecture: Architecture, weights: Weights, capa
     if config.evaluates:
         return _needs_of_evaluation(config, architecture, weights, capacities)
     rank = rank_memory(config, architecture, weights, layout(config, plan.num_train_devices, capacities.on_gpus))
-    replica = replica_memory(config, architecture, weights)
+    replica = replica_memory(config, architecture, weights, config.replica_nodes)
     stored = stored_weights(config, weights, config.cluster.kind is ClusterKind.local) if plan.num_replicas else StoredWeights(0.0, 0.0)
     found = [Need("a training rank takes", rank.parts(), capacities.gpu, TRAINING)]
     if capacities.machine is None and plan.num_replicas:
@@ -114,7 +114,7 @@ def _of_servers(config: FullConfig, architecture: Architecture, weights: Weights
 
 
 def _needs_of_evaluation(config: FullConfig, architecture: Architecture, weights: Weights, capacities: Capacities) -> list[Need]:
-    replica, replicas = replica_memory(config, architecture, weights), config.plan().num_replicas
+    replica, replicas = replica_memory(config, architecture, weights, config.replica_nodes), config.plan().num_replicas
     whole = {name: replicas * size for name, size in replica.items()}
     of_all = Need("all replicas on this machine take", whole, capacities.machine, INFERENCE)
     return [of_all if capacities.machine is not None else Need("an inference replica takes", replica, capacities.replica, INFERENCE),
@@ -230,11 +230,11 @@ def _axes(config: FullConfig, capacities: Capacities, concerned: set[str]) -> li
 
 
 def _wider_servers(config: FullConfig, per_node: int) -> list[Choice]:
-    """More GPUs for each server, and replicas that hold whole ones."""
-    engine, size = config.engine.parallel, config.allocation.replica_size
+    """More GPUs for each server, and replicas that hold whole ones; beyond a node whole nodes."""
+    engine, size, fits = config.engine.parallel, config.allocation.replica_size, config.devices_per_node("inference")
     found: list[Choice] = [(0.0, {})]
     for number, tp in enumerate(_doubled(engine.tp, 3), 1):
-        if tp * engine.pp <= per_node:
+        if tp * engine.pp <= (fits or per_node) or (fits and tp * engine.pp % fits == 0 and config.cluster.kind is ClusterKind.slurm):
             wider = {"allocation.replica_size": tp * engine.pp} if size % (tp * engine.pp) else {}
             found.append((3.0 * number, {"engine.parallel.tp": tp, **wider}))
     return found

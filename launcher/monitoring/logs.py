@@ -35,7 +35,7 @@ def newest_log(run: RunFolder, role: str, which: str = "") -> Path:
     if which:
         keys = _keys(run, role, which)
         found = [path for path in found if any(_named(path, key) for key in keys)]
-    elif role == "train":  # its first process speaks for the gang
+    elif role == "train" or (role == "inference" and on_slurm(run)):  # its first process speaks for the gang, or for the replica
         found = [path for path in found if path.name.endswith("_0_log.out")]
     existing = [path for path in found if path.exists()]
     if not existing:
@@ -72,7 +72,7 @@ def _keys(run: RunFolder, role: str, which: str) -> list[str]:
     if not worker:
         raise NoLog(f"{name}: no such worker. `headway status {run.path}` lists them; an element of SLURM is named like 1234_5")
     if worker.get("job"):
-        return [worker["job"], *([str(worker["pid"])] if role == "engine" else [])]
+        return [worker["job"], str(worker["pid"])] if role == "engine" else [f"{worker['job']}_0"]
     parents = []
     with contextlib.suppress(psutil.NoSuchProcess):  # submitit's process for the job, which its log is named after
         parents = [str(process.pid) for process in psutil.Process(worker["pid"]).parents()]

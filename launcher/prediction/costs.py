@@ -26,6 +26,8 @@ OPTIMIZER_BYTES = 36
 """That an update of Adam moves for each parameter: it, its gradient and two moments in float32, read and written, and what the model computes in."""
 EXCHANGE_S = 20e-6
 """Of two all-reduces a layer between the GPUs of a server, beyond what is read and computed."""
+EXCHANGE_OVER_NODES_S = 100e-6
+"""The same over a network. A choice, not a measurement."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,10 @@ class Shapes:
         return 2 * self.active + self.attention * context
 
 
-def decoding(config: Config, shapes: Shapes, device: DeviceSpeed, context: float, assumed: Assumptions) -> tuple[float, float]:
+def decoding(config: Config, shapes: Shapes, device: DeviceSpeed, context: float, assumed: Assumptions,
+             num_nodes: int = 1) -> tuple[float, float]:
     """Seconds of a decoding step of one server: those that do not grow with its samples, and those for each of them. `context`: tokens before the
-    one that is sampled, on average."""
+    one that is sampled, on average; `num_nodes`: that the server is spread over."""
     engine, parallel = config.engine, config.engine.parallel
     if engine.server is Server.synthetic:
         return 0.0, 1.0 / engine.synthetic_tokens_per_s
@@ -66,7 +69,7 @@ def decoding(config: Config, shapes: Shapes, device: DeviceSpeed, context: float
     operations = shapes.operations(context)
     fixed = LAUNCH_S[engine.server is Server.sglang] + shapes.weights.total * size / bandwidth
     if parallel.tp > 1 and engine.server is Server.sglang:
-        fixed += shapes.num_layers * EXCHANGE_S
+        fixed += shapes.num_layers * (EXCHANGE_OVER_NODES_S if num_nodes > parallel.pp else EXCHANGE_S)
     return fixed * assumed.engine_factor, (shapes.cache * context * size / bandwidth + operations / flops) * assumed.engine_factor
 
 

@@ -81,7 +81,7 @@ def _engine(config: FullConfig, shapes: Shapes, generates: DeviceSpeed, assumed:
     context = assumed.prompt_tokens + assumed.lengths.mean / 2
     gib = config.cluster.inference.gpu_memory_gb or gib_of_type(config.cluster.inference.gpu_type)
     room = costs.slots(config, shapes, 0.0 if generates is CPU else gib * costs.GIB, context)
-    fixed, each = costs.decoding(config, shapes, generates, context, assumed)
+    fixed, each = costs.decoding(config, shapes, generates, context, assumed, config.replica_nodes)
     pause = assumed.pause_s
     if pause is None:
         again = costs.prompt_s(config, shapes, generates, room * context, assumed)

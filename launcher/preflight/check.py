@@ -115,7 +115,8 @@ def _partition_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, n
                      "Shorten it: a run goes on from job to job")
     most = limits.get("MaxNodes", "UNLIMITED")
     if most.isdecimal() and spec.nodes_per_element > int(most):
-        found.append(f"allocation: training takes {spec.nodes_per_element} nodes, and a job in partition {name} at most {most}. Use fewer devices")
+        what = "training" if spec.role == "train" else f"a replica of {spec.role}"
+        found.append(f"allocation: {what} takes {spec.nodes_per_element} nodes, and a job in partition {name} at most {most}. Use fewer devices")
     for what, value in (("Accounts", part.account), ("Qos", part.qos)):
         own = f"{key}.{'account' if what == 'Accounts' else 'qos'}={value!r}"
         allowed, denied = limits.get(f"Allow{what}", "ALL"), limits.get(f"Deny{what}", "")
@@ -153,8 +154,9 @@ def _node_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, name: 
     cpus, gpus = _needs(spec, part)
     most_gpus, most_cpus = (max((getattr(kind, field) for kind in nodes), default=0) for field in ("num_gpus", "num_cpus"))
     if gpus > most_gpus:
-        size = "replica_size" if spec.role == "inference" else "devices_per_node"
-        remedy = f"Use allocation.{size}={most_gpus} or less" if most_gpus else f"Use another partition, or {key}.gpus=none"
+        size = "replica_size" if spec.role == "inference" and spec.nodes_per_element == 1 else "devices_per_node"
+        spread = f", or give allocation.devices_per_node={most_gpus} for servers over several nodes" if size == "replica_size" else ""
+        remedy = f"Use allocation.{size}={most_gpus} or less{spread}" if most_gpus else f"Use another partition, or {key}.gpus=none"
         found.append(f"allocation.{size}: {spec.role} takes {gpus} GPUs of a node, and the nodes of partition {name} have "
                      f"{most_gpus or 'none'}. {remedy}")
     if cpus > most_cpus:

@@ -8,16 +8,17 @@ import sys
 from pathlib import Path
 
 from workers.config import RewardConfig, TransportConfig
+from workers.messages.judging import ToElement
 from workers.reward.pool.pool import RewardPool
 from workers.reward.remote.service import RewardService
 from workers.run.folder import RunFolder
 from workers.run.processes import end_with_parent
-from workers.transport.reward_sockets import RewardSocket
+from workers.transport.element_sockets import ElementSocket
 
 
 async def main() -> None:
     """Serve until killed."""
-    socket = RewardSocket(RunFolder(Path(sys.argv[1])), TransportConfig())
+    socket = ElementSocket(RunFolder(Path(sys.argv[1])), TransportConfig(), ToElement)
     async with RewardPool(RewardConfig(timeout_s=60.0)) as pool:
         print(socket.endpoint, flush=True)
         await RewardService(socket, pool).serve()

@@ -52,7 +52,8 @@ class RolloutConfig:
 
 @dataclass
 class EngineParallelConfig:
-    """How one SGLang server is spread over the devices of a replica; a replica of more devices has several servers.
+    """How one SGLang server is spread over the devices of a replica; a replica of more devices has several servers, and one of more than a node
+    has is spread over several nodes. (A synthetic server takes tp * pp devices, and does nothing with them.)
 
     `tp` split every matrix, `pp` hold a part of the layers each. Within the `tp` devices, `ep` share the experts of a mixture, and
     `dp_attention` groups do the attention of requests of their own (for models with few key-value heads).
@@ -145,7 +146,7 @@ class EngineConfig:
     def _check_plain(self) -> None:
         """What only SGLang knows."""
         where = f"with engine.server={self.server.value}"
-        for name in ("tp", "pp", "ep", "dp_attention"):
+        for name in ("ep", "dp_attention", *(("tp", "pp") if self.server is Server.embedded else ())):
             require(getattr(self.parallel, name) == 1, f"engine.parallel.{name}", getattr(self.parallel, name), f"must be 1 {where}",
                     "It runs on one device; a replica of several devices has a server on each")
         for name in ("python", "device", "extra_args", "mem_fraction"):

@@ -33,13 +33,14 @@ from workers.reward.pool.pool import RewardPool, functions
 from workers.rollout.engines.engine_pool import Engines
 from workers.rollout.engines.replica import spawner
 from workers.rollout.engines.sampler import Sampler
+from workers.rollout.nodes.other_nodes import OtherNodes, place_here
 from workers.rollout.workflows.rendering import text_of
 from workers.rollout.workflows.workflow import Parts, Workflow
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder
 from workers.run.processes import first_cause
 from workers.slurm import job
-from workers.slurm.termination import Termination, Told, WorkerEnded, listen, slurm_job
+from workers.slurm.termination import Termination, Told, WorkerEnded, drain_limit_s, listen, slurm_job
 
 LOOK_S = 1.0
 CLAIM_S = 5.0
@@ -61,6 +62,7 @@ class EvaluationElement:
         self._mine: list[Chunk] = []
         self._waiting: deque[tuple[Chunk, int]] = deque()
         self._running: dict[asyncio.Task[bytes], tuple[Chunk, int]] = {}
+        self._others: OtherNodes
         self._engines: Engines | None = None
         self._judging: Judging | None = None
         self._next_claim = self._next_look = 0.0
@@ -69,6 +71,12 @@ class EvaluationElement:
     async def work(self) -> Termination:
         """Judge until the run is over, or until told to leave. Raises what broke; what follows then is said here."""
         told = listen(self.config.cluster)
+
+        def lost(reason: str) -> None:
+            if not told.done():
+                told.set_result(Told(reason, drain_limit_s(self.config.cluster, None)))
+
+        self._others = OtherNodes(self.run, self.config, place_here(self.config), lost)
         try:
             return await self._work(told)
         except BaseException as error:
@@ -76,6 +84,7 @@ class EvaluationElement:
                 self._failed(first_cause(error))
             raise
         finally:
+            await self._others.close()
             self._tell(ended=True)
 
     async def _work(self, told: asyncio.Future[Told]) -> Termination:
@@ -83,7 +92,7 @@ class EvaluationElement:
         config = self.config
         self._prompts = open_prompts(config.data, config.reward, config.run.seed, Path(config.model.path)).heldout()
         self._chunks.chunks = divide(len(self._prompts), config.allocation.num_devices // config.allocation.replica_size)
-        self._engines = engines = Engines(config, spawner(self.run, config), lambda: None, self._changed, serve_start=True)
+        self._engines = engines = Engines(config, spawner(self.run, config, self._others), lambda: None, self._changed, serve_start=True)
         sampler = Sampler(engines, Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json")))
         async with RewardPool(config.reward, config.sandbox) as rewards:
             workflow = Workflow(Parts(sampler, rewards, config.workflow, config.reward, config.engine.context_length, text_of(config),

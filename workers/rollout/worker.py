@@ -33,6 +33,7 @@ from workers.rollout.engines.sampler import Sampler
 from workers.rollout.leases.drain import Holdings
 from workers.rollout.leases.lease_runner import LeaseRunner
 from workers.rollout.leases.outbox import Results
+from workers.rollout.nodes.other_nodes import OtherNodes, place_here
 from workers.rollout.weights.broadcast import GroupMember, membership
 from workers.rollout.weights.fetch import WeightFetch
 from workers.rollout.weights.updates import WeightHolder
@@ -53,6 +54,7 @@ class RolloutWorker:
     def __init__(self, run: RunFolder, config: Config) -> None:
         self.run, self.config = run, config
         self._on_slurm = config.cluster.kind is ClusterKind.slurm
+        self._others: OtherNodes
         self._fetch: WeightFetch
         self._holder: WeightHolder
         self._engines: Engines | None = None
@@ -72,7 +74,8 @@ class RolloutWorker:
         idle_s = self.config.rollout.max_idle_minutes * 60
         self._told = told = listen(self.config.cluster)
         architecture = read_architecture(Path(self.config.model.path))
-        self._fetch = fetch = WeightFetch(self.run, self.config, self._send, self._trainer_lives)
+        self._others = others = OtherNodes(self.run, self.config, place_here(self.config), self._tell)
+        self._fetch = fetch = WeightFetch(self.run, self.config, self._send, self._trainer_lives, others.fetching)
         self._holder = WeightHolder(fetch, self._beat, self._trainer_lives, architecture)
         self._peer = peer = Peer(
             self.run, self.config.transport, Role.rollout, idle_s, heartbeat=self._heartbeat, on_message=self._on_message,
@@ -99,6 +102,7 @@ class RolloutWorker:
         finally:
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
+            await others.close()
             await fetch.close()
             await peer.leave()
 
@@ -146,7 +150,7 @@ class RolloutWorker:
     async def _operate(self, peer: Peer, holdings: Holdings) -> None:
         """Run engines, reward pool and leases until one of them breaks."""
         config, holder = self.config, self._holder
-        self._engines = engines = Engines(config, spawner(self.run, config), lambda: holder.newest, self._changed)
+        self._engines = engines = Engines(config, spawner(self.run, config, self._others), lambda: holder.newest, self._changed)
         self._member = member = membership(config, engines.engines, holder, self._send)
         sampler = Sampler(engines, Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json")))
         async with self._rewards:
@@ -238,13 +242,7 @@ class RolloutWorker:
         if engines is None or leases is None:
             return Heartbeat(fetching=holder.fetching, status=WorkerStatus(waiting_for="its start"), leases=self._held())
         leaving = self._told is not None and self._told.done()
-        waiting_for = "its results to be taken" if leaving else self._waiting_for(engines, leases)
         return Heartbeat(
             held=engines.held, fetching=holder.fetching, capacity=0 if leaving else engines.capacity, live=leases.num_live, leases=self._held(),
-            status=worker_status(waiting_for, leases, engines, holder, self._fetch, self._rewards), tokens_in_flight=engines.tokens_in_flight,
+            status=worker_status(leaving, leases, engines, holder, self._fetch, self._rewards), tokens_in_flight=engines.tokens_in_flight,
             kv_tokens=engines.kv_tokens, update_ranks=0 if leaving or self._member is None else self._member.ranks)
-
-    def _waiting_for(self, engines: Engines, leases: LeaseRunner) -> str:
-        if waiting_for := engines.waiting_for or self._fetch.waiting_for or self._rewards.waiting_for:
-            return waiting_for
-        return "weights" if engines.held is None else "" if leases.num_running else "leases"

@@ -10,12 +10,14 @@ from workers.rollout.weights.fetch import WeightFetch
 from workers.rollout.weights.updates import WeightHolder
 
 
-def worker_status(waiting_for: str, leases: LeaseRunner, engines: Engines, holder: WeightHolder, fetch: WeightFetch,
+def worker_status(leaving: bool, leases: LeaseRunner, engines: Engines, holder: WeightHolder, fetch: WeightFetch,
                   rewards: Rewards) -> WorkerStatus:
-    """What the parts of a worker count, as the coordinator is told it; `waiting_for`: in words for people, '' for nothing."""
+    """What the parts of a worker count, as the coordinator is told it; `leaving`: it has been told to go."""
+    waits = engines.waiting_for or fetch.waiting_for or rewards.waiting_for
+    idle = "weights" if engines.held is None else "" if leases.num_running else "leases"
     judge = rewards.judge
     return WorkerStatus(
-        waiting_for=waiting_for,
+        waiting_for="its results to be taken" if leaving else waits or idle,
         num_running=leases.num_running, tokens_generated=leases.tokens_generated, tokens_interrupted=leases.tokens_interrupted, idle_s=leases.idle_s,
         sample_s=leases.count_sample_s(),
         num_updates=holder.num_updates, update_s=engines.mean("update_s"), pause_s=engines.mean("pause_s"), load_s=engines.mean("load_s"),

@@ -28,7 +28,7 @@ from workers.reward.remote.load_balancer import Balance
 from workers.reward.verifiers.registry import check_name
 from workers.run.folder import RunFolder
 from workers.run.texts import well_formed
-from workers.transport.reward_sockets import LinkLost, RewardLink, RewardLinks, Unreachable
+from workers.transport.element_sockets import ElementLink, ElementLinks, LinkLost, Unreachable
 
 LOG = logging.getLogger(__name__)
 MAX_LOST = 3
@@ -38,7 +38,7 @@ LOOK_S = 1.0
 class _Element:
     """The connection to one element, and the requests that are in flight there."""
 
-    def __init__(self, link: RewardLink) -> None:
+    def __init__(self, link: ElementLink) -> None:
         self._link = link
         self._closed = False
         self._waiting: dict[int, asyncio.Future[FromElement]] = {}
@@ -94,7 +94,7 @@ class RemoteRewards:
     """
 
     def __init__(self, run: RunFolder, config: TransportConfig, reward: RewardConfig) -> None:
-        self._links, self._balance = RewardLinks(run, config), Balance()
+        self._links, self._balance = ElementLinks(run, config, FromElement), Balance()
         self._elements: dict[str, _Element] = {}
         self._numbers = itertools.count()
         self._changed = asyncio.Event()

@@ -17,6 +17,7 @@ from workers.config import ClusterKind, Config
 from workers.config.judge import JUDGE
 from workers.messages.from_coordinator import Drain, Refused, Welcome
 from workers.messages.from_worker import Draining, Heartbeat, WorkerFailed
+from workers.messages.judging import ToElement
 from workers.messages.parts import Message, Role, WorkerStatus
 from workers.reward.pool.pool import RewardPool, functions
 from workers.reward.remote.service import RewardService
@@ -24,8 +25,8 @@ from workers.run.folder import RunFolder
 from workers.run.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
 from workers.slurm.termination import Termination, Told, WorkerEnded, drain_limit_s, listen, slurm_job
 from workers.transport.client import NoCoordinator, RunOver
+from workers.transport.element_sockets import ElementSocket
 from workers.transport.peer import START_TIMEOUT_S, Peer
-from workers.transport.reward_sockets import RewardSocket
 
 
 class RewardElement:
@@ -49,7 +50,7 @@ class RewardElement:
         """Judge until the run is over, or until told to leave. Raises `VerifierError`, `CoordinatorLost` or what broke."""
         self._told = listen(self.config.cluster)
         async with self._pool as pool:
-            socket = RewardSocket(self.run, self.config.transport)
+            socket = ElementSocket(self.run, self.config.transport, ToElement)
             self._service = RewardService(socket, pool)
             idle_s = self.config.rollout.max_idle_minutes * 60
             self._peer = Peer(

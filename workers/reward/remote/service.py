@@ -9,7 +9,7 @@ from workers.config import ConfigError
 from workers.messages.codec import MessageError
 from workers.messages.judging import FromElement, NoAnswer, OutputGiven, OutputWanted, ScoreGiven, ScoreWanted, Unwanted
 from workers.reward.pool.pool import RewardPool, VerifierError
-from workers.transport.reward_sockets import RewardSocket
+from workers.transport.element_sockets import ElementSocket
 
 LINGER_MS = 2000
 """For answers that are on their way when the element leaves."""
@@ -18,7 +18,7 @@ LINGER_MS = 2000
 class RewardService:
     """Serves from `serve` to `close`. `num_requests`: those that have no answer yet."""
 
-    def __init__(self, socket: RewardSocket, pool: RewardPool) -> None:
+    def __init__(self, socket: ElementSocket, pool: RewardPool) -> None:
         self._socket, self._pool = socket, pool
         self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()

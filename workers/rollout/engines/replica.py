@@ -10,6 +10,7 @@ from pathlib import Path
 from workers.config import ClusterKind, Config, ConfigError, Server
 from workers.rollout.engines.servers.devices import ALL, of_job, of_replica, of_server
 from workers.rollout.engines.servers.process import ServerProcess
+from workers.rollout.engines.servers.span import Nodes, SpreadServer
 from workers.run.folder import RunFolder
 from workers.run.processes import GPUS
 from workers.slurm.termination import slurm_job
@@ -17,24 +18,28 @@ from workers.slurm.termination import slurm_job
 CPU = "cpu"
 
 
-def spawner(run: RunFolder, config: Config) -> Callable[[int], ServerProcess]:
-    """What makes the process of one server of this replica, by its number. Raises `ConfigError` where it has not got the GPUs it should."""
-    devices, unit = _devices(run, config), config.engine.parallel.unit
+def spawner(run: RunFolder, config: Config, nodes: Nodes) -> Callable[[int], ServerProcess]:
+    """What makes the process of one server of this replica, by its number; `nodes`: the replica's others. Raises `ConfigError` where it has not got
+    the GPUs it should."""
+    devices, unit = local_devices(run, config, nodes.number), config.engine.parallel.unit
     name = slurm_job() or str(os.getpid())
 
     def spawn(server: int) -> ServerProcess:
         log = run.jobs / (f"engine-{name}.{server}.log" if config.num_servers > 1 else f"engine-{name}.log")
-        return ServerProcess(config.engine, Path(config.model.path), log, None if devices is None else of_server(devices, server, unit))
+        visible = None if devices is None else of_server(devices, server, unit)
+        if nodes.number > 1:
+            return SpreadServer(nodes, config.engine, Path(config.model.path), log, visible)
+        return ServerProcess(config.engine, Path(config.model.path), log, visible)
 
     return spawn
 
 
-def _devices(run: RunFolder, config: Config) -> list[str] | None:
-    """The GPUs of this replica; None where its servers run on CPUs."""
+def local_devices(run: RunFolder, config: Config, num_nodes: int) -> list[str] | None:
+    """The GPUs of this replica on this one of its nodes; None where its servers run on CPUs. Raises `ConfigError` where there are fewer."""
     if config.engine.server is not Server.sglang or config.engine.device == CPU:
         return None
     if config.cluster.kind is ClusterKind.slurm:
-        return of_job(os.environ.get("CUDA_VISIBLE_DEVICES"), config.allocation.replica_size)
+        return of_job(os.environ.get("CUDA_VISIBLE_DEVICES"), config.allocation.replica_size // num_nodes)
     return of_replica(os.environ.get(GPUS, ALL), _claim(run, config), config.allocation)
 
 

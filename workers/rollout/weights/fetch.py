@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 
 from workers.config import Config, Transport
@@ -45,14 +45,15 @@ class WeightsSuperseded(RuntimeError):
 class WeightFetch:
     """What this worker does to get weights. The worker passes on what it hears: `announced` for every announcement, `take` for Sources and
     LoadGranted. `send`: to the coordinator; `in_touch`: whether there is one. `endpoint`: where others fetch from here, for
-    Register ('' for nowhere). `waiting_for`: in words for people, '' while nothing is waited for.
+    Register ('' for nowhere). `elsewhere`: has a version come to this replica's other nodes, from an endpoint ('': shared storage), by the
+    end of a block. `waiting_for`: in words for people, '' while nothing is waited for.
 
     `via`, `fetch_s`, `fetch_bytes`, `num_fallbacks`, `num_refetched`: as in `WorkerStatus`.
     """
 
-    def __init__(self, run: RunFolder, config: Config, send: Callable[[Message], Awaitable[None]],
-                 in_touch: Callable[[], bool] = lambda: True) -> None:
-        self._config, self._send, self._in_touch = config.weights, send, in_touch
+    def __init__(self, run: RunFolder, config: Config, send: Callable[[Message], Awaitable[None]], in_touch: Callable[[], bool] = lambda: True,
+                 elsewhere: Callable[[Announcement, str], AbstractAsyncContextManager[None]] = lambda *_: nullcontext()) -> None:
+        self._config, self._send, self._in_touch, self._elsewhere = config.weights, send, in_touch, elsewhere
         self._streaming = None if config.weights.transport is Transport.disk else Streaming(run, config)
         self.endpoint = self._streaming.endpoint if self._streaming else ""
         self.waiting_for = self.via = ""
@@ -119,7 +120,8 @@ class WeightFetch:
                 announcement = await self._another_way(announcement.version, causes)
                 continue
             try:
-                folder = await (self._from_storage if way == DISK else self._stream)(announcement)
+                async with self._elsewhere(announcement, "" if way == DISK else self.endpoint):
+                    folder = await (self._from_storage if way == DISK else self._stream)(announcement)
             except WeightsError as error:
                 print(f"version {announcement.version} could not be had by {way}: {error}", flush=True)
                 causes[way] = str(error)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launcher.config.device_split import split
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import JobSpec, even_sizes, fit, job_specs, num_chunks, waves
-from workers.config import AllocationConfig, ClusterKind, ConfigError
+from workers.config import AllocationConfig, ClusterKind, ConfigError, EngineConfig, EngineParallelConfig, Server
 from workers.entry import Element
 from workers.run.folder import RunFolder
 
@@ -74,9 +74,12 @@ def test_the_remedies_for_what_does_not_spread_evenly_help(devices: int, per_nod
             specs(full)
 
 
-def test_a_replica_stays_on_one_node() -> None:
-    with pytest.raises(ConfigError, match="allocation.replica_size=4 or less"):
-        specs(config(64, 4, 8))
+def test_a_replica_over_several_nodes_takes_them_for_each_element() -> None:
+    full = config(24, 4, 8)
+    full.engine = EngineConfig(Server.sglang, parallel=EngineParallelConfig(tp=8))
+    inference, train = specs(full)
+    assert (inference.nodes_per_element, inference.tasks_per_node, inference.devices_per_node, inference.throttle) == (2, 1, 4, 2)
+    assert "2 nodes x 4 device(s), 2 at a time" in inference.describe() and train.devices_per_element == 8
 
 
 @pytest.mark.parametrize("path", ["/a/%j", "/a\nb"])

@@ -142,6 +142,7 @@ def test_the_command_that_runs_python() -> None:
     assert python_command(pyxis, ["/r"]) == "python3"
     assert srun_arguments(pyxis, ["/r"]) == ["--kill-on-bad-exit=1", "--wait=0", "--open-mode=append", "--container-image=nvcr.io#x",
                                              "--container-mounts=/r:/r,/m:/m", "--no-container-remap-root", "--mpi=pmix"]
+    assert srun_arguments(RoleConfig(), [], as_one=False)[0] == "--kill-on-bad-exit=0"
 
 
 def test_a_container_shows_what_the_run_reads(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> RunFolder:
 def on_slurm(run: RunFolder) -> None:
     arrays = [{"role": role, "name": f"x-{number}", "job_id": str(number)} for role, number in (("inference", 1), ("train", 2), ("train", 3))]
     run.submitted.write_text(json.dumps({"cluster": "slurm", "complete": True, "arrays": arrays, "jobs": []}))
-    logs = ("1_0_0_log.out", "1_1_0_log.out", "1_10_0_log.out", "2_0_0_log.out", "2_0_1_log.out", "3_0_0_log.out", "3_0_1_log.out",
+    logs = ("1_0_0_log.out", "1_1_0_log.out", "1_10_0_log.out", "1_10_1_log.out", "2_0_0_log.out", "2_0_1_log.out", "3_0_0_log.out", "3_0_1_log.out",
             "coordinator.log", "engine-77.log", "engine-1_10.log", "9_0_0_log.out", "1_1_submitted.pkl")
     for age, name in enumerate(logs):
         (run.jobs / name).write_text(f"this is {name}\n")
@@ -50,6 +50,7 @@ def test_the_newest_log_of_a_part(run: RunFolder) -> None:
     worker = {"name": "rollout 3", "job": "1_10", "pid": 5}
     run.status.write_text(json.dumps({"workers": [worker, {"name": "rollout 4", "job": "1_1", "pid": 77}]}))
     for role, which, name in (("inference", "", "1_10_0_log.out"), ("inference", "1_1", "1_1_0_log.out"), ("inference", "3", "1_10_0_log.out"),
+                              ("inference", "1_10_1", "1_10_1_log.out"),
                               ("train", "", "3_0_0_log.out"), ("train", "2_0", "2_0_1_log.out"), ("train", "2_0_0", "2_0_0_log.out"),
                               ("train", "0", "3_0_1_log.out"), ("coordinator", "", "coordinator.log"), ("engine", "", "engine-1_10.log"),
                               ("engine", "3", "engine-1_10.log"), ("engine", "4", "engine-77.log")):

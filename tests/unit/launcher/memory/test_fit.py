@@ -194,6 +194,12 @@ def test_a_model_that_is_too_large_for_a_gpu_of_sglang_is_spread_further() -> No
     full.engine.parallel.tp = full.allocation.replica_size = 2
     full.engine.mem_fraction = 0.95
     assert any(line.startswith("an inference GPU takes at least about 7") for line in check(full, LLAMA_70B, look(full)))
+    full.cluster.inference.gpu_memory_gb, full.cluster.inference.devices_per_node = 16, 8
+    with pytest.raises(ConfigError, match="The nearest that fits: engine.parallel.tp=16 allocation.replica_size=16"):  # two nodes
+        check(full, LLAMA_70B, look(full))
+    full.engine.parallel.tp, full.engine.server = 16, Server.sglang
+    of_node, of_all = (replica_memory(full, LLAMA_70B, count_weights(LLAMA_70B), nodes)["processes"] for nodes in (2, 1))
+    assert of_node < of_all
 
 
 @pytest.mark.parametrize(("architecture", "parallel", "words"), [

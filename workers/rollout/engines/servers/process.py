@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from workers.config import EngineConfig, Server
@@ -29,6 +30,7 @@ from workers.rollout.engines.servers.embedded.__main__ import API_KEY_VARIABLE
 from workers.rollout.engines.servers.sglang import options
 from workers.run.gpus import environment_of
 from workers.run.processes import describe_exit
+from workers.transport.addresses import interface_of
 
 FOR_THE_WORKER = (signal.SIGTERM, signal.SIGUSR2)
 LOG_LINES = 15
@@ -44,11 +46,28 @@ POLL_S = 0.05
 SGLANG_START = Path(__file__).parent / "sglang" / "start.py"
 
 
+@dataclass(frozen=True)
+class Span:
+    """A node's part in a server over several: `rank` of `num_nodes`. All meet at `address`:`port`, of the first; `own`: this node's address."""
+
+    num_nodes: int
+    rank: int
+    address: str
+    port: int
+    own: str
+
+    @property
+    def flags(self) -> list[str]:
+        """What servers are told of it."""
+        return ["--nnodes", str(self.num_nodes), "--node-rank", str(self.rank), "--dist-init-addr", f"{self.address}:{self.port}"]
+
+
 class ServerProcess:
     """One running server. Use `start`, then its client; `exited` says how it died; `stop` ends it. `devices`: its CUDA_VISIBLE_DEVICES
-    (None: as it is)."""
+    (None: as it is). `span`: where it is one node's part of a server; only the first one's answers, the others' are begun by `launch`."""
 
-    def __init__(self, config: EngineConfig, model_folder: Path, log: Path, devices: str | None = None) -> None:
+    def __init__(self, config: EngineConfig, model_folder: Path, log: Path, devices: str | None = None, span: Span | None = None) -> None:
+        self.span = span
         self._config, self._model_folder, self._log, self._devices = config, model_folder, log, devices
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
@@ -75,6 +94,10 @@ class ServerProcess:
                 raise EngineError(f"{self._name} has not answered in {self._config.start_timeout_s:g} s (engine.start_timeout_s)"
                                   f"{self._log_end()}") from error
             raise
+
+    async def launch(self, version: Version) -> None:
+        """Start it, and wait for no answer. Raises `EngineError` where it ends before it has a port."""
+        await self._port(await self._spawn(version, secrets.token_hex(32)))
 
     @property
     def _name(self) -> str:
@@ -104,23 +127,25 @@ class ServerProcess:
         return read_end
 
     def _command(self, version: Version, ready_fd: int) -> list[str]:
-        config = self._config
+        config, span = self._config, self.span.flags if self.span else []
         if config.server is Server.sglang:
             return [config.python or sys.executable, str(SGLANG_START), "--ready-fd", str(ready_fd), "--",
-                    *options.flags(config, self._model_folder, version)]
+                    *options.flags(config, self._model_folder, version), *span]
         synthetic = ["--tokens-per-s", str(config.synthetic_tokens_per_s), "--mean-tokens", str(config.synthetic_mean_tokens)]
         return [
             sys.executable, "-m", f"workers.rollout.engines.servers.{config.server.value}", "--model-path", str(self._model_folder),
             "--dtype", config.dtype.value, "--num-slots", str(config.num_slots), "--context-length", str(config.context_length),
             "--prefill-chunk", str(config.prefill_chunk), "--num-threads", str(config.num_threads), "--weight-version", str(version),
             "--port", "0", "--ready-fd", str(ready_fd), "--parent-pid", str(os.getpid()),
-            *(synthetic if config.server is Server.synthetic else [])]
+            *(synthetic if config.server is Server.synthetic else []), *span]
 
     def _environment(self, api_key: str) -> dict[str, str]:
         threads = str(self._config.num_threads)
         changes = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         if self._devices is not None:
             changes["CUDA_VISIBLE_DEVICES"] = self._devices
+        if self.span is not None:
+            changes |= {name: os.environ.get(name, interface_of(self.span.own)) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
         if self._config.server is not Server.sglang:
             return {**os.environ, **changes, API_KEY_VARIABLE: api_key}
         return environment_of(self._config.python) | changes

@@ -19,7 +19,7 @@ from tests.wire.fleet import TRANSPORT, make_config, make_run, playing
 from workers.config import ConfigError, RewardConfig
 from workers.messages.from_coordinator import Drain, Finish
 from workers.messages.from_worker import Draining, Goodbye, Heartbeat, Register, WorkerFailed
-from workers.messages.judging import ScoreWanted
+from workers.messages.judging import FromElement, ScoreWanted, ToElement
 from workers.messages.parts import Role
 from workers.reward.pool.messages import PYTHON_TOOL
 from workers.reward.pool.pool import RewardPool, VerifierError
@@ -30,8 +30,8 @@ from workers.reward.remote.service import RewardService
 from workers.run.folder import RunFolder
 from workers.slurm import termination
 from workers.slurm.termination import Termination
+from workers.transport.element_sockets import ElementLinks, ElementSocket, LinkLost
 from workers.transport.keys import read_keys
-from workers.transport.reward_sockets import LinkLost, RewardLinks, RewardSocket
 
 HOSTILE = "tests.support.hostile_verifiers:"
 WAIT_S = 60.0
@@ -57,7 +57,7 @@ class Serving:
     """A reward element without a coordinator, in this process."""
 
     def __init__(self, run: RunFolder, config: RewardConfig) -> None:
-        self.socket, self.pool = RewardSocket(run, TRANSPORT), RewardPool(config)
+        self.socket, self.pool = ElementSocket(run, TRANSPORT, ToElement), RewardPool(config)
         self.service = RewardService(self.socket, self.pool)
         self.endpoint = self.socket.endpoint
 
@@ -188,7 +188,7 @@ async def test_a_request_that_ends_every_element_is_given_up(run: RunFolder) -> 
     async with RemoteRewards(run, TRANSPORT, RewardConfig()) as rewards:
         task = asked(rewards)
         for _ in range(MAX_LOST):
-            socket = RewardSocket(run, TRANSPORT)
+            socket = ElementSocket(run, TRANSPORT, ToElement)
             rewards.listed([socket.endpoint])
             async with asyncio.timeout(WAIT_S):
                 _, request = await socket.receive()
@@ -260,7 +260,7 @@ async def test_what_is_no_request_does_no_harm(run: RunFolder, capfd: pytest.Cap
 
 
 async def test_without_the_keys_of_the_run_nothing_is_answered(run: RunFolder, tmp_path: Path) -> None:
-    stranger = RewardLinks(make_run(tmp_path / "other"), TRANSPORT)
+    stranger = ElementLinks(make_run(tmp_path / "other"), TRANSPORT, FromElement)
     try:
         async with serving(run) as one:
             link = stranger.open(one.endpoint)

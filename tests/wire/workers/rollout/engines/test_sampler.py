@@ -162,8 +162,9 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 @asynccontextmanager
-async def running(folder: Path, models: list[Path], number: int = 1, **changes: Any) -> AsyncIterator[Rig]:
-    """Engines of their own, which hold the first published version."""
+async def running(folder: Path, models: list[Path], number: int = 1, spawn: Callable[[EngineConfig, Path, Path], ServerProcess] = ServerProcess,
+                  **changes: Any) -> AsyncIterator[Rig]:
+    """Engines of their own, which hold the first published version. `spawn`: makes a process from config, model and log."""
     config = Config(model=ModelConfig(path=str(models[0])), engine=engine_config(**changes))
     config.allocation.replica_size, config.workflow.max_new_tokens = number, LONG
     weights = [load_file(model / "model.safetensors") for model in models]
@@ -171,7 +172,7 @@ async def running(folder: Path, models: list[Path], number: int = 1, **changes: 
     async def unheard() -> None:
         pass
 
-    engines = Engines(config, lambda index: ServerProcess(config.engine, models[0], folder / f"engine-{index}.log"), lambda: rig.newest, unheard)
+    engines = Engines(config, lambda index: spawn(config.engine, models[0], folder / f"engine-{index}.log"), lambda: rig.newest, unheard)
     rig = Rig(folder, models[0], engines, weights)
     rig.living = asyncio.create_task(engines.live())
     try:

@@ -153,12 +153,14 @@ def hide(secret: str) -> None:
     logging.setLogRecordFactory(record)
 
 
-def surroundings(folder: str, port: int) -> None:
-    """What SGLang and its libraries read of the environment; what a user has set stays."""
+def surroundings(folder: str, port: int, spread: bool) -> None:
+    """What SGLang and its libraries read of the environment; what a user has set stays. `spread`: over several nodes."""
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+    # The ranks of one server meet by a file, and gloo's on the loopback interface: torch's store would listen on all interfaces. Those of several
+    # nodes meet at --dist-init-addr, and send each other Python objects by gloo alone, not over sockets of their own.
+    alone = (("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{folder}/ranks"), ("GLOO_SOCKET_IFNAME", "lo"))
     for name, value in (
-            # The ranks of one server meet by a file, and gloo's on the loopback interface: torch's store would listen on all interfaces.
-            ("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{folder}/ranks"), ("GLOO_SOCKET_IFNAME", "lo"),
+            *((("SGLANG_USE_MESSAGE_QUEUE_BROADCASTER", "0"),) if spread else alone),
             ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(port)),  # part of the names of shared memory between ranks on CPUs
             ("SGLANG_LOAD_SNAPSHOT_USE_ZMQ", "1"), ("HF_HUB_OFFLINE", "1"),
             ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1")):  # by the positions that it keeps back (options.py)
@@ -208,7 +210,7 @@ def main() -> None:
         sys.exit(f"parent process {parent} is gone: the parent of this process is {os.getppid()}")
     os.setpgid(0, 0)
     reserved = reserve_port()
-    surroundings(folder, reserved.getsockname()[1])
+    surroundings(folder, reserved.getsockname()[1], "--nnodes" in options.flags)
     with os.fdopen(options.ready_fd, "w") as ready:
         ready.write(json.dumps({"port": reserved.getsockname()[1]}) + "\n")
     launch(options.flags, api_key, reserved)

@@ -35,10 +35,11 @@ Sleep = Callable[[float], None]
 
 
 class SyntheticModel:
-    """A `Compute` (rollout/engines/servers/embedded/engine_loop.py) that computes nothing. `clock` and `sleep` are there for tests."""
+    """A `Compute` (rollout/engines/servers/embedded/engine_loop.py) that computes nothing. `clock` and `sleep` are there for tests. `elsewhere`:
+    looks at a folder of weights on the server's other nodes."""
 
     def __init__(self, architecture: Architecture, eos_ids: Collection[int], tokens_per_s: float, mean_tokens: float,
-                 clock: Clock = time.monotonic, sleep: Sleep = time.sleep) -> None:
+                 clock: Clock = time.monotonic, sleep: Sleep = time.sleep, elsewhere: Callable[[Path], None] = lambda _: None) -> None:
         self._architecture = architecture
         self._ends = sorted(eos_ids)
         self._words = [token for token in range(architecture.vocab_size) if token not in eos_ids]
@@ -46,7 +47,7 @@ class SyntheticModel:
             raise ModelError(f"eos_token_id={sorted(eos_ids)}: is the whole vocabulary, so nothing can be generated. Correct config.json")
         self._logprob = -math.log(architecture.vocab_size)
         self._tokens_per_s, self._mean_tokens = tokens_per_s, mean_tokens
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._sleep, self._elsewhere = clock, sleep, elsewhere
         self._due = 0.0
         self._lengths: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
 
@@ -64,6 +65,7 @@ class SyntheticModel:
         """Check that a folder holds this model, or these tensors do, as an engine that uses them would. Raises `ModelError`."""
         if isinstance(source, Path):
             check_same_model(source, self._architecture)
+            self._elsewhere(source)
         else:
             check_complete(source, self._architecture)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.config import AllocationConfig, Config, ConfigError, Dtype, EngineConfig, EngineParallelConfig, Server
+from workers.config import AllocationConfig, ClusterKind, Config, ConfigError, Dtype, EngineConfig, EngineParallelConfig, Server
 from workers.messages.parts import Version
 from workers.rollout.engines import replica
 from workers.rollout.engines.servers.devices import of_job, of_replica, of_server
@@ -106,14 +106,24 @@ def test_replicas_of_one_machine_have_gpus_of_their_own(tmp_path: Path, monkeypa
     run = RunFolder.create(tmp_path / "run")
     monkeypatch.delenv("HEADWAY_GPUS", raising=False)
     config = Config(allocation=AllocationConfig(num_devices=3, replica_size=1), engine=sglang())
-    assert replica._devices(run, config) == ["2"]
+    assert replica.local_devices(run, config, 1) == ["2"]
     code = ("import sys; from pathlib import Path; from workers.config import *; from workers.rollout.engines import replica; "
             "from workers.run.folder import RunFolder; "
-            "print(replica._devices(RunFolder(Path(sys.argv[1])), Config(allocation=AllocationConfig(num_devices=3), "
-            "engine=EngineConfig(server=Server.sglang))))")
+            "print(replica.local_devices(RunFolder(Path(sys.argv[1])), Config(allocation=AllocationConfig(num_devices=3), "
+            "engine=EngineConfig(server=Server.sglang)), 1))")
     answers = [subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert answers == ["['1']\n"] * 2, "what ended has given its place back"
-    assert replica._devices(run, Config(engine=sglang(device="cpu"))) is None and replica._devices(run, Config()) is None
+    assert replica.local_devices(run, Config(engine=sglang(device="cpu")), 1) is None and replica.local_devices(run, Config(), 1) is None
+
+
+def test_each_node_of_a_replica_has_its_share_of_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, config = RunFolder(tmp_path), Config(allocation=AllocationConfig(replica_size=4), engine=sglang(parallel=EngineParallelConfig(tp=4)))
+    config.cluster.kind = ClusterKind.slurm
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert replica.local_devices(run, config, 2) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ConfigError, match="this job has 1 GPUs"):
+        replica.local_devices(run, config, 2)
 
 
 @pytest.mark.parametrize(("version", "words"), [

@@ -21,7 +21,7 @@ import pytest
 from workers.config import EngineConfig, EngineParallelConfig, Server
 from workers.messages.parts import Version
 from workers.rollout.engines.client import BadRequest, EngineClient, EngineError
-from workers.rollout.engines.servers.process import ServerProcess
+from workers.rollout.engines.servers.process import ServerProcess, Span
 
 LAUNCH_SERVER = '''
 import http.server, json, logging, mmap, os, signal, socket, subprocess, sys, tempfile
@@ -166,6 +166,16 @@ async def test_what_it_is_started_with(interpreter: Path, tmp_path: Path) -> Non
             main.send_signal(number)
             attendant.send_signal(number)
         assert await client.answers("/health", 10.0), "what ends a job does not end its engine"
+
+
+async def test_a_server_over_several_nodes_meets_at_an_address_and_not_by_a_file(interpreter: Path, tmp_path: Path) -> None:
+    span = Span(2, 1, "127.0.0.1", 4321, "127.0.0.1")
+    async with started(sglang(interpreter), tmp_path / "log", span=span) as (_, _, facts):
+        arguments, environment = facts["arguments"], facts["environment"]
+        place = arguments.index("--nnodes")
+        assert arguments[place: place + 6] == ["--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "127.0.0.1:4321"]
+        assert {environment[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")} == {"lo"}
+        assert environment["SGLANG_USE_MESSAGE_QUEUE_BROADCASTER"] == "0" and "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE" not in environment
 
 
 @pytest.mark.parametrize("hung", [False, True])

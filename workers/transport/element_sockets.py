@@ -1,6 +1,6 @@
-"""Sockets between rollout workers and reward elements.
+"""Sockets between rollout workers and what works for them on other nodes: reward elements, and the other nodes of their replica.
 
-    rollout worker: one RewardLink (DEALER) for each element --CURVE, the run's keys (door.py)--> RewardSocket (ROUTER) of the element
+    rollout worker: one ElementLink (DEALER) for each element --CURVE, the run's keys (door.py)--> ElementSocket (ROUTER) of the element
 
 Nothing is dropped: what is in flight is bounded by what the worker generates at once. A link does not reconnect: what
 was asked of an element that is gone is asked elsewhere, and a new link is made for one that is back.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -17,7 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from workers.config import TransportConfig
 from workers.messages.codec import MAX_FRAME, Decoder, MessageError, encode
-from workers.messages.judging import FromElement, ToElement
+from workers.messages.parts import Message
 from workers.run.folder import RunFolder
 from workers.transport.addresses import address_of
 from workers.transport.door import Door
@@ -36,14 +37,15 @@ class Unreachable(LinkLost):
     """Nothing was sent to this element: it cannot be connected to, or does not know our key."""
 
 
-class RewardSocket:
-    """A reward element's end, bound from its construction to `close`. Raises `ConfigError` where it cannot be bound."""
+class ElementSocket:
+    """The end of who is asked, bound from its construction to `close`. `takes`: the union of messages that come. Raises `ConfigError` where it
+    cannot be bound."""
 
-    def __init__(self, run: RunFolder, config: TransportConfig) -> None:
+    def __init__(self, run: RunFolder, config: TransportConfig, takes: object) -> None:
         server, client = read_keys(run, "server"), read_keys(run, "client")
         self._context = zmq.asyncio.Context()
         self.door = Door(self._context, server, client.public)
-        self._decoder = Decoder(ToElement, config.max_message_mb * MIB)
+        self._decoder = Decoder(takes, config.max_message_mb * MIB)
         self.num_malformed = 0
         self._router = self._context.socket(zmq.ROUTER)
         _limit(self._router)
@@ -54,16 +56,16 @@ class RewardSocket:
             self.close()
             raise
 
-    async def receive(self) -> tuple[bytes, ToElement]:
+    async def receive(self) -> tuple[bytes, Any]:
         """The next request and the peer it came from. Raises `MessageError` on a malformed one."""
         peer, *pieces = await self._router.recv_multipart()
         try:
-            return peer, self._decoder.decode(pieces)  # type: ignore[return-value]
+            return peer, self._decoder.decode(pieces)
         except MessageError:
             self.num_malformed += 1
             raise
 
-    async def send(self, peer: bytes, message: FromElement) -> None:
+    async def send(self, peer: bytes, message: Message) -> None:
         """Send to one peer; nothing where it is gone."""
         try:
             await self._router.send_multipart([peer, *encode(message)], copy=False)
@@ -78,12 +80,12 @@ class RewardSocket:
         self._context.term()
 
 
-class RewardLink:
-    """A rollout worker's end: one connection to one element."""
+class ElementLink:
+    """A rollout worker's end: one connection to one element. `takes`: the union of messages that come."""
 
-    def __init__(self, context: zmq.asyncio.Context, run: RunFolder, config: TransportConfig, endpoint: str) -> None:
+    def __init__(self, context: zmq.asyncio.Context, run: RunFolder, config: TransportConfig, takes: object, endpoint: str) -> None:
         server, client = read_keys(run, "server"), read_keys(run, "client")
-        self._decoder = Decoder(FromElement, config.max_message_mb * MIB)
+        self._decoder = Decoder(takes, config.max_message_mb * MIB)
         self._dealer = socket = context.socket(zmq.DEALER)
         _limit(socket)
         # Not -1, for never: a broken connection would then take answers with it that are here, but not yet read.
@@ -94,14 +96,14 @@ class RewardLink:
         self._gone = asyncio.ensure_future(self._monitor.recv_multipart())
         socket.connect(endpoint)
 
-    async def send(self, message: ToElement) -> None:
+    async def send(self, message: Message) -> None:
         """Send, or queue until the connection stands. Raises `Unreachable` where there is none any more."""
         try:
             await self._dealer.send_multipart(encode(message), zmq.DONTWAIT, copy=False)
         except zmq.Again:
             raise Unreachable("the connection is gone") from None
 
-    async def receive(self) -> FromElement:
+    async def receive(self) -> Any:
         """The next answer. Raises `LinkLost` once the connection is gone (`Unreachable`: it never stood), `MessageError` on a malformed one."""
         answer = asyncio.ensure_future(self._dealer.recv_multipart())
         try:
@@ -113,28 +115,28 @@ class RewardLink:
         except zmq.Again:
             event = parse_monitor_message(self._gone.result())["event"]
             raise (LinkLost if event == zmq.EVENT_DISCONNECTED else Unreachable)(GONE[event]) from None
-        return self._decoder.decode(pieces)  # type: ignore[return-value]
+        return self._decoder.decode(pieces)
 
-    def close(self) -> None:
-        """Close at once."""
+    def close(self, linger_ms: int = 0) -> None:
+        """Close. What is not sent yet has `linger_ms` milliseconds to leave."""
         self._gone.cancel()
         self._dealer.disable_monitor()
         self._monitor.close(linger=0)
-        self._dealer.close(linger=0)
+        self._dealer.close(linger=linger_ms)
 
 
-class RewardLinks:
+class ElementLinks:
     """Makes the links of one rollout worker."""
 
-    def __init__(self, run: RunFolder, config: TransportConfig) -> None:
-        self._run, self._config, self._context = run, config, zmq.asyncio.Context()
+    def __init__(self, run: RunFolder, config: TransportConfig, takes: object) -> None:
+        self._run, self._config, self._takes, self._context = run, config, takes, zmq.asyncio.Context()
 
-    def open(self, endpoint: str) -> RewardLink:
+    def open(self, endpoint: str) -> ElementLink:
         """A link to the element at `endpoint`, not yet connected."""
-        return RewardLink(self._context, self._run, self._config, endpoint)
+        return ElementLink(self._context, self._run, self._config, self._takes, endpoint)
 
     def close(self) -> None:
-        """Close all links, and the context."""
+        """Close all links, and the context, when what they have to say has left."""
         self._context.destroy(linger=0)
 
 
