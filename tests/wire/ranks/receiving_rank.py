@@ -26,7 +26,7 @@ def part(name: str, tensor: torch.Tensor, rank: int) -> torch.Tensor | None:
     """What rank `rank` of `TP` keeps: rows or columns of matrices, heads of keys and values that several ranks share, whole experts."""
     if ".experts." in name:
         return tensor if int(name.split(".experts.")[1].split(".")[0]) * TP // 4 == rank else None
-    if tensor.dim() == 1 and "_proj" not in name or "mlp.gate" in name:
+    if (tensor.dim() == 1 and "_proj" not in name) or "mlp.gate." in name:
         return tensor
     if "k_proj" in name or "v_proj" in name:  # two heads for four ranks
         return tensor.chunk(2)[rank // 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
@@ -48,6 +49,6 @@ def test_buckets_are_of_one_source_each_in_turn_and_no_larger_than_they_must_be(
             size = sum(sizes[shard] for shard in bucket)
             assert size <= limit or len(bucket) == 1
             assert following is None or size + sizes[following[0]] > limit
-    for first, second in zip(buckets, buckets[1:], strict=False):
+    for first, second in pairwise(buckets):
         rounds = [[sources[bucket[0]] for bucket in buckets[:buckets.index(one)]].count(sources[one[0]]) for one in (first, second)]
         assert rounds[0] <= rounds[1], "every source before any one's next"

@@ -20,7 +20,7 @@ from tests.wire.ranks.sending_rank import LAYOUTS, TP, WAIT_S
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_engine_rank_has_its_part_of_what_is_published(tmp_path: Path, layout: str) -> None:
-    kind, parallel, world = LAYOUTS[layout]
+    kind, _, world = LAYOUTS[layout]
     write_model(kind, tmp_path / kind)
     scenarios = [f"{layout}.whole", f"{layout}.slices"]
     store = dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False, timeout=timedelta(seconds=WAIT_S))
