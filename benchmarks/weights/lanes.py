@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,8 +23,10 @@ from workers.config import Config, ParallelConfig
 from workers.messages.broadcasts import lane_name
 from workers.model.architecture import Architecture
 from workers.trainer.weights.lane import Lane
-from workers.trainer.weights.sending_plan import SendingPlan
 from workers.weights.update_group import BroadcastGroup, Host
+
+if TYPE_CHECKING:
+    from workers.trainer.weights.sending_plan import SendingPlan
 
 GROUP, TIMEOUT_S = "benchmark", 300.0
 NUM_RANKS, LAYOUT = 4, ParallelConfig()
@@ -34,6 +36,8 @@ BYTES_ACKED = 120
 
 def plan_of(size: int) -> SendingPlan:
     """For a model of about `size` bytes in bfloat16, of SmolLM2-135M's shape but for the number of its layers, trained in four copies."""
+    from workers.trainer.weights.sending_plan import SendingPlan  # not in the children, which would begin with Megatron-core
+
     layers = max(1, round((size - 2 * 49_152 * 576) / (2 * 3_540_096)))
     config = Config()
     config.trainer.parallel, config.engine.dtype = LAYOUT, config.engine.dtype.bfloat16
