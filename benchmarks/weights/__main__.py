@@ -7,6 +7,8 @@ All processes are real and on this machine, connected by loopback: one that serv
 memory (/dev/shm), each with a store of its own, so each stands for a node. The tree is the coordinator's. Weights are random bytes.
 - zmq      from the order to fetch until all receivers have all chunks, each checked by its digest, in files that an engine can load. The
            trainer's digests, made once a version while it trains on, are told apart (`publish_s`)
+- lanes    the broadcasts of weights=nccl, over gloo: four training ranks that hold copies send a part each; engine ranks put it in their memory.
+           Without digests; the trainer stands still as long. Its egress is what the kernel says
 - limit    one plain TCP stream of the same bytes with the same digests into a file in memory, by one thread or two, whichever is faster
 - streams  as many plain TCP streams as receivers, all from the trainer: the same work without the tree
 - bare     as many plain TCP streams as there are connections (receivers times `--streams`) whose bytes are forgotten as they come, as iperf3
@@ -37,6 +39,7 @@ import psutil
 
 from benchmarks.quiet import QUIET, Others
 from benchmarks.weights import delta as weights_delta
+from benchmarks.weights.lanes import NUM_RANKS, Lanes
 from benchmarks.weights.ways import Disk, Place, Plain, Zmq, make_weights
 from workers.config import WeightsConfig
 from workers.run.paths import MEMORY
@@ -68,6 +71,7 @@ def measure(case: Case, place: Place, securities: list[str], repetitions: int, s
 
     with contextlib.ExitStack() as stack:
         ours = {security: Zmq(stack, place, case.receivers, security, streams) for security in securities}
+        lanes = Lanes(stack, case.size, case.receivers)
         one, all_at_once, disk = Plain(stack, place, 1), Plain(stack, place, case.receivers), Disk(stack, place, case.receivers)
         beside = Others()
         for _ in range(repetitions):
@@ -77,6 +81,9 @@ def measure(case: Case, place: Place, securities: list[str], repetitions: int, s
                 note(security, turn["seconds"])
                 note("publish_s", turn["publish_s"])
                 figures[f"{security}_egress_copies"] = turn["egress_copies"]
+            turn = lanes.turn()
+            note("lanes", turn["seconds"] * case.size / turn["bytes"])
+            figures |= {"lanes_egress_copies": turn["egress_copies"], "lanes_most_of_mean": turn["most_of_mean"]}
             note("streams", min(all_at_once.turn(threads) for threads in (1, 2)))
             note("bare", all_at_once.bare(streams))
             note("bare_one", one.bare(1))
@@ -101,6 +108,9 @@ def explain(figures: dict[str, Any], securities: list[str]) -> dict[str, Any]:
         print(f"{figures['gb']:.2f} GB to {copies:2d}, {security:<6}: {seconds:.3f} s, {figures[f'{security}_gb_per_s']:.2f} GB/s in all, "
               f"{figures[f'{security}_of_limit']:.2f} of the limit, {figures[f'{security}_of_streams']:.2f} of plain streams, trainer sends "
               f"{figures[f'{security}_egress_copies']:.2f} copies; {figures[f'{security}_over_disk']:.1f} times as fast as disk", flush=True)
+    figures["lanes_of_limit"] = copies * figures["limit_s"] / figures["lanes_s"]
+    print(f"    lanes {figures['lanes_s']:.3f} s, {figures['lanes_of_limit']:.2f} of the limit; {NUM_RANKS} training ranks send "
+          f"{figures['lanes_egress_copies']:.2f} copies, one of them at most {figures['lanes_most_of_mean']:.2f} of their mean", flush=True)
     names = ("limit", "streams", "bare", "bare_one", "disk_write", "disk_read", "publish")
     limit, streams, bare, bare_one, written, read, digests = (figures[f"{name}_s"] for name in names)
     print(f"    limit {limit:.3f} s; streams {streams:.3f} s; bare {bare:.3f} s, one {bare_one:.3f} s; disk {written:.2f} s to write and "

@@ -1,4 +1,4 @@
-"""Weights by broadcast: the test is the trainer, rank 0; the engine is rank 1, and in one test a second engine is rank 2."""
+"""Weights by broadcast: the test is a training rank, rank 0, or two of them; the engine is rank 1, and in one test a second engine is rank 2."""
 
 from __future__ import annotations
 
@@ -91,6 +91,22 @@ def test_new_weights_in_the_middle_of_requests(engine: Endpoint, flattened: bool
             fresh = await client.generate(prompt, 5)
             assert fresh["meta_info"]["cached_tokens"] == 0 and spans(fresh) == [("first again", 0, 5)]
             assert engine.error(engine.first, prompt, fresh) < TOLERANCE
+
+    engine.run(scenario)
+
+
+def test_an_update_comes_from_several_ranks_in_turn(engine: Endpoint) -> None:
+    async def scenario(client: Client) -> None:
+        async with group_of(client) as one, group_of(client) as two:
+            tensors = load_file(engine.second / "model.safetensors")
+            await client.post("/begin_weight_update", selector="target")
+            for part, group in enumerate((one, two, two, one, two)):
+                bucket = {name: tensors[name] for name in list(tensors)[part::5]}
+                await send(group, [client], bucket, flattened=True, weight_version="second" if part == 4 else None, flush_cache=part == 4)
+            await client.post("/end_weight_update")
+            reply = await client.generate(prompt_of(24), 9)
+            assert spans(reply) == [("second", 0, 9)]
+            assert engine.error(engine.second, prompt_of(24), reply) < TOLERANCE
 
     engine.run(scenario)
 

@@ -1,4 +1,4 @@
-"""A whole run whose weights are broadcast into the engines (weights.transport=nccl, over gloo), while one of these dies."""
+"""A whole run of two training ranks, which both send their weights into the engines (weights.transport=nccl, over gloo), while one of these dies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from launcher.monitoring.stop import stop
 from tests.e2e.runs import START_S, LiveRun, live_run, wait_for
 from workers.run.files import read_lines
 
-OVERRIDES = ("run.num_steps=1000000", "data.num_heldout=4", "evaluation.every_steps=0", "weights=nccl", "allocation.num_devices=3",
-             "allocation.inference_fraction=0.7")
+OVERRIDES = ("run.num_steps=1000000", "data.num_heldout=4", "evaluation.every_steps=0", "weights=nccl", "allocation.num_devices=4",
+             "allocation.inference_fraction=0.5", "trainer.parallel.tp=2")
 
 
 def steps(run: LiveRun) -> list[dict[str, Any]]:

@@ -140,6 +140,11 @@ class Config:
         return self.run.kind is RunKind.supervised
 
     @property
+    def broadcasts(self) -> bool:
+        """Whether new weights are broadcast into the engines."""
+        return self.weights.transport is Transport.nccl and not self.supervised
+
+    @property
     def evaluates(self) -> bool:
         """Whether this run trains nothing, and judges the answers of a model to held-out prompts."""
         return self.run.kind is RunKind.evaluation

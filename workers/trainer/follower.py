@@ -24,12 +24,14 @@ from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import collectives, process_group
 from workers.trainer.megatron.parallel.gang import Gang
 from workers.trainer.megatron.parallel.stop_gate import StepAbandoned
-from workers.trainer.orders import MeasureHeldout, Order, PublishWeights, ShareWeights, TrainStep, WriteAdapters, WriteWeights
+from workers.trainer.orders import BroadcastWeights, MeasureHeldout, Order, PublishWeights, ShareWeights, TrainStep, WriteAdapters, WriteWeights
 from workers.trainer.ranks import Meeting, roster_of, spread_in_copy, wait_for_meeting
 from workers.trainer.selftest.self_test import SelfTest, SelfTestFailed
 from workers.trainer.train_step import train_batch
+from workers.trainer.weights.lanes import Lanes
 from workers.trainer.weights.rank_publisher import RankPublisher
 from workers.transport.addresses import address_of, interface_of
+from workers.weights.update_group import GroupError
 
 
 def follow(run: RunFolder, config: Config, element: Place, signals: Signals) -> str:
@@ -54,6 +56,7 @@ class Follower:
         self._self_test = SelfTest(config, self._engine.architecture, begins_with, lambda _: None)  # rank 0 tells
         self._heldout = HeldoutExamples(config, self._engine) if config.supervised else None
         self._publisher = None if config.supervised else RankPublisher(run, config, self._engine, meeting.epoch)
+        self._lanes = Lanes(config, self._engine.architecture, self._engine.iter_shards) if config.broadcasts else None
         self._saver = PartSaver(self._engine, config.checkpoint.background)
         self._link: ShareLink | None = None
         if process_group.is_leader():
@@ -69,6 +72,8 @@ class Follower:
         finally:
             if self._publisher is not None:
                 self._publisher.close()
+            if self._lanes is not None:
+                self._lanes.close(LEAVE_S)
         if self._link is not None:
             self._link.close(cause)
         self._saver.writing.abandon(LEAVE_S)
@@ -86,6 +91,9 @@ class Follower:
                     self._publisher.publish(order)
                 case ShareWeights() if self._publisher is not None:
                     self._publisher.share(order)
+                case BroadcastWeights() if self._lanes is not None:
+                    with contextlib.suppress(GroupError):  # rank 0 has it too, and tells the coordinator
+                        self._lanes.broadcast(order.group)
                 case WriteWeights():
                     for _ in self._engine.iter_hf_tensors():
                         pass

@@ -45,4 +45,11 @@ class ShareWeights(msgspec.Struct, frozen=True, tag=True):
     version: Version
 
 
-Order = TrainStep | PublishWeights | ShareWeights | WriteWeights | WriteAdapters | MeasureHeldout | StillThere | CheckpointRequest | Finish
+class BroadcastWeights(msgspec.Struct, frozen=True, tag=True):
+    """Send the weights to the engines in `group`."""
+
+    group: str
+
+
+Order = (TrainStep | PublishWeights | ShareWeights | BroadcastWeights | WriteWeights | WriteAdapters | MeasureHeldout | StillThere | CheckpointRequest
+         | Finish)

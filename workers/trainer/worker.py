@@ -23,7 +23,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from workers.config import Config, Transport
+from workers.config import Config
 from workers.messages.from_coordinator import Finish
 from workers.messages.parts import Announcement, Version
 from workers.run.checkpoints import Checkpoint, Fenced, check_epoch
@@ -43,6 +43,7 @@ from workers.trainer.selftest.self_test import SelfTest, SelfTestFailed
 from workers.trainer.train_step import kept_logprobs, train_batch
 from workers.trainer.weights.announcer import Announcer
 from workers.trainer.weights.broadcast import WeightGroup
+from workers.trainer.weights.lanes import Lanes
 from workers.trainer.weights.rank_publisher import RankPublisher
 
 NOWHERE = "not published"
@@ -196,9 +197,9 @@ class TrainerWorker:
 
     def _weight_group(self) -> WeightGroup | None:
         """Rank 0's part of broadcasts, where weights travel by them."""
-        if self.config.weights.transport is not Transport.nccl:
+        if not self.config.broadcasts:
             return None
-        group = WeightGroup(self.config, self._engine.architecture, self._weights, self._link.say)
+        group = WeightGroup(Lanes(self.config, self._engine.architecture, self._engine.iter_shards), self._ranks, self._link.say)
         self._link.on_broadcast = group.take
         return group
 

@@ -1,6 +1,7 @@
-"""A process group for weights alone: rank 0, the trainer's, broadcasts; the ranks of the inference servers receive.
+"""A process group for weights alone: rank 0, a training rank, broadcasts; the ranks of the inference servers receive.
 
-    trainer, rank 0     hosts the store at address:port --+
+    training's rank 0   hosts the store at address:port --+
+    a training rank     is rank 0 ------------------------+
     servers, rank 1..   join it --------------------------+--> one communicator, apart from every other group of these processes
 
 It is made as SGLang makes it (sglang/srt/utils/common.py: init_custom_process_group), so that SGLang's servers can be members. torch has no
@@ -36,23 +37,37 @@ class Host:
         except (OSError, RuntimeError) as error:
             raise GroupError(f"a weight group cannot be hosted at {address}: {error}") from error
 
+    def wait(self, keys: list[str]) -> None:
+        """Wait until all of `keys` are set. Raises `GroupError` where that takes longer than its `timeout_s`."""
+        try:
+            self.store.clone().wait(keys)  # type: ignore[attr-defined]  # a connection of its own: others use the store meanwhile
+        except RuntimeError as error:
+            raise GroupError(f"not all of {', '.join(keys)} have come: {error}") from error
+
+
+def store_at(address: str, port: int, timeout_s: float) -> dist.Store:
+    """The store that another process hosts. Raises `GroupError`."""
+    try:
+        return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+    except RuntimeError as error:
+        raise GroupError(f"the store of weight groups at {address}:{port} cannot be reached: {error}") from error
+
 
 class BroadcastGroup:
     """Membership in a group. Every call blocks: making it `join_s` seconds at most, the others `timeout_s`."""
 
     def __init__(self, address: str, port: int, rank: int, world_size: int, name: str, backend: str, timeout_s: float,
-                 join_s: float | None = None, host: Host | None = None) -> None:
-        """Join as `rank` and wait for all others; rank 0 at the store of its own `host`, if that is given. `backend`: nccl on GPUs, gloo on
-        CPUs; `name` must be new; `join_s`: None for `timeout_s`. Raises `GroupError`."""
+                 join_s: float | None = None, store: dist.Store | None = None) -> None:
+        """Join as `rank` and wait for all others; a training rank at a `store` that it has. `backend`: nccl on GPUs, gloo on CPUs; `name` must
+        be new; `join_s`: None for `timeout_s`. Raises `GroupError`."""
         self.name, self._backend = name, dist.Backend(backend)
         timeout = timedelta(seconds=join_s or timeout_s)
         try:
-            if host is None:
+            if store is None:
                 store, rank, world_size = next(dist.rendezvous(f"tcp://{_host(address)}:{port}", rank, world_size, timeout=timeout))
                 store.set_timeout(timeout)
             else:
-                store = host.store
-                # Whoever hosts a group survives the others' deaths: NCCL would end its process for them.
+                # A training rank survives the others' deaths: NCCL would end its process for them.
                 os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             self._group, _ = c10d._new_process_group_helper(
                 world_size, rank, [], self._backend, dist.PrefixStore(name, store),

@@ -1,7 +1,7 @@
 """One rank of a gang that converts models: python -m tests.wire.ranks.conversion_rank FOLDER RANK WORLD PORT.
 
-In every layout of `LAYOUTS` for this number of ranks, each model in FOLDER that can be split so is loaded and exported again, to rank 0 and by
-those who publish it, those with tied embeddings in bfloat16.
+In every layout of `LAYOUTS` for this number of ranks, each model in FOLDER that can be split so is loaded and exported again, to rank 0, by
+those who publish it and by those who could send it to engines, those with tied embeddings in bfloat16.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from workers.config import ConfigError, ParallelConfig, TrainerConfig
 from workers.model.architecture import Architecture, read_architecture
 from workers.model.parallel_limits import check_parallel
-from workers.trainer.megatron.hf_conversion import export, iter_held_tensors, iter_hf_tensors, own_source, pieces_of, sources
+from workers.trainer.megatron.hf_conversion import export, iter_held_tensors, iter_hf_tensors, iter_shards, own_source, pieces_of, sources
+from workers.trainer.megatron.hf_conversion.holders import shards
 from workers.trainer.megatron.hf_conversion.names import all_hf_tensors
 from workers.trainer.megatron.model.model import build_model
 from workers.trainer.megatron.parallel import collectives, cpu_backend, process_group
@@ -56,6 +57,17 @@ def check_held(model: Any, architecture: Architecture, parallel: ParallelConfig,
     assert own == 0 or process_group.rank() != 0
 
 
+def check_shards(model: Any, architecture: Architecture, parallel: ParallelConfig, stored: dict[str, torch.Tensor]) -> None:
+    """Each of those that are said to hold a shard can send it, whole tensors or slices, and nobody else is given anything."""
+    for whole in (True, False):
+        sending = [(shard, source) for shard in shards(architecture, parallel, process_group.world_size(), whole) for source in shard.holders]
+        for (shard, source), tensors in zip(sending, iter_shards(model, architecture, sending), strict=True):
+            assert len(tensors) == (len(shard.pieces) if source == process_group.rank() else 0)
+            for tensor, piece in zip(tensors, shard.pieces, strict=False):
+                where = tuple(slice(start, start + size) for start, size in zip(piece.starts, piece.shape, strict=True))
+                assert torch.equal(tensor, stored[piece.name][where]), (piece, source)
+
+
 def round_trip(folder: Path, parallel: ParallelConfig) -> None:
     architecture = read_architecture(folder)
     dtype = torch.bfloat16 if architecture.tied else torch.float32
@@ -68,6 +80,7 @@ def round_trip(folder: Path, parallel: ParallelConfig) -> None:
             assert any(torch.equal(bias, found[frozen]) for frozen in architecture.frozen_shapes()), "in float32, whatever the model is in"
     check_own(model, architecture, stored)
     check_held(model, architecture, parallel, stored)
+    check_shards(model, architecture, parallel, stored)
     exported = list(iter_hf_tensors(model, architecture))
     if process_group.rank():
         assert exported == []

@@ -58,11 +58,14 @@ class GroupPlace:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors that are broadcast in one flat run of bytes; `dtype` as torch names it."""
+    """Tensors that are broadcast in one flat run of bytes through `group`; `dtype` as torch names it. `starts`: where slices lie in their tensors,
+    None where all are whole; the embedded engine alone takes slices."""
 
+    group: str
     names: list[str]
-    shapes: list[tuple[int, ...]]
+    shapes: list[list[int]]
     dtype: str
+    starts: list[list[int]] | None
 
 
 class EngineClient:
@@ -119,10 +122,11 @@ class EngineClient:
         """POST /begin_weight_update: `receive` may follow, and must be followed by `end_update`."""
         await self._post("/begin_weight_update", {}, timeout_s)
 
-    async def receive(self, bucket: Bucket, group: str, version: Version | None, flush_cache: bool, timeout_s: float) -> None:
-        """POST /update_weights_from_distributed: take the next broadcast of the group, which is `bucket`; `version`: with the last one."""
-        body = {"names": bucket.names, "dtypes": [bucket.dtype] * len(bucket.names), "shapes": bucket.shapes, "group_name": group,
-                "load_format": "flattened_bucket", "flush_cache": flush_cache}
+    async def receive(self, bucket: Bucket, version: Version | None, flush_cache: bool, timeout_s: float) -> None:
+        """POST /update_weights_from_distributed: take the next broadcast of its group, which is `bucket`; `version`: with the last one."""
+        body: dict = {"names": bucket.names, "dtypes": [bucket.dtype] * len(bucket.names), "shapes": bucket.shapes, "group_name": bucket.group,
+                      "load_format": "flattened_bucket", "flush_cache": flush_cache}
+        body |= {"starts": bucket.starts} if bucket.starts is not None else {}
         await self._post("/update_weights_from_distributed", body if version is None else {**body, "weight_version": str(version)}, timeout_s)
 
     async def end_update(self, timeout_s: float) -> None:

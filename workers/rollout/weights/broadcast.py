@@ -1,6 +1,6 @@
 """A worker's part in broadcasts of new weights (weights.transport=nccl). Who is in the group, and when: coordinator/weights/broadcast_group.py.
 
-    JoinUpdateGroup   --> is the trainer to be reached, is its NCCL ours? --> all servers join -----------------------------> UpdateGroupJoined
+    JoinUpdateGroup   --> is the trainer to be reached, is its NCCL ours? --> all servers join, lane after lane ------------> UpdateGroupJoined
     PrepareBroadcast  --> each server: pause, all of them stand still -----------------------------------> BroadcastReady
     Broadcast         -->              begin, bucket after bucket, end, continue: it holds the version --> Heartbeat (held)
     BroadcastRefused  -->              continue, as if nothing had been
@@ -15,12 +15,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from workers.config import Config, Interrupt, Server, Transport
+from workers.config import Config, Server, Transport
 from workers.messages.broadcasts import (
     Broadcast,
     BroadcastReady,
@@ -33,18 +32,14 @@ from workers.messages.broadcasts import (
 )
 from workers.messages.parts import Message, Version
 from workers.model.architecture import read_architecture
-from workers.rollout.engines.client import Bucket, EngineClient, EngineError, GroupPlace, NoAnswer
+from workers.rollout.engines.client import EngineClient
 from workers.rollout.engines.engine import Engine
-from workers.rollout.weights import nccl
+from workers.rollout.weights import group_calls, nccl
 from workers.transport.addresses import address_of, interface_of, reach
 
-REACH_S, LEAVE_S = 5.0, 20.0
-JOIN_S = 60.0
-"""More than the coordinator, and the trainer, allow for making a group: when they give it up, the servers' attempts end by themselves."""
+REACH_S = 5.0
 GO_S = 15.0
 """A little more than the coordinator waits for all workers to stand still."""
-GIVES_UP_S = 10.0
-"""So much longer than the trainer a server is waited for: when the trainer gives up, the servers' calls fail, and they need not be ended."""
 
 
 class Holder(Protocol):
@@ -140,7 +135,7 @@ class GroupMember:
             await self._quit("")
             self._joined, self._clients = message, [engine.client for engine in self._engines if engine.client is not None]
             problem = await self._enter(message) if self._is_in(message.group) else "not all servers run"
-            if unknown := [name for names in message.buckets for name in names if name not in self._shapes]:
+            if unknown := [piece.name for bucket in message.buckets for piece in bucket.pieces if piece.name not in self._shapes]:
                 problem = f"the trainer broadcasts {unknown[0]}, which this model does not have"
             if problem:
                 await self._quit(problem)
@@ -150,13 +145,8 @@ class GroupMember:
     async def _enter(self, message: JoinUpdateGroup) -> str:
         """Have all servers join; returns what has gone wrong."""
         different = nccl.difference(message.library, await self._nccl if self._nccl else "") if message.library else ""
-        if problem := different or await reach(message.address, message.port, REACH_S):
-            return problem
-        places = [GroupPlace(message.group, message.address, message.port, message.backend, message.first_rank + number * self._ranks_each,
-                             message.num_ranks) for number in range(len(self._clients))]
-        joins = [client.join_group(place, JOIN_S) for client, place in zip(self._clients, places, strict=True)]
-        outcomes = await asyncio.gather(*joins, return_exceptions=True)
-        return next((str(outcome) for outcome in outcomes if isinstance(outcome, Exception)), "")
+        problem = different or await reach(message.address, message.port, REACH_S)
+        return problem or await group_calls.join(self._clients, message, self._ranks_each)
 
     async def _leave(self, group: str, cause: str = "") -> None:
         async with self._turn:
@@ -167,12 +157,12 @@ class GroupMember:
         """Leave the group, if there is one; a `cause` is told."""
         if self._joined is None:
             return
-        group, clients = self._joined.group, self._clients
+        left, clients = self._joined, self._clients
         self._joined, self._clients = None, []
         if cause:
-            await self._send(UpdateGroupBroken(group, cause))
+            await self._send(UpdateGroupBroken(left.group, cause))
         current = [client for client in clients if any(engine.client is client for engine in self._engines)]
-        await asyncio.gather(*(client.leave_group(group, LEAVE_S) for client in current), return_exceptions=True)
+        await group_calls.leave(current, left)
 
     # -- broadcasts ----------------------------------------------------------------------------------------------------
 
@@ -193,6 +183,8 @@ class GroupMember:
 
     async def _receive_all(self, message: PrepareBroadcast) -> str:
         """Have all servers stand still, and take the version if it comes; returns what has gone wrong with the group."""
+        assert self._joined is not None
+        take = group_calls.taking(self._config, self._joined, message.version, self._shapes)
         go = self._go = asyncio.get_running_loop().create_future()
         num_still = 0
 
@@ -203,7 +195,7 @@ class GroupMember:
                 await self._send(BroadcastReady(message.group, message.version))
             return await go
 
-        receiving = [asyncio.ensure_future(engine.receive(message.version, stands_still, self._load(message))) for engine in self._engines]
+        receiving = [asyncio.ensure_future(engine.receive(message.version, stands_still, take)) for engine in self._engines]
         for task in receiving:
             task.add_done_callback(lambda _: self._decide(False))  # one that ends early has failed: the others go on
         try:
@@ -222,29 +214,3 @@ class GroupMember:
         if go.result() or not heard or num_still < len(self._engines):
             return f"version {message.version} has not arrived: " + ("nobody has said whether it comes" if not heard else "a server has failed")
         return ""
-
-    def _load(self, message: PrepareBroadcast) -> Callable[[EngineClient], Awaitable[None]]:
-        assert self._joined is not None
-        buckets = self._joined.buckets
-
-        async def load(client: EngineClient) -> None:
-            deadline = time.monotonic() + self._config.weights.timeout_s + GIVES_UP_S
-            try:
-                await client.begin_update(_left(deadline))
-                for number, names in enumerate(buckets, 1):
-                    last, flush = number == len(buckets), self._config.engine.interrupt is not Interrupt.in_place
-                    bucket = Bucket(names, [self._shapes[name] for name in names], self._config.engine.dtype.value)
-                    await client.receive(bucket, message.group, message.version if last else None, last and flush, _left(deadline))
-                await client.end_update(_left(deadline))
-            except NoAnswer:
-                raise
-            except EngineError:
-                with contextlib.suppress(EngineError):
-                    await client.end_update(LEAVE_S)
-                raise
-
-        return load
-
-
-def _left(deadline: float) -> float:
-    return max(0.1, deadline - time.monotonic())

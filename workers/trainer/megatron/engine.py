@@ -20,15 +20,14 @@ Proximal log-probs are those of the weights before the step. If the caller does 
 own training pass, which starts from exactly these weights; for the others a forward pass makes them, or `algorithm.proximal` says how to
 do without. Where the step cannot begin without them (a divergence in the rewards, off_policy=second_moment) one pass makes them all.
 Groups whose loss has no gradient (advantages all zero, no other term in it) are passed forward only, for the metrics.
-A critic takes the same minibatches in the same turn as the policy. Everything here is synchronous:
-a call returns when its work is done, nothing runs in between. With several ranks, every rank makes every call, those of a
-copy of the model with the same groups, and gets the same metrics. Until its first update a step can be abandoned (stop_gate.py): up to
-there it changes nothing.
+A critic takes the same minibatches in the same turn as the policy. Everything here is synchronous: a call returns when its work is done. With
+several ranks, every rank makes every call, those of a copy of the model with the same groups, and gets the same metrics. Until its first
+update a step can be abandoned (stop_gate.py): up to there it changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +46,7 @@ from workers.trainer.megatron.checkpoint import checkpoint
 from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError, Saving
 from workers.trainer.megatron.checkpoint.training_state import TrainingState
 from workers.trainer.megatron.critic import Critic, Estimates
+from workers.trainer.megatron.hf_conversion import Shard
 from workers.trainer.megatron.model.model import DTYPES
 from workers.trainer.megatron.objective import Advantages, PolicyTargets, TokenMasks, TokenValues, add_totals, per_token, policy_normalizers
 from workers.trainer.megatron.parallel import cpu_backend, process_group
@@ -111,10 +111,8 @@ class MegatronEngine:
         return self._policy.trained.scheduler.num_steps
 
     def iter_hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The current weights, (Hugging Face name, tensor) one at a time; a tensor may share memory with the model.
-
-        All ranks call this together and go through to the end; rank 0 alone is given the tensors.
-        """
+        """The current weights, (Hugging Face name, tensor) one at a time, which may share memory with the model, on rank 0. All ranks call this
+        together and go through to the end."""
         self._check_whole()
         return self._policy.hf_tensors()
 
@@ -122,6 +120,11 @@ class MegatronEngine:
         """As `iter_hf_tensors`, but each tensor comes on the rank that publishes it (hf_conversion.sources)."""
         self._check_whole()
         return self._policy.held_tensors()
+
+    def iter_shards(self, sending: Iterable[tuple[Shard, int]]) -> Iterator[list[Tensor]]:
+        """For each (shard, rank that sends it) the current weights on that rank, as hf_conversion.iter_shards."""
+        self._check_whole()
+        return self._policy.shards(sending)
 
     def iter_adapter_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """As `iter_hf_tensors`, the adapters (trainer.lora) under the names that they have in PEFT's folders below the model's own."""
@@ -145,19 +148,16 @@ class MegatronEngine:
     def load_state(self, folder: Path) -> None:
         """Restore what `save_state` wrote, with this number of ranks or another; hyper-parameters stay those of the config.
 
-        Raises CheckpointError on a folder that is missing, incomplete, broken, or of another model; the engine is then as it
-        was. Should reading fail half-way all the same, the engine refuses everything but another `load_state`.
-        """
+        Raises CheckpointError on a folder that is missing, incomplete, broken, or of another model; the engine is then as it was. Should
+        reading fail half-way all the same, it refuses everything but another `load_state`."""
         checkpoint.check(folder, self._state)
         self._whole = False
         checkpoint.load(folder, self._state)
         self._whole = True
 
     def logprobs(self, groups: list[TrainGroup]) -> TokenValues:
-        """Log-probs of all response tokens under the current weights, at the sampling temperature, without gradient.
-
-        Returns float32 arrays [L_i] by group and response, of this copy's groups. Raises ValueError on groups that cannot be used.
-        """
+        """Log-probs of all response tokens under the current weights, at the sampling temperature, without gradient: float32 arrays [L_i] by
+        group and response, of this copy's groups. Raises ValueError on groups that cannot be used."""
         return self.logprobs_and_entropy(groups)[0]
 
     def logprobs_and_entropy(self, groups: list[TrainGroup]) -> tuple[TokenValues, TokenValues]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from workers.algorithms.loss_statistics import Stats, summarize
 from workers.config import Config, Proximal
 from workers.model.architecture import Architecture
 from workers.trainer.batch.group import TrainGroup
-from workers.trainer.megatron.hf_conversion import iter_held_tensors, iter_hf_tensors, pieces_of
+from workers.trainer.megatron.hf_conversion import Shard, iter_held_tensors, iter_hf_tensors, iter_shards, pieces_of
 from workers.trainer.megatron.lora.low_rank import attach, iter_adapter_tensors
 from workers.trainer.megatron.model.model import build_model
 from workers.trainer.megatron.objective import (
@@ -57,6 +57,10 @@ class Policy:
     def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """As hf_conversion.iter_held_tensors, with what adapters add to the weights."""
         return iter_held_tensors(self.trained.model, self._architecture, self._merged)
+
+    def shards(self, sending: Iterable[tuple[Shard, int]]) -> Iterator[list[Tensor]]:
+        """As hf_conversion.iter_shards, with what adapters add to the weights."""
+        return iter_shards(self.trained.model, self._architecture, sending, self._merged)
 
     def adapter_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """As `iter_adapter_tensors`. Call it only with `trainer.lora.rank`."""

@@ -7,7 +7,8 @@ agreed. For each of them:
     an expert of another rank    --broadcast over expert parallelism--> rank of the stage's first experts
     another stage                --broadcast over pipeline parallelism--> rank 0 --separate--> Hugging Face tensors
 
-To publish them, the first step is enough (`iter_held_tensors`): nothing moves between stages, nor between groups of experts.
+To publish them, the first step is enough (`iter_held_tensors`): nothing moves between stages, nor between groups of experts. To send them to
+engines (`iter_shards`), it ends on the rank that is to send, or is left out where that sends no more than it holds.
 
 Where a model has adapters, `merged` makes each rank's share of a weight what it is with them, before anything moves.
 
@@ -18,7 +19,7 @@ it than a piece of `PIECE_BYTES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from workers.model.architecture import Architecture
+from workers.trainer.megatron.hf_conversion.holders import Shard
 from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, all_hf_tensors, expert_rank_of, stage_of
 from workers.trainer.megatron.hf_conversion.shards import own_parameters, pieces_of, separate, shard_shape, sharing_group
 from workers.trainer.megatron.parallel import process_group
@@ -63,6 +65,15 @@ def iter_held_tensors(model: Any, architecture: Architecture, merged: Merged = _
     """As `iter_hf_tensors`, but every tensor comes on the rank that publishes it (`names.sources`, `own_source`)."""
     gathering = _Gathering(model, architecture, _own(model, architecture), architecture.tensor_shapes(), list(all_hf_tensors(architecture)), merged)
     yield from gathering.through(gathering.held)
+
+
+@torch.no_grad()
+def iter_shards(model: Any, architecture: Architecture, sending: Iterable[tuple[Shard, int]], merged: Merged = _as_it_is) -> Iterator[list[Tensor]]:
+    """For each (shard, rank that sends it) of `sending` its pieces on that rank, nothing elsewhere; all ranks call this together and exhaust it.
+    As `iter_hf_tensors` otherwise."""
+    gathering = _Gathering(model, architecture, _own(model, architecture), architecture.tensor_shapes(), list(all_hf_tensors(architecture)), merged)
+    for shard, source in sending:
+        yield gathering.pieces(shard, source)
 
 
 @torch.no_grad()
@@ -146,6 +157,21 @@ class _Gathering:
             found = self._moved(found, shape, stage, parallel_state.get_pipeline_model_parallel_group())
         return found if process_group.rank() == 0 else None
 
+    def pieces(self, shard: Shard, source: int) -> list[Tensor]:
+        """On rank `source` the pieces of `shard`, elsewhere none."""
+        tensors, group = shard.tensors, sharing_group(shard.tensors)
+        ranks = dist.get_process_group_ranks(group)
+        if source not in ranks or tensors.names not in self._own:
+            return []
+        if shard.share is None:
+            found = self._gathered(tensors, group, ranks.index(source))
+            return [] if found is None else [tensor for _, tensor in assembled(tensors, found, self._architecture, self._shapes)]
+        if source != process_group.rank():
+            return []
+        kv_heads = self._architecture.num_kv_heads // group.size()
+        parts = separate(self._share(tensors, group), len(tensors.names), kv_heads, self._architecture.head_dim)
+        return [part[: piece.shape[0]] for part, piece in zip(parts, shard.pieces, strict=True)]  # without the padding of the vocabulary
+
     def _place_of(self, tensors: HFTensors) -> tuple[int, int]:
         return (stage_of(tensors, self._architecture.num_layers, self._num_stages, self._num_pieces),
                 expert_rank_of(tensors, self._architecture, self._num_expert_ranks))
@@ -153,17 +179,21 @@ class _Gathering:
     def _shape_of(self, tensors: HFTensors, group: dist.ProcessGroup) -> tuple[int, ...]:
         return (1 if tensors.split is Split.none else group.size(), *shard_shape(tensors, self._shapes, group.size()))
 
-    def _gathered(self, tensors: HFTensors, group: dist.ProcessGroup) -> Tensor | None:
-        """The shares, on the first rank of `group`; its own alone, without a copy, where that is all of it."""
-        own, shape = self._own.get(tensors.names), self._shape_of(tensors, group)
-        if own is None or tuple(own.shape) != shape[1:]:
+    def _share(self, tensors: HFTensors, group: dist.ProcessGroup) -> Tensor:
+        """This rank's."""
+        own, shape = self._own.get(tensors.names), self._shape_of(tensors, group)[1:]
+        if own is None or tuple(own.shape) != shape:
             raise ExportError(f"rank {process_group.rank()} holds {' + '.join(tensors.names)} "
-                              + ("not at all" if own is None else f"in shape {tuple(own.shape)} instead of {shape[1:]}"))
-        share = self._merged(own).detach().to(self._dtype)
+                              + ("not at all" if own is None else f"in shape {tuple(own.shape)} instead of {shape}"))
+        return self._merged(own).detach().to(self._dtype)
+
+    def _gathered(self, tensors: HFTensors, group: dist.ProcessGroup, target: int = 0) -> Tensor | None:
+        """The shares, on rank `target` of `group`; its own alone, without a copy, where that is all of it."""
+        share, shape = self._share(tensors, group), self._shape_of(tensors, group)
         if shape[0] == 1:
-            return share[None] if group.rank() == 0 else None
-        shares = torch.empty(shape, dtype=self._dtype, device=self._device) if group.rank() == 0 else None
-        dist.gather(share, None if shares is None else list(shares), group=group, group_dst=0)
+            return share[None] if group.rank() == target else None
+        shares = torch.empty(shape, dtype=self._dtype, device=self._device) if group.rank() == target else None
+        dist.gather(share, None if shares is None else list(shares), group=group, group_dst=target)
         return shares
 
     def _moved(self, found: Tensor | None, shape: tuple[int, ...], source: int, group: dist.ProcessGroup) -> Tensor | None:

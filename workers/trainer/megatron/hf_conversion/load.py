@@ -12,8 +12,8 @@ from torch import Tensor
 
 from workers.model.architecture import Architecture
 from workers.model.tensors import check_tensors
-from workers.trainer.megatron.hf_conversion.names import HFTensors, Split
-from workers.trainer.megatron.hf_conversion.shards import join, own_parameters, shard_shape, share_of, sharing_group
+from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, share_of
+from workers.trainer.megatron.hf_conversion.shards import join, own_parameters, shard_shape, sharing_group
 
 Read = Callable[[str, tuple[slice, ...]], Tensor]
 

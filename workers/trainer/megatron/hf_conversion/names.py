@@ -148,6 +148,18 @@ def expert_rank_of(tensors: HFTensors, architecture: Architecture, num_ranks: in
     return tensors.expert * num_ranks // architecture.mixture.num_experts
 
 
+def share_of(shape: tuple[int, ...], split: Split, rank: int, size: int) -> tuple[slice, ...]:
+    """Where the share of `rank` out of `size` lies in a tensor of `shape`.
+
+    Shares are as long as the first one except at the end, where what is left may be less, or nothing: that is padding.
+    """
+    where = [slice(0, length) for length in shape]
+    if split is not Split.none:
+        length = -(-shape[split.value] // size)
+        where[split.value] = slice(min(rank * length, shape[split.value]), min((rank + 1) * length, shape[split.value]))
+    return tuple(where)
+
+
 def sources(architecture: Architecture, parallel: ParallelConfig) -> dict[str, int]:
     """Who publishes each Hugging Face tensor, in the order of `architecture`: rank e of expert parallelism in stage s is s * ep + e."""
     found = {name: stage_of(tensors, architecture.num_layers, parallel.pp, parallel.vpp) * parallel.ep

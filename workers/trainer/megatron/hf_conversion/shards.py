@@ -1,4 +1,4 @@
-"""What this rank holds of the model, as Megatron-core laid it out, and the arithmetic of a rank's share of a tensor."""
+"""What this rank holds of the model, as Megatron-core laid it out, and how Hugging Face tensors lie in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from workers.model.architecture import Architecture
-from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, hf_tensors
+from workers.trainer.megatron.hf_conversion.names import HFTensors, hf_tensors, share_of
 
 ADAPTERS = "adapters."
 """How the names of parameters begin that are not in a Hugging Face folder (lora/low_rank.py)."""
@@ -55,18 +55,6 @@ def sharing_group(tensors: HFTensors) -> dist.ProcessGroup:
     if tensors.expert is None:
         return parallel_state.get_tensor_model_parallel_group()
     return parallel_state.get_expert_tensor_parallel_group()
-
-
-def share_of(shape: tuple[int, ...], split: Split, rank: int, size: int) -> tuple[slice, ...]:
-    """Where the share of `rank` out of `size` lies in a tensor of `shape`.
-
-    Shares are as long as the first one except at the end, where what is left may be less, or nothing: that is padding.
-    """
-    where = [slice(0, length) for length in shape]
-    if split is not Split.none:
-        length = -(-shape[split.value] // size)
-        where[split.value] = slice(min(rank * length, shape[split.value]), min((rank + 1) * length, shape[split.value]))
-    return tuple(where)
 
 
 def shard_shape(tensors: HFTensors, shapes: dict[str, tuple[int, ...]], size: int) -> tuple[int, ...]:

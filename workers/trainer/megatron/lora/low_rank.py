@@ -41,8 +41,8 @@ from workers.config import LoraConfig
 from workers.model.adapter_shapes import adapter_shapes, check_adapters
 from workers.model.architecture import Architecture
 from workers.trainer.megatron.hf_conversion import iter_other_tensors
-from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, all_hf_tensors
-from workers.trainer.megatron.hf_conversion.shards import join, own_parameters, share_of
+from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, all_hf_tensors, share_of
+from workers.trainer.megatron.hf_conversion.shards import join, own_parameters
 
 A, B = "lora_A.weight", "lora_B.weight"
 """How PEFT ends their names."""

@@ -11,16 +11,18 @@ from workers.messages.broadcasts import (
     Broadcast,
     BroadcastReady,
     BroadcastRefused,
+    Bucket,
     JoinUpdateGroup,
     LeaveUpdateGroup,
     OpenUpdateGroup,
+    Piece,
     PrepareBroadcast,
     UpdateGroupOpened,
 )
 from workers.messages.parts import Message, Version
 
 TRAINER, A, B, C = b"trainer", b"a", b"b", b"c"
-BUCKETS = [["one", "two"], ["three"]]
+BUCKETS = [Bucket(0, [Piece("one", [0], [2]), Piece("two", [0], [1])]), Bucket(1, [Piece("three", [0, 0], [1, 2])])]
 NAMES = {peer: peer.decode() for peer in (TRAINER, A, B, C)}
 
 

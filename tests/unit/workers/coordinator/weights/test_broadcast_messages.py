@@ -13,9 +13,11 @@ from workers.messages.broadcasts import (
     BroadcastReady,
     BroadcastRefused,
     BroadcastWanted,
+    Bucket,
     JoinUpdateGroup,
     LeaveUpdateGroup,
     OpenUpdateGroup,
+    Piece,
     PrepareBroadcast,
     UpdateGroupBroken,
     UpdateGroupJoined,
@@ -26,7 +28,7 @@ from workers.messages.from_worker import Draining, Goodbye, Heartbeat, Register
 from workers.messages.parts import Role, Version
 
 GROUP = "weights-7-1"
-OPENED = UpdateGroupOpened(GROUP, "10.0.0.1", 4711, "gloo", [["weight"]])
+OPENED = UpdateGroupOpened(GROUP, "10.0.0.1", 4711, "gloo", [Bucket(0, [Piece("weight", [0], [1])])])
 
 
 def fleet(*ranks: int) -> tuple[Play, list]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,11 @@ from workers.rollout.engines.servers.process import ServerProcess
 from workers.rollout.weights import nccl
 from workers.rollout.weights.broadcast import GroupMember, membership
 from workers.rollout.weights.updates import WeightHolder
-from workers.trainer.megatron.hf_conversion.names import all_hf_tensors
+from workers.trainer.megatron.hf_conversion import Shard
+from workers.trainer.megatron.parallel import process_group
+from workers.trainer.ranks import Ranks
 from workers.trainer.weights.broadcast import WeightGroup
+from workers.trainer.weights.lanes import CloseLanes, Lanes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -79,7 +82,8 @@ class Rig:
         self.weights = load_file(self.model / "model.safetensors")
         self.before: Callable[[int], None] = lambda number: None
         self.loop = asyncio.get_running_loop()
-        self.trainer = WeightGroup(self.config, self.architecture, self.tensors, self.from_trainer, BUCKET_BYTES)
+        self.lanes = Lanes(self.config, self.architecture, self.shards, BUCKET_BYTES)
+        self.trainer = WeightGroup(self.lanes, Ranks(), self.from_trainer)
         self.tasks: list[asyncio.Task] = []
 
     async def add(self, name: str, num_servers: int = 1) -> Worker:
@@ -99,11 +103,10 @@ class Rig:
 
     # -- the trainer ---------------------------------------------------------------------------------------------------
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        names = [name for tensors in all_hf_tensors(self.architecture) for name in tensors.names]
-        for number, name in enumerate(names):
+    def shards(self, sending: Iterable[tuple[Shard, int]]) -> Iterator[list[torch.Tensor]]:
+        for number, (shard, _) in enumerate(sending):
             self.before(number)
-            yield name, self.weights[name]
+            yield [self.weights[piece.name] for piece in shard.pieces]
 
     def publish(self) -> None:
         """Other weights, as files too; they are announced only when `announce` is called."""
@@ -184,15 +187,17 @@ class Rig:
 
 @asynccontextmanager
 async def running(folder: Path, **engine: Any) -> AsyncIterator[Rig]:
+    process_group.initialize()
     rig = Rig(folder, **engine)
     rig.publish()
     try:
         yield rig
     finally:
-        await asyncio.to_thread(rig.trainer.close, "the tests are over", 10.0)
+        await asyncio.to_thread(rig.trainer.close, 10.0)
         for task in rig.tasks:
             task.cancel()
         await asyncio.gather(*rig.tasks, return_exceptions=True)
+        process_group.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -217,7 +222,7 @@ async def test_every_server_gets_the_weights_to_the_bit(rig: Rig) -> None:
     await rig.stand()
     for _ in range(2):
         rig.publish()
-        assert len(rig.trainer._buckets) > 5
+        assert len(rig.lanes.plan.buckets) > 5
         assert await rig.broadcast() == sum(tensor.nbytes for tensor in rig.weights.values())
         await rig.check()
         rig.announce()
@@ -293,7 +298,7 @@ async def test_a_broadcast_that_the_trainer_breaks_off_leaves_no_server_with_hal
     rig.before = breaks
     with pytest.raises(FloatingPointError):
         await rig.broadcast()
-    rig.trainer.close("the trainer has failed")
+    rig.lanes.leave(CloseLanes(rig.group.group, "the trainer has failed"))
     rig.before = lambda number: None
     assert await rig.broadcast() == 0, "there is no group"
     rig.announce()

@@ -142,7 +142,7 @@ class DestroyGroup(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FromDistributed(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /update_weights_from_distributed: rank 0 broadcasts the named tensors now, in this order."""
+    """POST /update_weights_from_distributed: rank 0 broadcasts the named tensors now, in this order; with `starts` (not SGLang's) slices of them."""
 
     names: list[str]
     dtypes: list[str]
@@ -151,6 +151,7 @@ class FromDistributed(msgspec.Struct, forbid_unknown_fields=True):
     flush_cache: bool = True
     weight_version: str | None = None
     load_format: Literal["flattened_bucket"] | None = None
+    starts: list[list[int]] | None = None
     # Accepted and ignored.
     selector: Literal["target", "draft", "all"] = "all"
     torch_empty_cache: bool = False
@@ -237,8 +238,7 @@ class Limits:
     def _check_ids(self, field: str, ids: list[int]) -> None:
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
-            raise RequestError(f"{field} holds {wrong}: must be in [0, {self.vocab_size}), the model's vocabulary. "
-                               "Use the model's own tokenizer")
+            raise RequestError(f"{field} holds {wrong}: must be in [0, {self.vocab_size}), the model's vocabulary. Use the model's own tokenizer")
 
     def _check_lengths(self, params: SamplingParams, prompt_length: int) -> None:
         require(params.max_new_tokens >= 1, "max_new_tokens", params.max_new_tokens, "must be at least 1", "Give the longest answer")

@@ -27,8 +27,8 @@ def join(body: InitGroup, timeout_s: float) -> BroadcastGroup:
         raise RequestError(str(error)) from error
 
 
-def receive(group: BroadcastGroup, body: FromDistributed) -> dict[str, torch.Tensor]:
-    """The named tensors, on the CPU. Blocks until rank 0 has sent them. Raises `RequestError`."""
+def receive(group: BroadcastGroup, body: FromDistributed) -> list[torch.Tensor]:
+    """The named tensors, or slices of them, on the CPU. Blocks until rank 0 has sent them. Raises `RequestError`."""
     require(len(body.names) == len(body.dtypes) == len(body.shapes), "names, dtypes, shapes",
             (len(body.names), len(body.dtypes), len(body.shapes)), "must be equally many", "Send one of each for every tensor")
     for shape in body.shapes:
@@ -37,10 +37,9 @@ def receive(group: BroadcastGroup, body: FromDistributed) -> dict[str, torch.Ten
     dtypes = [_dtype(name) for name in body.dtypes]
     flattened = body.load_format == "flattened_bucket"
     try:
-        tensors = (_flattened if flattened else _one_by_one)(group, dtypes, body.shapes)
+        return (_flattened if flattened else _one_by_one)(group, dtypes, body.shapes)
     except GroupError as error:
         raise RequestError(f"Failed to receive weights: {error}. Destroy the group, and make a new one") from error
-    return dict(zip(body.names, tensors, strict=True))
 
 
 def _one_by_one(group: BroadcastGroup, dtypes: Sequence[torch.dtype], shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:

@@ -6,10 +6,10 @@
     POST /update_weights_from_distributed (again and again) ---> receive (a thread), keep aside
     POST /end_weight_update ---------------------------------------------------> engine: swap
 
-The calls, their fields and order are SGLang's. SGLang loads every bucket as it comes, so that an update that breaks off leaves a mixture;
-here the old weights serve until the end, and an update must bring every tensor. SGLang checks hardly anything in a folder; here nothing but a
-complete model of the same architecture is taken. update_weights_from_tensor is missing: its payload is a pickle, and the folder in shared
-memory does the same. A client that leaves does not stop an update.
+The calls, their fields and order are SGLang's, but for slices of tensors, which it does not take. SGLang loads every bucket as it comes, so
+that an update that breaks off leaves a mixture; here the old weights serve until the end, and an update must bring every tensor. SGLang
+checks hardly anything in a folder; here nothing but a complete model of the same architecture is taken. update_weights_from_tensor is missing:
+its payload is a pickle, and the folder in shared memory does the same. A client that leaves does not stop an update.
 """
 
 from __future__ import annotations
@@ -41,11 +41,25 @@ NOT_FLUSHED = "Weights were updated, but the cache was not flushed because reque
 
 @dataclass
 class Session:
-    """An update by broadcast that has begun: what has come so far."""
+    """An update by broadcast that has begun: what has come so far; `missing`: items of tensors of which not all slices have come."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
     version: str | None = None
     flush: bool = False
+
+    def take(self, name: str, tensor: torch.Tensor, starts: list[int] | None, shape: tuple[int, ...]) -> None:
+        """Keep `tensor`, all of `name`, whose shape is `shape`, or the slice of it at `starts`. Raises `RequestError`."""
+        if starts is None:
+            require(tuple(tensor.shape) == shape, name, tuple(tensor.shape), f"its shape must be {shape}", "Send this model's weights")
+            self.tensors[name] = tensor
+            return
+        fits = len(starts) == len(shape) == tensor.dim() and all(
+            0 <= start <= start + length <= size for start, length, size in zip(starts, tensor.shape, shape, strict=True))
+        require(fits, name, (starts, tuple(tensor.shape)), f"must be a slice of shape {shape}", "Send this model's weights")
+        whole = self.tensors.setdefault(name, tensor.new_empty(shape))
+        whole[tuple(slice(start, start + length) for start, length in zip(starts, tensor.shape, strict=True))] = tensor
+        self.missing[name] = self.missing.get(name, whole.numel()) - tensor.numel()
 
 
 class WeightUpdates:
@@ -107,10 +121,8 @@ class WeightUpdates:
         async with self._gate.update(in_session=True), self._one_call_of_a_group:
             require(body.group_name in self._groups, "group_name", body.group_name, "is no group", "Call /init_weights_update_group first")
             tensors = await asyncio.to_thread(receive, self._groups[body.group_name], body)
-        for name, tensor in tensors.items():
-            expected = self._shapes.get(name, tuple(tensor.shape))
-            require(tuple(tensor.shape) == expected, name, tuple(tensor.shape), f"its shape must be {expected}", "Send this model's weights")
-        session.tensors.update(tensors)
+        for place, (name, tensor) in enumerate(zip(body.names, tensors, strict=True)):
+            session.take(name, tensor, body.starts[place] if body.starts else None, self._shapes.get(name, tuple(tensor.shape)))
         session.flush |= body.flush_cache
         session.version = body.weight_version or session.version
         return f"{len(tensors)} tensors have come."
@@ -121,6 +133,8 @@ class WeightUpdates:
             raise RequestError("no weight-update session is open. Call /begin_weight_update first")
         if not session.tensors:
             return "Nothing has changed."
+        incomplete = sorted(name for name, items in session.missing.items() if items)
+        require(not incomplete, "slices", incomplete[:1], "must make up the whole tensor", "Send each slice once")
         async with self._gate.update(in_session=True):
             flushed = await asyncio.wrap_future(self._engine.update_weights(session.tensors, session.version, session.flush))
         return self._loaded(flushed, session.version)

@@ -26,8 +26,8 @@ from workers.model.latent_attention import LatentAttention
 from workers.trainer.megatron.hf_conversion import ExportError, iter_hf_tensors, load_hf
 from workers.trainer.megatron.hf_conversion.export import assembled
 from workers.trainer.megatron.hf_conversion.load import fill
-from workers.trainer.megatron.hf_conversion.names import Split, all_hf_tensors, hf_tensors
-from workers.trainer.megatron.hf_conversion.shards import shard_shape, share_of
+from workers.trainer.megatron.hf_conversion.names import Split, all_hf_tensors, hf_tensors, share_of
+from workers.trainer.megatron.hf_conversion.shards import shard_shape
 from workers.trainer.megatron.model.model import build_model
 from workers.trainer.megatron.parallel import cpu_backend, process_group
 

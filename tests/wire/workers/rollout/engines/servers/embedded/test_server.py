@@ -19,11 +19,13 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from safetensors.torch import load_file
 
 from benchmarks.engine.child import ROOT
 from tests.conformance.endpoint import DEADLINE_S, TOLERANCE, Client, Endpoint, Json
 from tests.conformance.engines import embedded, start_embedded
 from tests.conformance.models import CONTEXT, VOCAB, broken_folders, diverged_folder, prompt_of
+from tests.conformance.test_weight_group import group_of, send
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +156,30 @@ def test_other_bad_requests_are_refused(one: Endpoint) -> None:
         await client.post("/begin_weight_update")
         await client.post("/update_weights_from_distributed", 400, names=[], dtypes=[], shapes=[], group_name="none")
         await client.post("/end_weight_update")
+
+    one.run(scenario)
+
+
+def test_tensors_come_in_slices_too(one: Endpoint) -> None:
+    tensors = load_file(one.second / "model.safetensors")
+    halves = [{name: tensor.chunk(2)[half] for name, tensor in tensors.items()} for half in range(2)]
+
+    async def scenario(client: Client) -> None:
+        async def slices(half: int, shift: int = 0, status: int = 200) -> None:
+            starts = [[half * len(halves[0][name]) + shift, *[0] * (tensor.dim() - 1)] for name, tensor in halves[half].items()]
+            await send(group, [client], halves[half], flattened=True, status=status, starts=starts, weight_version="second")
+
+        async with group_of(client) as group:
+            for parts, complete in (((0,), False), ((1, 0), True)):
+                await client.post("/begin_weight_update")
+                for half in parts:
+                    await slices(half)
+                ended = await client.post("/end_weight_update", 200 if complete else 400)
+                assert ended["success"] is complete and (complete or "must make up the whole tensor" in ended["message"])
+                assert one.error(one.second if complete else one.first, prompt_of(9), await client.generate(prompt_of(9), 9)) < TOLERANCE
+            await client.post("/begin_weight_update")
+            await slices(1, shift=1, status=400)
+            await client.post("/end_weight_update")
 
     one.run(scenario)
 
