@@ -40,6 +40,7 @@ from workers.config.choices import (
     SelfTestAction,
     Server,
     Surrogate,
+    Swap,
     Tracker,
     Transport,
 )
@@ -78,8 +79,8 @@ __all__ = [
     "EngineConfig", "EngineParallelConfig", "EvaluationConfig", "ImportanceLevel", "Interrupt", "KlEstimator", "KlPlace", "LoraConfig",
     "LoraTarget", "ModelConfig", "ModelSource", "OffPolicy", "ParallelConfig", "Placement", "Proximal", "Recompute", "RewardConfig",
     "RolloutConfig", "RunConfig", "RunKind", "SandboxBackend", "SandboxConfig", "SandboxPolicy", "Schedule", "Security", "SelfTestAction",
-    "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "Tracker", "TrackingConfig", "TrainerConfig", "Transport",
-    "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
+    "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "Swap", "Tracker", "TrackingConfig", "TrainerConfig",
+    "Transport", "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
 ]
 
 
@@ -204,6 +205,16 @@ class Config:
                 "A group of one has nothing to be compared with; use algorithm.advantage=batch_norm")
         if self.weights.transport is Transport.nccl:
             self._check_broadcasts()
+        if self.weights.swap is Swap.overlap:
+            self._check_overlap()
+
+    def _check_overlap(self) -> None:
+        """What an inference server must be like so that it can load weights beside those that serve."""
+        where = "with weights.swap=overlap"
+        require(self.engine.server is not Server.sglang, "engine.server", self.engine.server.value, f"must not be sglang {where}",
+                "SGLang copies new weights over those that serve, which must stand still for it; use weights.swap=pause")
+        require(self.engine.interrupt is not Interrupt.abort, "engine.interrupt", self.engine.interrupt.value, f"must not be abort {where}",
+                "Requests stay in the engine; use retract or in_place")
 
     def _check_broadcasts(self) -> None:
         """What an inference server must be like so that weights can be broadcast into it."""

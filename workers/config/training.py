@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from workers.config.choices import Bound, Control, Device, Dtype, LoraTarget, Recompute, Schedule, Security, SelfTestAction, Transport
+from workers.config.choices import Bound, Control, Device, Dtype, LoraTarget, Recompute, Schedule, Security, SelfTestAction, Swap, Transport
 from workers.config.rules import require
 
 
@@ -166,6 +166,7 @@ class WeightsConfig:
     streams: int = 4  # connections over which a node fetches from each source
     fanout: int = 2  # workers that fetch from the trainer, and from each worker
     rolling: bool = True  # never all workers load at once
+    swap: Swap = Swap.pause  # engines stand still while they load; overlap: they load while they generate (engine.server=embedded)
     timeout_s: float = 120.0  # after which a transport that brings nothing has failed
 
     def check(self) -> None:
@@ -177,6 +178,8 @@ class WeightsConfig:
                 "So many workers fetch from the trainer, and as many from each worker")
         require(1 <= self.streams <= MAX_STREAMS, "weights.streams", self.streams, f"must be from 1 to {MAX_STREAMS}",
                 "One connection brings 1 to 2 GB/s at most; each takes a thread on both sides")
+        require(self.swap is Swap.pause or self.transport is not Transport.nccl, "weights.swap", self.swap.value, "must be pause with weights=nccl",
+                "A broadcast is of one moment, for which all engines of the group stand still; use weights=zmq")
         require(self.timeout_s > 0, "weights.timeout_s", self.timeout_s, "must be positive",
                 "A transport that brings nothing for so long has failed")
 
