@@ -7,10 +7,13 @@ slots tokens. In turn, in one run: `never` (no version), and each swap with each
 - in_place: what runs keeps its KV, so what is lost is the loading alone
 - retract:  the KV of all that runs is computed again under the new weights, as log-probs of one version need: inherent, and shown apart
 
-`lost` is the share of the generation of `--steps` steps that a version costs: what its tokens took beyond what `never` takes for as many. By the
-clock; and by CPU seconds of the whole engine, its loading thread among them: what it costs where no core is idle. Medians of the repetitions.
+`lost` is the share of the generation of `--steps` steps that a version costs: what its tokens took beyond what `never` takes for as many. Medians
+of the repetitions:
+- by_thread: in CPU seconds of the thread that generates, which is never idle: by the clock where another core is idle for the loading
+- by_cpu:    in those of the whole engine, its loading among them: where no core is idle
+- by_clock:  as it was here, which beside other work says little
 
-The last line is one JSON object: name, value (lost with overlap and in_place, by the clock), unit, against (the same with pause), ratio, and more.
+The last line is one JSON object: name, value (lost with overlap and in_place, by_thread), unit, against (the same with pause), ratio, and more.
 """
 
 from __future__ import annotations
@@ -43,11 +46,12 @@ POLL_S = 0.01
 
 
 class Cost(NamedTuple):
-    """Of `versions` (one where there are none): tokens, seconds, CPU seconds, tokens whose KV was computed, seconds of the call that loads."""
+    """Tokens, seconds, CPU seconds of the engine and of its busiest thread, tokens whose KV was computed, seconds of a call that loads."""
 
     tokens: float
     clock: float
     cpu: float
+    thread: float
     prefilled: float
     load_s: float
 
@@ -56,17 +60,19 @@ async def cost(engine: Engine, workload: Workload, way: tuple[str, str] | None, 
     """Generate, with a version after every so many steps, or without."""
     stream, due, loads = Stream(engine, workload, seed), options.steps * workload.slots, [0.0]
     async with stream.flowing():
-        begun = await _generated(engine, (await engine.info())["generated_tokens"] + WARM_UP * due)
-        started, cpu = time.perf_counter(), engine.cpu_s()
+        begun, idle = await engine.info(), engine.threads_s()
+        begun = await _generated(engine, begun["generated_tokens"] + WARM_UP * due)
+        started, cpu, threads = time.perf_counter(), engine.cpu_s(), engine.threads_s()
+        generating = max(threads, key=lambda thread: threads[thread] - idle.get(thread, 0.0))
         for number in range(options.versions):
             if way is not None:
                 called = time.perf_counter()
                 await engine.take_next(*way)
                 loads.append(time.perf_counter() - called)
             ended = await _generated(engine, begun["generated_tokens"] + (number + 1) * due)
-        clock, cpu = time.perf_counter() - started, engine.cpu_s() - cpu
+        clock, cpu, thread = time.perf_counter() - started, engine.cpu_s() - cpu, engine.threads_s()[generating] - threads[generating]
     tokens, prefilled = (ended[name] - begun[name] for name in ("generated_tokens", "prefill_tokens"))
-    return Cost(tokens, clock, cpu, prefilled, statistics.median(loads))
+    return Cost(tokens, clock, cpu, thread, prefilled, statistics.median(loads))
 
 
 async def _generated(engine: Engine, tokens: int) -> dict:
@@ -78,11 +84,11 @@ async def _generated(engine: Engine, tokens: int) -> dict:
 
 def lost(taken: Cost, never: Cost, options: argparse.Namespace, due: int) -> dict[str, float]:
     """What a version has cost, as a share of what the tokens between two take."""
-    clock, cpu = (getattr(taken, name) / options.versions - taken.tokens / options.versions * getattr(never, name) / never.tokens
-                  for name in ("clock", "cpu"))
-    again = taken.prefilled / options.versions - taken.tokens / options.versions * never.prefilled / never.tokens
-    return {"by_clock": clock / (due * never.clock / never.tokens), "by_cpu": cpu / (due * never.cpu / never.tokens), "clock_s": clock, "cpu_s": cpu,
-            "recomputed_tokens": again, "load_s": taken.load_s, "steps_a_version": taken.tokens * options.steps / due / options.versions}
+    beyond = {name: (getattr(taken, name) - taken.tokens * getattr(never, name) / never.tokens) / options.versions
+              for name in ("thread", "cpu", "clock", "prefilled")}
+    shares = {f"by_{name}": beyond[name] / (due * getattr(never, name) / never.tokens) for name in ("thread", "cpu", "clock")}
+    return {**shares, "thread_s": beyond["thread"], "cpu_s": beyond["cpu"], "recomputed_tokens": beyond["prefilled"],
+            "load_s": taken.load_s, "steps_a_version": taken.tokens * options.steps / due / options.versions}
 
 
 async def measure(child: EngineChild, folders: list[Path], workload: Workload, options: argparse.Namespace) -> dict:
@@ -97,9 +103,10 @@ async def measure(child: EngineChild, folders: list[Path], workload: Workload, o
             for way in WAYS:
                 taken = lost(await cost(engine, workload, way, options, seed=100 + repetition), never, options, due)
                 runs[" ".join(way)].append(taken)
-                print(f"repetition {repetition + 1}, {' '.join(way)}: " + ", ".join(f"{name} {value:.3g}" for name, value in taken.items()), flush=True)
+                told = ", ".join(f"{name} {value:.3g}" for name, value in taken.items())
+                print(f"repetition {repetition + 1}, {' '.join(way)}: {told}", flush=True)
     medians = {way: {name: statistics.median(run[name] for run in of) for name in of[0]} for way, of in runs.items()}
-    beside, paused, cores = medians["overlap in_place"]["by_clock"], medians["pause in_place"]["by_clock"], others.cores()
+    beside, paused, cores = medians["overlap in_place"]["by_thread"], medians["pause in_place"]["by_thread"], others.cores()
     return {"value": beside, "against": paused, "ratio": beside / paused if paused else None, "lost": medians,
             "never_tokens_per_s": statistics.median(rate for rate, _ in rates),
             "never_tokens_per_cpu_s": statistics.median(rate for _, rate in rates), "quiet": cores <= QUIET, "others_cores": cores, "runs": runs}

@@ -108,6 +108,10 @@ class Engine:
         times = self._process.cpu_times()
         return times.user + times.system
 
+    def threads_s(self) -> dict[int, float]:
+        """The same by thread."""
+        return {thread.id: thread.user_time + thread.system_time for thread in self._process.threads()}
+
     async def info(self) -> dict:
         """Its counters."""
         async with self._session.get("/server_info") as reply:
