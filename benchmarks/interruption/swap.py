@@ -1,14 +1,14 @@
 """What new weights cost generation at one version every 20 decode steps: standing still while they are loaded, or loading them beside (weights.swap).
 
-    python -m benchmarks.interruption.swap [--model DIR] [--dtype float32] [--slots 32] [--steps 20] [--versions 8] [--repetitions 3] [--quick]
+    python -m benchmarks.interruption.swap [--model DIR] [--dtype float32] [--slots 32] [--steps 20] [--rounds 20] [--quick]
 
-One embedded engine, requests and versions as in benchmarks.interruption; the next version is due whenever the engine has generated `--steps` times
-slots tokens. In turn, in one run: `never` (no version), and each swap with each engine.interrupt:
+One embedded engine that always has `--slots` requests in flight, and versions, as in benchmarks.interruption. Stretches of `--steps` times slots
+tokens follow each other, in every round one of each kind: `never` (no version), and each swap with each engine.interrupt, whose version is due as
+it begins:
 - in_place: what runs keeps its KV, so what is lost is the loading alone
 - retract:  the KV of all that runs is computed again under the new weights, as log-probs of one version need: inherent, and shown apart
 
-`lost` is the share of the generation of `--steps` steps that a version costs: what its tokens took beyond what `never` takes for as many. Medians
-of the repetitions:
+`lost` is what the tokens of a stretch took beyond what those of the same round's `never` took, as a share of the latter; medians of the rounds:
 - by_thread: in CPU seconds of the thread that generates, which is never idle: by the clock where another core is idle for the loading
 - by_cpu:    in those of the whole engine, its loading among them: where no core is idle
 - by_clock:  as it was here, which beside other work says little
@@ -45,71 +45,64 @@ WARM_UP = 2
 POLL_S = 0.01
 
 
-class Cost(NamedTuple):
-    """Tokens, seconds, CPU seconds of the engine and of its busiest thread, tokens whose KV was computed, seconds of a call that loads."""
+class Marks(NamedTuple):
+    """Counters of the engine at one time: tokens, those whose KV was computed, seconds, and CPU seconds of each thread."""
 
-    tokens: float
+    tokens: int
+    prefilled: int
     clock: float
-    cpu: float
-    thread: float
-    prefilled: float
-    load_s: float
+    threads: dict[int, float]
 
 
-async def cost(engine: Engine, workload: Workload, way: tuple[str, str] | None, options: argparse.Namespace, seed: int) -> Cost:
-    """Generate, with a version after every so many steps, or without."""
-    stream, due, loads = Stream(engine, workload, seed), options.steps * workload.slots, [0.0]
-    async with stream.flowing():
-        begun, idle = await engine.info(), engine.threads_s()
-        begun = await _generated(engine, begun["generated_tokens"] + WARM_UP * due)
-        started, cpu, threads = time.perf_counter(), engine.cpu_s(), engine.threads_s()
-        generating = max(threads, key=lambda thread: threads[thread] - idle.get(thread, 0.0))
-        for number in range(options.versions):
-            if way is not None:
-                called = time.perf_counter()
-                await engine.take_next(*way)
-                loads.append(time.perf_counter() - called)
-            ended = await _generated(engine, begun["generated_tokens"] + (number + 1) * due)
-        clock, cpu, thread = time.perf_counter() - started, engine.cpu_s() - cpu, engine.threads_s()[generating] - threads[generating]
-    tokens, prefilled = (ended[name] - begun[name] for name in ("generated_tokens", "prefill_tokens"))
-    return Cost(tokens, clock, cpu, thread, prefilled, statistics.median(loads))
-
-
-async def _generated(engine: Engine, tokens: int) -> dict:
-    """The counters, once so many tokens are generated."""
+async def marks(engine: Engine, tokens: int = 0) -> Marks:
+    """Its counters, once so many tokens are generated."""
     while (info := await engine.info())["generated_tokens"] < tokens:
         await asyncio.sleep(POLL_S)
-    return info
+    return Marks(info["generated_tokens"], info["prefill_tokens"], time.perf_counter(), engine.threads_s())
 
 
-def lost(taken: Cost, never: Cost, options: argparse.Namespace, due: int) -> dict[str, float]:
-    """What a version has cost, as a share of what the tokens between two take."""
-    beyond = {name: (getattr(taken, name) - taken.tokens * getattr(never, name) / never.tokens) / options.versions
-              for name in ("thread", "cpu", "clock", "prefilled")}
-    shares = {f"by_{name}": beyond[name] / (due * getattr(never, name) / never.tokens) for name in ("thread", "cpu", "clock")}
-    return {**shares, "thread_s": beyond["thread"], "cpu_s": beyond["cpu"], "recomputed_tokens": beyond["prefilled"],
-            "load_s": taken.load_s, "steps_a_version": taken.tokens * options.steps / due / options.versions}
+def costs(begun: Marks, ended: Marks) -> dict[str, float]:
+    """Per generated token: CPU seconds of the busiest thread and of all, seconds, tokens whose KV was computed."""
+    taken = [cpu - begun.threads.get(thread, 0.0) for thread, cpu in ended.threads.items()]
+    beyond = {"thread": max(taken), "cpu": sum(taken), "clock": ended.clock - begun.clock, "prefilled": ended.prefilled - begun.prefilled}
+    return {name: each / (ended.tokens - begun.tokens) for name, each in beyond.items()} | {"tokens": ended.tokens - begun.tokens}
+
+
+async def stretch(engine: Engine, way: tuple[str, str] | None, due: int) -> dict[str, float]:
+    """The costs of `due` tokens, or of as many more as come until the version is there."""
+    begun = await marks(engine)
+    if way is not None:
+        await engine.take_next(*way)
+    load_s = time.perf_counter() - begun.clock
+    return costs(begun, await marks(engine, begun.tokens + due)) | {"load_s": load_s}
+
+
+def lost(taken: dict[str, float], never: dict[str, float], due: int) -> dict[str, float]:
+    """What a version has cost beyond `never`, as shares of `due` tokens, and in tokens."""
+    shares = {f"by_{name}": taken["tokens"] / due * (taken[name] / never[name] - 1) for name in ("thread", "cpu", "clock")}
+    return shares | {"recomputed_tokens": taken["tokens"] * (taken["prefilled"] - never["prefilled"]), "load_s": taken["load_s"],
+                     "stretch": taken["tokens"] / due}
 
 
 async def measure(child: EngineChild, folders: list[Path], workload: Workload, options: argparse.Namespace) -> dict:
     """All figures."""
-    runs: dict[str, list[dict[str, float]]] = {f"{swap} {mode}": [] for swap, mode in WAYS}
-    rates: list[tuple[float, float]] = []
-    others, due = Others(), options.steps * workload.slots
+    runs: dict[str, list[dict[str, float]]] = {" ".join(way): [] for way in WAYS}
+    plain, others, due = [], Others(), options.steps * workload.slots
     async with Engine.connect(child, folders) as engine:
-        for repetition in range(options.repetitions):
-            never = await cost(engine, workload, None, options, seed=100 + repetition)
-            rates.append((never.tokens / never.clock, never.tokens / never.cpu))
-            for way in WAYS:
-                taken = lost(await cost(engine, workload, way, options, seed=100 + repetition), never, options, due)
-                runs[" ".join(way)].append(taken)
-                told = ", ".join(f"{name} {value:.3g}" for name, value in taken.items())
-                print(f"repetition {repetition + 1}, {' '.join(way)}: {told}", flush=True)
+        stream = Stream(engine, workload, seed=1)
+        async with stream.flowing():
+            await stream.until(WARM_UP * workload.slots * round(workload.mean_length))
+            for number in range(1, options.rounds + 1):
+                plain.append(await stretch(engine, None, due))
+                for way in WAYS:
+                    runs[" ".join(way)].append(lost(await stretch(engine, way, due), plain[-1], due))
+                told = "; ".join(f"{way} {of[-1]['by_thread']:.3f}, {of[-1]['by_cpu']:.3f} by_cpu" for way, of in runs.items())
+                print(f"round {number}: {told}", flush=True)
     medians = {way: {name: statistics.median(run[name] for run in of) for name in of[0]} for way, of in runs.items()}
     beside, paused, cores = medians["overlap in_place"]["by_thread"], medians["pause in_place"]["by_thread"], others.cores()
-    return {"value": beside, "against": paused, "ratio": beside / paused if paused else None, "lost": medians,
-            "never_tokens_per_s": statistics.median(rate for rate, _ in rates),
-            "never_tokens_per_cpu_s": statistics.median(rate for _, rate in rates), "quiet": cores <= QUIET, "others_cores": cores, "runs": runs}
+    rates = {f"never_tokens_per_{name}_s": 1 / statistics.median(each[name] for each in plain) for name in ("clock", "cpu")}
+    return {"value": beside, "against": paused, "ratio": beside / paused, "lost": medians, **rates, "quiet": cores <= QUIET, "others_cores": cores,
+            "runs": {way: [run["by_thread"] for run in of] for way, of in runs.items()}}
 
 
 def main() -> None:
@@ -120,12 +113,11 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=32, help="requests in flight")
     parser.add_argument("--longest", type=int, default=192, help="longest answer, in tokens")
     parser.add_argument("--steps", type=int, default=20, help="decode steps from one version to the next")
-    parser.add_argument("--versions", type=int, default=8, help="versions in each run")
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="seconds, to see that it runs: the figures mean little")
     options = parser.parse_args()
     if options.quick:
-        options.slots, options.longest, options.versions, options.repetitions = 4, 32, 2, 1
+        options.slots, options.longest, options.rounds = 4, 32, 2
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None, prefix="headway-benchmark-") as temporary:

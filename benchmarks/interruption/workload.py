@@ -109,8 +109,9 @@ class Engine:
         return times.user + times.system
 
     def threads_s(self) -> dict[int, float]:
-        """The same by thread."""
-        return {thread.id: thread.user_time + thread.system_time for thread in self._process.threads()}
+        """The same by thread, to the nanosecond (/proc/PID/task/TID/schedstat)."""
+        tasks = Path(f"/proc/{self._process.pid}/task")
+        return {thread.id: int((tasks / str(thread.id) / "schedstat").read_text().split()[0]) / 1e9 for thread in self._process.threads()}
 
     async def info(self) -> dict:
         """Its counters."""

@@ -47,8 +47,7 @@ def test_loading_beside_decode_is_measured_against_standing_still() -> None:
     figures = last_line("benchmarks.interruption.swap", "--quick")
     assert set(figures["lost"]) == {f"{swap} {mode}" for swap in ("pause", "overlap") for mode in ("in_place", "retract")}
     assert figures["value"] == figures["lost"]["overlap in_place"]["by_thread"] and figures["never_tokens_per_cpu_s"] > 0
-    for way, lost in figures["lost"].items():
-        assert lost["load_s"] > 0 and lost["steps_a_version"] >= figures["steps"], way
+    assert all(lost["load_s"] > 0 and lost["stretch"] >= 1 for lost in figures["lost"].values())
 
 
 def test_what_the_recorder_costs_is_measured_in_one_run() -> None:
