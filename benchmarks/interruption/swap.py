@@ -2,9 +2,9 @@
 
     python -m benchmarks.interruption.swap [--model DIR] [--dtype float32] [--slots 32] [--steps 20] [--rounds 20] [--quick]
 
-One embedded engine that always has `--slots` requests in flight, and versions, as in benchmarks.interruption. Stretches of `--steps` times slots
-tokens follow each other, in every round one of each kind: `never` (no version), and each swap with each engine.interrupt, whose version is due as
-it begins:
+One embedded engine that always has half as many requests again as its `--slots`, so that none waits for the client, and versions as in
+benchmarks.interruption. Stretches of `--steps` times slots tokens follow each other, in every round one of each kind: `never` (no version), and
+each swap with each engine.interrupt, whose version is due as it begins:
 - in_place: what runs keeps its KV, so what is lost is the loading alone
 - retract:  the KV of all that runs is computed again under the new weights, as log-probs of one version need: inherent, and shown apart
 
@@ -87,7 +87,7 @@ def lost(taken: dict[str, float], never: dict[str, float], due: int) -> dict[str
 async def measure(child: EngineChild, folders: list[Path], workload: Workload, options: argparse.Namespace) -> dict:
     """All figures."""
     runs: dict[str, list[dict[str, float]]] = {" ".join(way): [] for way in WAYS}
-    plain, others, due = [], Others(), options.steps * workload.slots
+    plain, others, due = [], Others(), options.steps * options.slots
     async with Engine.connect(child, folders) as engine:
         stream = Stream(engine, workload, seed=1)
         async with stream.flowing():
@@ -125,7 +125,7 @@ def main() -> None:
         if options.model is None:
             make_model(model)
         folders = make_versions(model, Path(temporary))
-        workload = Workload(options.slots, options.longest, 1.0, json.loads((model / "config.json").read_text())["vocab_size"])
+        workload = Workload(options.slots * 3 // 2, options.longest, 1.0, json.loads((model / "config.json").read_text())["vocab_size"])
         with EngineChild.start(folders[0], dtype=options.dtype, num_slots=options.slots, context_length=64 + options.longest, num_threads=1) as child:
             figures = asyncio.run(measure(child, folders, workload, options))
     print(json.dumps({
