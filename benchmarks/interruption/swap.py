@@ -13,7 +13,11 @@ each swap with each engine.interrupt, whose version is due as it begins:
 - by_cpu:    in those of the whole engine, its loading among them: where no core is idle
 - by_clock:  as it was here, which beside other work says little
 
-The last line is one JSON object: name, value (lost with overlap and in_place, by_thread), unit, against (the same with pause), ratio, and more.
+Beside other work these scatter by a tenth. So the same is taken apart first, in this process: CPU seconds of a decode step of all slots, of loading,
+and of an exchange. The generating thread stands still for the exchange with overlap, for both with pause.
+
+The last line is one JSON object: name, value (what overlap stands still, as a share of `--steps` steps), unit, against (the same of pause), ratio,
+and more.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,13 +41,47 @@ from transformers.utils import logging
 
 from benchmarks.engine.child import EngineChild
 from benchmarks.engine.models import make_model
-from benchmarks.interruption.workload import Engine, Stream, Workload, make_versions, rounded
+from benchmarks.interruption.workload import Engine as Client
+from benchmarks.interruption.workload import Stream, Workload, make_versions, rounded
 from benchmarks.quiet import QUIET, Others
+from workers.model.architecture import read_architecture
+from workers.rollout.engines.servers.embedded.engine_loop import Engine
+from workers.rollout.engines.servers.embedded.model import Model
+from workers.rollout.engines.servers.embedded.model_runner import Forward, keep_freed_memory
+from workers.rollout.engines.servers.embedded.requests import Request
+from workers.rollout.engines.servers.embedded.scheduler import Scheduler
 from workers.run.paths import MEMORY
 
 WAYS = tuple((swap, mode) for mode in ("in_place", "retract") for swap in ("pause", "overlap"))
-WARM_UP = 2
+WARM_UP, TAKEN_APART = 3, 16
 POLL_S = 0.01
+
+
+def take_apart(folders: list[Path], workload: Workload, options: argparse.Namespace) -> dict[str, float]:
+    """CPU seconds of one thread, medians: a decode step of all slots, loading a version, and exchanging it (the old one is freed in it)."""
+    keep_freed_memory()
+    model = Model(folders[0], read_architecture(folders[0]), getattr(torch, options.dtype), options.slots, 64 + options.longest)
+    engine = Engine(Forward(model, 1), Scheduler(options.slots, 64 + options.longest, 1 << 20, "0"), None, lambda request: None)
+    requests = workload.requests(seed=1)
+    taken: dict[str, list[float]] = {"step_s": [], "load_s": [], "exchange_s": []}
+    for number in range(options.slots):
+        engine.submit(Request(str(number), next(requests)[0], options.longest))
+    with torch.inference_mode():
+        engine._run_commands()
+        engine._step()
+        for number in range(1, min(TAKEN_APART, options.longest // 2)):
+            taken["step_s"].append(_cpu(engine._step))
+            began = time.thread_time()
+            engine.exchange_weights(engine.load_weights(folders[number % 2]), str(number), "in_place")
+            taken["load_s"].append(time.thread_time() - began)
+            taken["exchange_s"].append(_cpu(engine._run_commands))
+    return {name: statistics.median(of) for name, of in taken.items()}
+
+
+def _cpu(work: Callable[[], object]) -> float:
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
 
 
 class Marks(NamedTuple):
@@ -54,7 +93,7 @@ class Marks(NamedTuple):
     threads: dict[int, float]
 
 
-async def marks(engine: Engine, tokens: int = 0) -> Marks:
+async def marks(engine: Client, tokens: int = 0) -> Marks:
     """Its counters, once so many tokens are generated."""
     while (info := await engine.info())["generated_tokens"] < tokens:
         await asyncio.sleep(POLL_S)
@@ -68,7 +107,7 @@ def costs(begun: Marks, ended: Marks) -> dict[str, float]:
     return {name: each / (ended.tokens - begun.tokens) for name, each in beyond.items()} | {"tokens": ended.tokens - begun.tokens}
 
 
-async def stretch(engine: Engine, way: tuple[str, str] | None, due: int) -> dict[str, float]:
+async def stretch(engine: Client, way: tuple[str, str] | None, due: int) -> dict[str, float]:
     """The costs of `due` tokens, or of as many more as come until the version is there."""
     begun = await marks(engine)
     if way is not None:
@@ -88,7 +127,7 @@ async def measure(child: EngineChild, folders: list[Path], workload: Workload, o
     """All figures."""
     runs: dict[str, list[dict[str, float]]] = {" ".join(way): [] for way in WAYS}
     plain, others, due = [], Others(), options.steps * options.slots
-    async with Engine.connect(child, folders) as engine:
+    async with Client.connect(child, folders) as engine:
         stream = Stream(engine, workload, seed=1)
         async with stream.flowing():
             await stream.until(WARM_UP * workload.slots * round(workload.mean_length))
@@ -99,9 +138,9 @@ async def measure(child: EngineChild, folders: list[Path], workload: Workload, o
                 told = "; ".join(f"{way} {of[-1]['by_thread']:.3f}, {of[-1]['by_cpu']:.3f} by_cpu" for way, of in runs.items())
                 print(f"round {number}: {told}", flush=True)
     medians = {way: {name: statistics.median(run[name] for run in of) for name in of[0]} for way, of in runs.items()}
-    beside, paused, cores = medians["overlap in_place"]["by_thread"], medians["pause in_place"]["by_thread"], others.cores()
+    cores = others.cores()
     rates = {f"never_tokens_per_{name}_s": 1 / statistics.median(each[name] for each in plain) for name in ("clock", "cpu")}
-    return {"value": beside, "against": paused, "ratio": beside / paused, "lost": medians, **rates, "quiet": cores <= QUIET, "others_cores": cores,
+    return {"lost": medians, **rates, "quiet": cores <= QUIET, "others_cores": cores,
             "runs": {way: [run["by_thread"] for run in of] for way, of in runs.items()}}
 
 
@@ -126,12 +165,16 @@ def main() -> None:
             make_model(model)
         folders = make_versions(model, Path(temporary))
         workload = Workload(options.slots * 3 // 2, options.longest, 1.0, json.loads((model / "config.json").read_text())["vocab_size"])
+        parts = take_apart(folders, workload, options)
+        print(", ".join(f"{name} {value:.4g}" for name, value in parts.items()), flush=True)
         with EngineChild.start(folders[0], dtype=options.dtype, num_slots=options.slots, context_length=64 + options.longest, num_threads=1) as child:
             figures = asyncio.run(measure(child, folders, workload, options))
+    beside, paused = (still / (options.steps * parts["step_s"]) for still in (parts["exchange_s"], parts["exchange_s"] + parts["load_s"]))
     print(json.dumps({
-        "name": "generation lost a version that is loaded beside it, over standing still", "unit": "share of the steps between two versions",
+        "name": "generation stands still for a version that is loaded beside it, over one for which it is paused", "unit": "share of steps between",
+        "value": rounded(beside), "against": rounded(paused), "ratio": rounded(beside / paused),
         "model": options.model.name if options.model else "random Qwen3, 7M parameters", "dtype": options.dtype, "slots": options.slots,
-        "steps": options.steps, "mean_length": round(workload.mean_length), **{name: rounded(value) for name, value in figures.items()}}))
+        "steps": options.steps, "mean_length": round(workload.mean_length), **{name: rounded(value) for name, value in (parts | figures).items()}}))
 
 
 if __name__ == "__main__":

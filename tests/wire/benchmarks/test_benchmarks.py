@@ -46,7 +46,7 @@ def test_interruption_is_measured_against_waiting() -> None:
 def test_loading_beside_decode_is_measured_against_standing_still() -> None:
     figures = last_line("benchmarks.interruption.swap", "--quick")
     assert set(figures["lost"]) == {f"{swap} {mode}" for swap in ("pause", "overlap") for mode in ("in_place", "retract")}
-    assert figures["value"] == figures["lost"]["overlap in_place"]["by_thread"] and figures["never_tokens_per_cpu_s"] > 0
+    assert 0 < figures["value"] < figures["against"] and figures["never_tokens_per_cpu_s"] > 0
     assert all(lost["load_s"] > 0 and lost["stretch"] >= 1 for lost in figures["lost"].values())
 
 
