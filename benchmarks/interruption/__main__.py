@@ -28,7 +28,6 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -39,12 +38,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 from benchmarks.engine.child import EngineChild
 from benchmarks.engine.models import make_model
-from benchmarks.interruption.workload import Engine, Stream, Workload, most_gained
+from benchmarks.interruption.workload import Engine, Stream, Workload, make_versions, most_gained, rounded
 from benchmarks.quiet import QUIET, Others
 from workers.run.paths import MEMORY
 
@@ -125,17 +123,6 @@ async def _parts(engine: Engine) -> dict[str, float]:
             "requests": before["num_queued"], "reprefilled_tokens": now["prefill_tokens"] - before["prefill_tokens"]}
 
 
-def make_versions(model: Path, folder: Path) -> list[Path]:
-    """Two versions of `model` below `folder`: itself, and each matrix a little off."""
-    folders = [folder / "1", folder / "2"]
-    for number, target in enumerate(folders):
-        shutil.copytree(model, target, ignore=shutil.ignore_patterns("*.safetensors"))
-        for file in model.glob("*.safetensors"):
-            tensors = {name: tensor * (1 + 1e-3 * number) for name, tensor in load_file(file).items()}
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / file.name, metadata={"format": "pt"})
-    return folders
-
-
 async def measure(child: EngineChild, folders: list[Path], workload: Workload, options: argparse.Namespace) -> dict:
     """All figures."""
     rates: dict[str, list[Rate]] = {way: [] for way in WAYS}
@@ -163,13 +150,6 @@ def summary(rates: dict[str, list[Rate]], parts: dict[str, float], workload: Wor
         "ratio_by_cpu": interrupt.by_cpu / wait.by_cpu, "most_gained": most_gained(workload), "never": never.by_clock, "lost_to_interruption": lost,
         "lost_to_waiting": 1 - wait.by_cpu / never.by_cpu, "seconds_between_updates": between, "lost_s_per_update": lost * between,
         "standing_still_s": parts["pause_s"] + parts["load_s"] + parts["first_token_s"], **parts, "runs": rates}
-
-
-def rounded(value: object) -> object:
-    """For people: four digits."""
-    if isinstance(value, list):
-        return [rounded(each) for each in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Requests that keep an engine busy, for benchmarks.interruption: their lengths, the connection to the engine, the slots that they fill."""
+"""Requests that keep an engine busy, for benchmarks.interruption: their lengths, the connection to the engine, versions, the slots that they fill."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import heapq
 import random
+import shutil
 import statistics
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 import psutil
+from safetensors.torch import load_file, save_file
 
 from benchmarks.engine.child import EngineChild
 from workers.messages.parts import Version
@@ -106,20 +108,36 @@ class Engine:
         times = self._process.cpu_times()
         return times.user + times.system
 
+    def threads_s(self) -> dict[int, float]:
+        """The same by thread, to the nanosecond (/proc/PID/task/TID/schedstat)."""
+        tasks = Path(f"/proc/{self._process.pid}/task")
+        return {thread.id: int((tasks / str(thread.id) / "schedstat").read_text().split()[0]) / 1e9 for thread in self._process.threads()}
+
     async def info(self) -> dict:
         """Its counters."""
         async with self._session.get("/server_info") as reply:
             return await reply.json()
 
-    async def pause(self) -> None:
-        """Stop; what runs is retracted."""
-        await self._client.pause("retract")
+    async def pause(self, mode: str = "retract") -> None:
+        """Stop; what runs is retracted, or stays in place."""
+        await self._client.pause(mode)
 
-    async def load(self) -> None:
+    async def load(self, flush: bool = True) -> None:
         """Load the next version."""
+        await self._client.update_weights(*self._next(), flush_cache=flush)
+
+    def _next(self) -> tuple[Path, Version]:
         self._num_updates += 1
-        folder = self._folders[self._num_updates % len(self._folders)]
-        await self._client.update_weights(folder, Version(1, self._num_updates), flush_cache=True)
+        return self._folders[self._num_updates % len(self._folders)], Version(1, self._num_updates)
+
+    async def take_next(self, swap: str, mode: str) -> None:
+        """Have it go on with the next version."""
+        if swap == "overlap":
+            await self._client.swap_weights(*self._next(), mode)
+            return
+        await self.pause(mode)
+        await self.load(flush=mode == "retract")
+        await self.resume()
 
     async def resume(self) -> None:
         """Go on."""
@@ -170,3 +188,23 @@ class Stream:
         """Until nothing runs; the gate must be closed."""
         async with self.moved:
             await self.moved.wait_for(lambda: self.running == 0)
+
+
+def make_versions(model: Path, folder: Path) -> list[Path]:
+    """Two versions of `model` below `folder`: itself, and each matrix a little off."""
+    folders = [folder / "1", folder / "2"]
+    for number, target in enumerate(folders):
+        shutil.copytree(model, target, ignore=shutil.ignore_patterns("*.safetensors"))
+        for file in model.glob("*.safetensors"):
+            tensors = {name: tensor * (1 + 1e-3 * number) for name, tensor in load_file(file).items()}
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / file.name, metadata={"format": "pt"})
+    return folders
+
+
+def rounded(value: object) -> object:
+    """For people: four digits."""
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -24,6 +24,7 @@ from launcher.config.sbatch_options import asks_for_gpus, check_options
 from launcher.share import CONF
 from workers import config as workers
 from workers.config import ClusterKind
+from workers.config.training import check_broadcasts
 from workers.run.folder import RunFolder
 
 
@@ -117,7 +118,7 @@ class FullConfig(workers.Config):
         plain = self.weights.security is workers.Security.digest and not self.weights.delta
         on_gpus = self.cluster.kind is ClusterKind.slurm and self.gives_gpus("train") and self.gives_gpus("inference")
         try:
-            self._check_broadcasts()
+            check_broadcasts(self.engine)
         except workers.ConfigError:
             return False
         return (on_gpus and plain and self.trainer.device is not workers.Device.cpu and self.engine.server is workers.Server.sglang

@@ -3,7 +3,8 @@
     a training rank        parameters + float32 gradients + its share of the optimizer's state
                            + max(activations + logits or a layer's gradients in a step, a tensor that is exported after it)
                            + what its process takes anyway
-    an inference replica   weights, twice while new ones are loaded + the KV cache + what its process takes anyway
+    an inference replica   weights, twice while new ones are loaded (both of weights.swap keep the old ones until then) + the KV cache
+                           + what its process takes anyway
 
 tests/unit/launcher/memory/test_estimate.py holds the estimate of a training rank against what a real engine takes.
 """

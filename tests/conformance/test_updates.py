@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.conformance.endpoint import TOLERANCE, Client, Endpoint
 from tests.conformance.models import prompt_of
-from tests.conformance.test_pauses import spans
+from tests.conformance.test_generation import every_family
+from tests.conformance.test_pauses import LONG, spans
 
 
 def test_nothing_of_the_old_weights_is_reused(engine: Endpoint) -> None:
@@ -79,5 +80,29 @@ def test_a_folder_may_be_removed_once_it_is_loaded(engine: Endpoint, tmp_path: P
         shutil.rmtree(folder)
         reply = await client.generate(prompt_of(25), 30)
         assert engine.error(engine.second, prompt_of(25), reply) < TOLERANCE
+
+    engine.run(scenario)
+
+
+@every_family
+def test_weights_are_exchanged_while_requests_run(engine: Endpoint) -> None:
+    """Log-probs are the old weights' before the cut and the new ones' after it, as with a pause. SGLang has no such call, and is asked for none."""
+    async def scenario(client: Client) -> None:
+        fields = {"model_path": str(engine.second), "weight_version": "second"}
+        if engine.kind == "sglang":
+            await client.post("/swap_weights", 404, **fields)
+            return
+        prompts = [prompt_of(20 + 5 * index, index) for index in range(4)]
+        tasks = [client.generate(prompt, LONG) for prompt in prompts]
+        await client.pace(20)
+        assert (await client.post("/swap_weights", **fields))["success"] is True
+        await client.pace(20)
+        await client.post("/abort_request", abort_all=True)
+        for prompt, reply in zip(prompts, await asyncio.gather(*tasks), strict=True):
+            (old, start, cut), (new, again, end) = spans(reply)
+            assert (old, start, new, again) == ("first", 0, "second", cut) and 0 < cut < end == len(reply["output_ids"])
+            assert engine.error(engine.first, prompt, reply, end=cut) < TOLERANCE
+            assert engine.error(engine.first, prompt, reply, start=cut) > 0.1  # the two models do differ
+            assert engine.error(engine.second, prompt, reply, start=cut) < TOLERANCE
 
     engine.run(scenario)

@@ -122,7 +122,7 @@ ONE, TWO_REPLICAS, TWO_SERVERS = (), ("allocation.num_devices=3",), ("allocation
 
 
 @pytest.mark.parametrize(("bound", "eta", "engines", "variants"), [
-    ("hard", 2, TWO_REPLICAS, ["engine.interrupt=in_place"]),
+    ("hard", 2, TWO_REPLICAS, ["engine.interrupt=in_place", "weights.swap=overlap"]),
     ("admission", 2, TWO_SERVERS, ["engine.interrupt=abort", "algorithm.advantage=batch_norm"]),
     ("admission", 0, ONE, ["algorithm=ppo"]),
     ("hard", 0, ONE, ["weights=disk"]),

@@ -40,6 +40,7 @@ from workers.config.choices import (
     SelfTestAction,
     Server,
     Surrogate,
+    Swap,
     Tracker,
     Transport,
 )
@@ -78,8 +79,8 @@ __all__ = [
     "EngineConfig", "EngineParallelConfig", "EvaluationConfig", "ImportanceLevel", "Interrupt", "KlEstimator", "KlPlace", "LoraConfig",
     "LoraTarget", "ModelConfig", "ModelSource", "OffPolicy", "ParallelConfig", "Placement", "Proximal", "Recompute", "RewardConfig",
     "RolloutConfig", "RunConfig", "RunKind", "SandboxBackend", "SandboxConfig", "SandboxPolicy", "Schedule", "Security", "SelfTestAction",
-    "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "Tracker", "TrackingConfig", "TrainerConfig", "Transport",
-    "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
+    "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "Swap", "Tracker", "TrackingConfig", "TrainerConfig",
+    "Transport", "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
 ]
 
 
@@ -209,17 +210,7 @@ class Config:
         require(not self.algorithm.compares_groups or self.workflow.group_size >= 2, "workflow.group_size",
                 self.workflow.group_size, f"must be 2 or more with algorithm.advantage={self.algorithm.advantage.value}",
                 "A group of one has nothing to be compared with; use algorithm.advantage=batch_norm")
-        if self.weights.transport is Transport.nccl:
-            self._check_broadcasts()
-
-    def _check_broadcasts(self) -> None:
-        """What an inference server must be like so that weights can be broadcast into it."""
-        where = "with weights.transport=nccl"
-        require(self.engine.server is not Server.synthetic, "engine.server", self.engine.server.value, f"must not be synthetic {where}",
-                "It holds no weights; use weights=zmq")
-        for name in ("pp", "dp_attention"):
-            require(getattr(self.engine.parallel, name) == 1, f"engine.parallel.{name}", getattr(self.engine.parallel, name), f"must be 1 {where}",
-                    "SGLang's servers take broadcasts with tensor parallelism only; use weights=zmq")
+        self.weights.check_engine(self.engine)
 
     def _check_supervised(self) -> None:
         """What has no meaning without generated answers and their rewards."""

@@ -59,6 +59,14 @@ class Interrupt(str, enum.Enum):
     in_place = "in_place"
 
 
+class Swap(str, enum.Enum):
+    """How an engine takes new weights: it stands still while they are loaded; or they are loaded beside those that serve, and exchanged between
+    two steps."""
+
+    pause = "pause"
+    overlap = "overlap"
+
+
 class Transport(str, enum.Enum):
     """How new weights reach the rollout workers: streamed from the trainer and from each other; as files on shared storage; broadcast into
     the engines' memory. Where one fails, the next of zmq, disk takes over. `auto` is settled before a run starts."""

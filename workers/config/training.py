@@ -5,7 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from workers.config.choices import Bound, Control, Device, Dtype, LoraTarget, Recompute, Schedule, Security, SelfTestAction, Transport
+from workers.config.choices import (
+    Bound,
+    Control,
+    Device,
+    Dtype,
+    Interrupt,
+    LoraTarget,
+    Recompute,
+    Schedule,
+    Security,
+    SelfTestAction,
+    Server,
+    Swap,
+    Transport,
+)
+from workers.config.generation import EngineConfig
 from workers.config.rules import require
 
 
@@ -171,6 +186,7 @@ class WeightsConfig:
     streams: int = 4  # connections over which a node fetches from each source
     fanout: int = 2  # workers that fetch from the trainer, and from each worker
     rolling: bool = True  # never all workers load at once
+    swap: Swap = Swap.pause  # engines stand still while they load; overlap: they load while they generate (engine.server=embedded)
     timeout_s: float = 120.0  # after which a transport that brings nothing has failed
 
     def check(self) -> None:
@@ -182,8 +198,31 @@ class WeightsConfig:
                 "So many workers fetch from the trainer, and as many from each worker")
         require(1 <= self.streams <= MAX_STREAMS, "weights.streams", self.streams, f"must be from 1 to {MAX_STREAMS}",
                 "One connection brings 1 to 2 GB/s at most; each takes a thread on both sides")
+        require(self.swap is Swap.pause or self.transport is not Transport.nccl, "weights.swap", self.swap.value, "must be pause with weights=nccl",
+                "A broadcast is of one moment, for which all engines of the group stand still; use weights=zmq")
         require(self.timeout_s > 0, "weights.timeout_s", self.timeout_s, "must be positive",
                 "A transport that brings nothing for so long has failed")
+
+    def check_engine(self, engine: EngineConfig) -> None:
+        """Raise `ConfigError` on an inference server into which weights cannot be brought so."""
+        if self.transport is Transport.nccl:
+            check_broadcasts(engine)
+        if self.swap is Swap.overlap:
+            where = "with weights.swap=overlap"
+            require(engine.server is not Server.sglang, "engine.server", engine.server.value, f"must not be sglang {where}",
+                    "SGLang copies new weights over those that serve, which must stand still for it; use weights.swap=pause")
+            require(engine.interrupt is not Interrupt.abort, "engine.interrupt", engine.interrupt.value, f"must not be abort {where}",
+                    "Requests stay in the engine; use retract or in_place")
+
+
+def check_broadcasts(engine: EngineConfig) -> None:
+    """Raise `ConfigError` on an inference server into which weights cannot be broadcast."""
+    where = "with weights.transport=nccl"
+    require(engine.server is not Server.synthetic, "engine.server", engine.server.value, f"must not be synthetic {where}",
+            "It holds no weights; use weights=zmq")
+    for name in ("pp", "dp_attention"):
+        require(getattr(engine.parallel, name) == 1, f"engine.parallel.{name}", getattr(engine.parallel, name), f"must be 1 {where}",
+                "SGLang's servers take broadcasts with tensor parallelism only; use weights=zmq")
 
 
 MEAN_TOLERANCE = {Dtype.float32: 1e-3, Dtype.bfloat16: 0.1, Dtype.float16: 0.1}

@@ -44,6 +44,13 @@ def test_interruption_is_measured_against_waiting() -> None:
     assert figures["reprefilled_tokens"] > 0 and min(figures[part] for part in ("pause_s", "load_s", "first_token_s", "reprefill_s")) > 0
 
 
+def test_loading_beside_decode_is_measured_against_standing_still() -> None:
+    figures = last_line("benchmarks.interruption.swap", "--quick")
+    assert set(figures["lost"]) == {f"{swap} {mode}" for swap in ("pause", "overlap") for mode in ("in_place", "retract")}
+    assert 0 < figures["value"] < figures["against"] and figures["never_tokens_per_cpu_s"] > 0
+    assert all(lost["load_s"] > 0 and lost["stretch"] >= 1 for lost in figures["lost"].values())
+
+
 def test_what_the_recorder_costs_is_measured_in_one_run() -> None:
     figures = last_line("benchmarks.recorder", "--quick")
     assert figures["value"] > 0 < figures["against"] and 0 < figures["own"] < 1

@@ -108,6 +108,10 @@ class EngineClient:
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": flush_cache}
         await self._post("/update_weights_from_disk", body, timeout_s)
 
+    async def swap_weights(self, folder: Path, version: Version, mode: str, timeout_s: float | None = None) -> None:
+        """POST /swap_weights, of the embedded engine alone: loads them while it generates, and exchanges them between two steps."""
+        await self._post("/swap_weights", {"model_path": str(folder), "weight_version": str(version), "mode": mode}, timeout_s)
+
     async def join_group(self, place: GroupPlace, timeout_s: float) -> None:
         """POST /init_weights_update_group: returns when all ranks of the group are there; until then the server may do nothing else."""
         await self._post("/init_weights_update_group", {

@@ -1,7 +1,7 @@
 """One inference server of a worker over all its lives, and the weights that it holds.
 
     start --> load the newest weights --> takes work <------------------------------+
-      ^                                     |  newer weights: pause, load, continue --+
+      ^                                     |  newer weights (interruption.py) ------+
       |                                     |
       +--- pause, longer each time <--- it exited | it hung | it refused its weights twice
                   |
@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.config import EngineConfig, Interrupt
+from workers.config import EngineConfig, Interrupt, Swap
 from workers.messages.parts import Version
 from workers.rollout.engines.client import EngineClient, EngineError, NoAnswer
 from workers.rollout.engines.interruption import Interruption
@@ -56,12 +56,12 @@ class Engine:
     `num_requests`: under way, to be counted by who sends them. `kv_tokens`: how many its KV cache holds; 0: not known."""
 
     def __init__(self, name: str, spawn: Callable[[], ServerProcess], config: EngineConfig, newest: Callable[[], Weights | None],
-                 changed: Callable[[], Awaitable[None]], serve_start: bool = False) -> None:
+                 changed: Callable[[], Awaitable[None]], serve_start: bool = False, swap: Swap = Swap.pause) -> None:
         self.name, self.waiting_for = name, "to start"
         self.held: Version | None = None
         self.client: EngineClient | None = None
         self.num_requests = self.num_restarts = self.kv_tokens = 0
-        self.interruption = Interruption(name, config)
+        self.interruption = Interruption(name, config, swap)
         self._spawn, self._config, self._newest, self._changed, self._serve_start = spawn, config, newest, changed, serve_start
         self._restarts = Restarts(config.max_restarts, 60 * config.restart_minutes)
         self._process: ServerProcess | None = None
@@ -220,21 +220,17 @@ class Engine:
         return self.held == version
 
     async def _load(self, client: EngineClient, weights: Weights) -> None:
-        """Pause, load, continue; once more if it is refused. Raises `EngineError` after that, and leaves the server standing still."""
-        interruption = self.interruption
-        with interruption.lasting(at_work=self.num_requests > 0):
-            for again in (False, True):
-                try:
-                    await interruption.begin(client)
-                    await interruption.load(client, weights.folder, weights.version)
-                    break
-                except NoAnswer:
+        """Load by weights.swap; once more if it is refused. Raises `EngineError` after that, and leaves a server that was paused standing still."""
+        for again in (False, True):
+            try:
+                await self.interruption.load(client, weights.folder, weights.version, at_work=self.num_requests > 0)
+                return
+            except NoAnswer:
+                raise
+            except EngineError as error:
+                if weights.is_gone:  # then it was not even begun to be loaded
+                    await self.interruption.end(client)
+                    raise WeightsError(f"{weights.folder}: version {weights.version} was removed before it was loaded") from error
+                if again:
                     raise
-                except EngineError as error:
-                    if weights.is_gone:  # then it was not even begun to be loaded
-                        await interruption.end(client)
-                        raise WeightsError(f"{weights.folder}: version {weights.version} was removed before it was loaded") from error
-                    if again:
-                        raise
-                    print(f"warning: {self.name} has refused version {weights.version}, and is given it once more: {error}", flush=True)
-            await interruption.end(client)
+                print(f"warning: {self.name} has refused version {weights.version}, and is given it once more: {error}", flush=True)

@@ -34,7 +34,7 @@ class Engines:
         self._tell, self._waiting, self._closed = changed, 0.0, False
         self._news = asyncio.Event()
         self.engines = [Engine(f"engine {index + 1} of {number}" if number > 1 else "the engine", partial(spawn, index), config.engine, newest,
-                               self._changed, serve_start) for index in range(number)]
+                               self._changed, serve_start, config.weights.swap) for index in range(number)]
 
     async def live(self) -> None:
         """Keep all of them running. Raises what ends one for good, in a group."""

@@ -3,6 +3,8 @@
     pause by engine.interrupt --> what is to be done --> continue
               |
               +-- the server does not know that mode: abort, from now on; what it ran is sent again with the tokens so far
+
+    weights.swap=overlap: one call, in which the server loads while it generates, and does to what runs what engine.interrupt says
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from workers.config import EngineConfig, Interrupt
+from workers.config import EngineConfig, Interrupt, Swap
 from workers.messages.parts import Version
 from workers.rollout.engines.client import BadRequest, EngineClient
 
@@ -23,12 +25,13 @@ BEGIN_AGAIN_S = 1.0
 
 class Interruption:
     """The pauses of one server over all its lives. `name`: the server's, for people. `pause_s`, `load_s`, `update_s`: seconds until it stood still,
-    of loading, and of whole pauses. `num_changes` counts beginnings and ends of pauses: it is odd while one is on."""
+    of loading, and of whole pauses: none with weights.swap=overlap. `num_changes` counts beginnings and ends of pauses: it is odd while one is
+    on."""
 
-    def __init__(self, name: str, config: EngineConfig) -> None:
+    def __init__(self, name: str, config: EngineConfig, swap: Swap) -> None:
         self.num_changes = 0
         self.pause_s = self.load_s = self.update_s = 0.0
-        self.mode = config.interrupt
+        self.mode, self.swap = config.interrupt, swap
         self._name, self._limit_s = name, config.load_timeout_s
         self._resumed_at = float("-inf")
 
@@ -72,10 +75,18 @@ class Interruption:
         yield
         self.load_s += time.monotonic() - started
 
-    async def load(self, client: EngineClient, folder: Path, version: Version) -> None:
-        """Have a server that stands still load the weights in `folder`."""
-        with self.loading():
-            await client.update_weights(folder, version, flush_cache=self.mode is not Interrupt.in_place, timeout_s=self._limit_s)
+    async def load(self, client: EngineClient, folder: Path, version: Version, at_work: bool) -> None:
+        """Have the server go on with the weights in `folder`, by weights.swap. Raises `EngineError`, and leaves a server that was paused as it is."""
+        if self.swap is Swap.overlap:
+            with self.loading():
+                await client.swap_weights(folder, version, self.mode.value, self._limit_s)
+            self._resumed_at = time.monotonic() if at_work else self._resumed_at
+            return
+        with self.lasting(at_work):
+            await self.begin(client)
+            with self.loading():
+                await client.update_weights(folder, version, flush_cache=self.mode is not Interrupt.in_place, timeout_s=self._limit_s)
+            await self.end(client)
 
     async def end(self, client: EngineClient) -> None:
         """Have the server go on."""

@@ -190,6 +190,16 @@ def test_what_cannot_take_broadcasts_is_refused(overrides: list[str], key: str) 
         composed(*more, "weights=nccl")
 
 
+@pytest.mark.parametrize(("overrides", "key"), [
+    (["engine=sglang", "trainer.microbatch_tokens=4096"], "engine.server"), (["engine.interrupt=abort"], "engine.interrupt"),
+    (["weights=nccl"], "weights.swap")])
+def test_what_cannot_load_weights_beside_those_that_serve_is_refused(overrides: list[str], key: str) -> None:
+    composed(*overrides)
+    assert composed("weights.swap=overlap", "weights=auto").weights.transport.value == "zmq"
+    with pytest.raises(ConfigError, match=f"{key}="):
+        composed(*overrides, "weights.swap=overlap")
+
+
 ON_GPUS = ("cluster=slurm", "model.path=/m", "engine=sglang")
 
 

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.conformance.models import prompt_of, write_model
 from tests.support.published import Publisher
-from workers.config import Config, EngineConfig, Interrupt, ModelConfig, RewardConfig, WorkflowConfig
+from workers.config import Config, EngineConfig, Interrupt, ModelConfig, RewardConfig, Swap, WorkflowConfig
 from workers.messages.arrays import Bool, Float32, Int32
 from workers.messages.codec import encode, from_workers
 from workers.messages.from_worker import GroupFinished
@@ -200,14 +200,15 @@ def rig(shared: Rig) -> Rig:
 class Following:
     """A weight holder at work on the rig's engines. `changes` are (held, fetching) as told to the coordinator."""
 
-    def __init__(self, rig: Rig, interrupt: Interrupt = Interrupt.retract, architecture: Architecture | None = None) -> None:
+    def __init__(self, rig: Rig, interrupt: Interrupt = Interrupt.retract, architecture: Architecture | None = None,
+                 swap: Swap = Swap.pause) -> None:
         self.rig = rig
         self.changes: list[tuple[Version | None, Version | None]] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.holder = WeightHolder(OnThisNode(), self._changed, architecture=architecture)
         for engine in rig.engines.engines:
-            engine.interruption.mode, engine._newest = interrupt, lambda: self.holder.newest
+            engine.interruption.mode, engine.interruption.swap, engine._newest = interrupt, swap, lambda: self.holder.newest
 
     async def _changed(self) -> None:
         self.changes.append((self.rig.engines.held, self.holder.fetching))
@@ -314,6 +315,53 @@ async def test_a_sample_may_be_interrupted_more_than_once(rig: Rig, interrupt: I
         assert rig.error(version, prompt, sample.tokens, sample.logprobs, start, end) <= TOLERANCE
         start = end
     assert (sample.num_interruptions, sample.tokens_interrupted, start) == (2, runs[1][1], LONG)
+
+
+async def test_newer_weights_are_loaded_while_samples_go_on_and_those_that_are_outdated_by_then_are_skipped(
+        rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Between two decode steps, without a pause; refused once, they are given once more, and the old ones serve meanwhile."""
+    versions, prompt, swap, calls = [rig.publish(seed) for seed in (0, 1, 2, 1)], prompt_of(12), rig.client.swap_weights, []
+
+    async def late(folder: Path, *arguments: Any) -> None:
+        calls.append(folder)
+        base = await rig.generated()
+
+        async def goes_on() -> bool:
+            return await rig.generated() > base + 40
+
+        await until(goes_on)
+        if len(calls) == 1:
+            raise EngineError("engine: /swap_weights answered 500: out of memory")
+        await swap(folder, *arguments)
+
+    async with Following(rig, swap=Swap.overlap) as following:
+        await following.load(versions[0])
+        monkeypatch.setattr(rig.client, "swap_weights", late)
+        before = (rig.engine.interruption.num_changes, rig.engine.interruption.update_s, rig.engine.interruption.pause_s)
+        sampling, base = asyncio.create_task(rig.sample("beside", prompt, LONG_PARAMS, seed=1)), await rig.generated()
+
+        async def begun() -> bool:
+            return await rig.generated() > base + 20
+
+        await until(begun)
+        following.holder.announce(versions[1])
+
+        async def loading() -> bool:
+            return bool(calls)
+
+        await until(loading)
+        for announcement in versions[2:]:
+            following.holder.announce(announcement)
+        await following.load(versions[3])
+        sample = await sampling
+        assert before == (rig.engine.interruption.num_changes, rig.engine.interruption.update_s, rig.engine.interruption.pause_s)
+    runs, start = cuts_of(sample), 0
+    assert [version for version, _ in runs] == [versions[index].version for index in (0, 1, 3)] and rig.engine.num_restarts == 0
+    assert calls == [Path(versions[index].folder) for index in (1, 1, 3)] and sample.num_interruptions == 2
+    for version, end in runs:
+        assert rig.error(version, prompt, sample.tokens, sample.logprobs, start, end) <= TOLERANCE
+        start = end
+    assert f"has refused version {versions[1].version}, and is given it once more" in capsys.readouterr().out
 
 
 class LatePause:

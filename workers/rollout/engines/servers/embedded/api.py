@@ -157,7 +157,7 @@ class FromDistributed(msgspec.Struct, forbid_unknown_fields=True):
     torch_empty_cache: bool = False
 
 
-Body = TypeVar("Body", Generate, Pause, Continue, Abort, UpdateWeights, Begin, End, InitGroup, DestroyGroup, FromDistributed)
+Body = TypeVar("Body", bound=msgspec.Struct)
 _NEUTRAL: tuple[tuple[str, object], ...] = (
     ("n", 1), ("min_p", 0.0), ("frequency_penalty", 0.0), ("presence_penalty", 0.0), ("repetition_penalty", 1.0), ("no_stop_trim", False))
 

@@ -51,8 +51,12 @@ class Compute(Protocol):
     def decode(self, requests: list[Request]) -> tuple[list[int], list[float]]:
         """The next token of each request and its log-prob; `requests[i]` owns row i."""
 
-    def replace_weights(self, source: Path | Mapping[str, Any], keep_cache: bool) -> None:
-        """Take a folder's weights, or these tensors. Raises `ModelError` and keeps the present ones if they are not all of this model's."""
+    def load_weights(self, source: Path | Mapping[str, Any]) -> Any:
+        """A folder's weights, or these tensors, as `use_weights` takes them, beside those in use; the only call that any thread may make, at any
+        time. Raises `ModelError` if they are not all of this model's."""
+
+    def use_weights(self, weights: Any, keep_cache: bool) -> None:
+        """Compute with `weights` from now on; those before are freed."""
 
 
 class Engine:
@@ -93,18 +97,34 @@ class Engine:
         return future
 
     def update_weights(self, source: Path | Mapping[str, Any], version: str | None, flush: bool) -> Future[bool]:
-        """Load a folder's tensors, or these; the future tells whether the cache could be flushed, if it was to be.
+        """Load a folder's tensors, or these, while nothing is generated; the future tells whether the cache could be flushed, if it was to be.
 
         It cannot while requests are paused in place: they keep their KV, but the weights are new all the same. No prefix that was
         computed before is reused in any case. A failing update changes nothing (`ModelError`).
         """
         def update(scheduler: Scheduler) -> bool:
             keep = not flush or bool(scheduler.running)
-            self._compute.replace_weights(source, keep_cache=keep)
-            scheduler.weights_changed(scheduler.version if version is None else version, keep_cache=keep)
+            self._use(scheduler, self._compute.load_weights(source), version, keep)
             return not (flush and keep)
 
         return self.call(update)
+
+    def load_weights(self, folder: Path) -> Any:
+        """What `exchange_weights` takes, loaded on the caller's thread while the loop goes on. Raises `ModelError`."""
+        return self._compute.load_weights(folder)
+
+    def exchange_weights(self, weights: Any, version: str | None, mode: str) -> Future[None]:
+        """Go on with `weights` from the next step on. Running requests are interrupted by `mode`, retract or in_place, as by a pause, but nothing
+        stands still."""
+        def exchange(scheduler: Scheduler) -> None:
+            scheduler.interrupt(mode)
+            self._use(scheduler, weights, version, keep_cache=bool(scheduler.running))
+
+        return self.call(exchange)
+
+    def _use(self, scheduler: Scheduler, weights: Any, version: str | None, keep_cache: bool) -> None:
+        self._compute.use_weights(weights, keep_cache)
+        scheduler.weights_changed(scheduler.version if version is None else version, keep_cache)
 
     def run(self) -> None:
         """The loop; runs for as long as the process. An exception that leaves it is a bug."""

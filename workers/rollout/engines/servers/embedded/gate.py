@@ -18,7 +18,8 @@ from workers.rollout.engines.servers.embedded.api import require
 
 
 class Gate:
-    """All calls come from one event loop. `num_waiting`: requests before the gate."""
+    """All calls come from one event loop. `num_waiting`: requests before the gate. `turn`: held by the update that is under way; one that leaves
+    the gate open takes nothing else."""
 
     def __init__(self) -> None:
         self.paused = False
@@ -26,7 +27,7 @@ class Gate:
         self._num_inside = 0
         self._closed_by_update = False
         self._session_at_work = False
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
         self._waiters: list[asyncio.Future[None]] = []
 
     @asynccontextmanager
@@ -47,9 +48,9 @@ class Gate:
     @asynccontextmanager
     async def update(self, in_session: bool = False) -> AsyncIterator[None]:
         """Wait until weights may change. Calls of an update session take turns; of others, the second in a pause is refused (`RequestError`)."""
-        require(not self.paused or in_session or not self._turn.locked(), "update", "a second one", "another one is under way",
+        require(not self.paused or in_session or not self.turn.locked(), "update", "a second one", "another one is under way",
                 "Send it when that one has answered")
-        async with self._turn:
+        async with self.turn:
             try:
                 self._session_at_work = in_session and self.paused
                 if not self.paused:

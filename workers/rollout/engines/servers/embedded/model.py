@@ -44,7 +44,7 @@ class PrefillPart:
 
 
 class Model:
-    """Weights and KV cache for `num_rows` sequences. All calls come from one thread; no gradients."""
+    """Weights and KV cache for `num_rows` sequences. All calls but `load_weights` come from one thread; no gradients."""
 
     def __init__(self, folder: Path, architecture: Architecture, dtype: torch.dtype, num_rows: int, context_length: int) -> None:
         self.architecture = architecture
@@ -64,13 +64,17 @@ class Model:
         self._rotations = torch.polar(torch.ones_like(angles), angles)  # complex64 [position, rotary_dim / 2]
         self._allocate(0)
 
-    def replace_weights(self, source: Path | Mapping[str, torch.Tensor], keep_cache: bool) -> None:
-        """Load a folder's tensors, or these. Raises `ModelError` and keeps the present weights if they are not all of this model's.
+    def load_weights(self, source: Path | Mapping[str, torch.Tensor]) -> Weights:
+        """A folder's tensors, or these, beside the present ones; from any thread. Raises `ModelError` if they are not all of this model's."""
+        return load_weights(source, self.architecture, self.dtype, self._frozen)
+
+    def use_weights(self, weights: Weights, keep_cache: bool) -> None:
+        """Compute with `weights` from now on.
 
         Unless `keep_cache`, the KV cache starts again from zeros: after diverged weights it may hold NaN, and masked
         positions must be finite.
         """
-        self.weights = load_weights(source, self.architecture, self.dtype, self._frozen)
+        self.weights = weights
         if not keep_cache:
             self._allocate(0)
 

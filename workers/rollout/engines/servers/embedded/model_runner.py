@@ -13,6 +13,7 @@ import torch
 
 from workers.model.architecture import Architecture
 from workers.rollout.engines.servers.embedded.model import Model
+from workers.rollout.engines.servers.embedded.model_weights import Weights
 from workers.rollout.engines.servers.embedded.requests import Copy, Request, Segment
 from workers.rollout.engines.servers.embedded.sampling import SamplingBatch, sample
 
@@ -68,6 +69,11 @@ class Forward:
                 logits[index, list(request.stop_ids)] = -math.inf
         return sample(logits, self._batch, [len(request.output) for request in requests])
 
-    def replace_weights(self, source: Path | Mapping[str, torch.Tensor], keep_cache: bool) -> None:
-        """Load a folder's tensors, or these. Raises `ModelError`; the present weights then stay."""
-        self._model.replace_weights(source, keep_cache)
+    def load_weights(self, source: Path | Mapping[str, torch.Tensor]) -> Weights:
+        """A folder's tensors, or these, with no more OpenMP threads than the engine's own. Raises `ModelError`."""
+        torch.set_num_threads(self._num_threads)
+        return self._model.load_weights(source)
+
+    def use_weights(self, weights: Weights, keep_cache: bool) -> None:
+        """Compute with `weights` from now on."""
+        self._model.use_weights(weights, keep_cache)

@@ -99,7 +99,8 @@ def load_weights(source: Path | Mapping[str, torch.Tensor], architecture: Archit
     tensors = _read(source, architecture) if isinstance(source, Path) else source
     check_complete(tensors, architecture)
     with torch.inference_mode():
-        return _assemble(architecture, lambda name: frozen[name] if name in frozen else tensors[name].to(dtype))
+        embedding = tensors["model.embed_tokens.weight"].to(dtype, copy=True)
+        return _assemble(architecture, embedding, lambda name: frozen[name] if name in frozen else tensors[name].to(dtype))
 
 
 def _read(folder: Path, architecture: Architecture) -> dict[str, torch.Tensor]:
@@ -115,9 +116,8 @@ def _read(folder: Path, architecture: Architecture) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _assemble(architecture: Architecture, get: Callable[[str], torch.Tensor]) -> Weights:
+def _assemble(architecture: Architecture, embedding: torch.Tensor, get: Callable[[str], torch.Tensor]) -> Weights:
     # clone(): the files may be replaced or removed while these weights serve; packed matrices are copies anyway.
-    embedding = get("model.embed_tokens.weight").clone()
     head = embedding if architecture.tied else get("lm_head.weight")
     layers = [_layer(architecture, index, get) for index in range(architecture.num_layers)]
     return Weights(embedding, layers, get("model.norm.weight").float().clone(), Matrix.of(head))

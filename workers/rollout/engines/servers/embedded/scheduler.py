@@ -93,13 +93,17 @@ class Scheduler:
         assert not (mode == "abort" and self.paused and self.running), "requests that are paused in place cannot be aborted by a pause"
         running = len(self.running)
         self.paused = True
+        self.interrupt(mode)
+        return running
+
+    def interrupt(self, mode: str) -> None:
+        """What a pause does to requests, without one."""
         if mode == "retract":
             self._retract()
         elif mode == "abort":
             self.abort("", "generation was paused with mode=abort")
         else:
             assert mode == "in_place"
-        return running
 
     def resume(self) -> None:
         """Plan again."""
@@ -158,13 +162,14 @@ class Scheduler:
         self.queue.extendleft(reversed(waiting))
 
     def _should_wait(self, request: Request) -> bool:
-        """Whether most of what `request` needs computed will soon stand in a row that is being prefilled."""
+        """Whether most of its prompt that needs computing will soon stand in a row that is being prefilled. Its tokens so far are its own: of the
+        samples of a prompt that new weights have retracted, one computes it again, and the others copy."""
         fed = request.fed()
         reusable = coming = self.table.best_match(fed)[1]
         for row in self.table.rows[self.table.num_decoding:]:
             if row.owner is not None and row.shareable and len(row.tokens) < row.owner.num_fed:
                 coming = max(coming, common_prefix(row.owner.fed(), fed, coming))
-        return coming > reusable and 2 * (coming - reusable) >= len(fed) - reusable
+        return coming > reusable and 2 * (coming - reusable) >= len(request.prompt) - 1 - reusable
 
     def _segments(self) -> list[Segment]:
         """Prefill work of one step, oldest request first, at most `prefill_chunk` tokens."""

@@ -162,9 +162,9 @@ class Server:
                       "weight_version": self._updates.version})
 
     async def server_info(self, http: web.Request) -> web.Response:
-        """GET /server_info: counters since the start. Requests before the gate count as queued."""
+        """GET /server_info: counters since the start; requests before the gate count as queued; whether new weights are on their way in."""
         found = await asyncio.wrap_future(self._engine.call(counters))
-        return reply(found | {"num_queued": found["num_queued"] + self._gate.num_waiting})
+        return reply(found | {"num_queued": found["num_queued"] + self._gate.num_waiting, "updating": self._gate.turn.locked()})
 
     async def _guard(self, http: web.Request, handler: Handler) -> web.StreamResponse:
         """401 without the API key, save for /health; 400 for requests that cannot be served, 408 and 413 for bodies that do not come, or do not

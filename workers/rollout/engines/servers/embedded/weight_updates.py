@@ -1,15 +1,16 @@
 """The calls that change weights: from a folder, or by broadcast in a weight group.
 
     POST /update_weights_from_disk ------------------------------------------> engine: read, swap
+    POST /swap_weights -----> read (a thread), while the engine generates ---> engine: swap, between two steps
     POST /init_weights_update_group ---> member of the group (rank 0 is the trainer)
     POST /begin_weight_update ---------> session
     POST /update_weights_from_distributed (again and again) ---> receive (a thread), keep aside
     POST /end_weight_update ---------------------------------------------------> engine: swap
 
-The calls, their fields and order are SGLang's, but for slices of tensors, which it does not take. SGLang loads every bucket as it comes, so
-that an update that breaks off leaves a mixture; here the old weights serve until the end, and an update must bring every tensor. SGLang
-checks hardly anything in a folder; here nothing but a complete model of the same architecture is taken. update_weights_from_tensor is missing:
-its payload is a pickle, and the folder in shared memory does the same. A client that leaves does not stop an update.
+The calls, their fields and order are SGLang's, but for /swap_weights and slices of tensors, which it lacks. SGLang loads every bucket as it
+comes, so that an update that breaks off leaves a mixture; here the old weights serve until the end, and an update must bring every tensor.
+SGLang checks hardly anything in a folder; here nothing but a complete model of the same architecture is taken. update_weights_from_tensor is
+missing: its payload is a pickle, and the folder in shared memory does the same. A client that leaves does not stop an update.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -37,6 +38,14 @@ if TYPE_CHECKING:
 GROUP_TIMEOUT_S = 300.0
 """How long a member waits for the others, and for a broadcast. SGLang has torch's default, half an hour."""
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are paused in place. Send flush_cache=false, or pause by retract"
+
+
+class Swap(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /swap_weights: as /update_weights_from_disk in a pause by `mode`, but the pause."""
+
+    model_path: str
+    weight_version: str | None = None
+    mode: Literal["retract", "in_place"] = "retract"
 
 
 @dataclass
@@ -76,6 +85,7 @@ class WeightUpdates:
         """What the server serves of this."""
         return [
             web.post("/update_weights_from_disk", _serving(api.UpdateWeights, self._from_disk)),
+            web.post("/swap_weights", _serving(Swap, self._swap)),
             web.post("/init_weights_update_group", _serving(api.InitGroup, self._init_group)),
             web.post("/destroy_weights_update_group", _serving(api.DestroyGroup, self._destroy_group)),
             web.post("/begin_weight_update", _serving(api.Begin, self._begin)),
@@ -84,12 +94,19 @@ class WeightUpdates:
         ]
 
     async def _from_disk(self, body: api.UpdateWeights) -> str:
-        require("\0" not in body.model_path, "model_path", body.model_path, "must be a path", "Give the folder of a model")
-        folder = Path(body.model_path)
+        folder = _folder_of(body)
         async with self._gate.update():
             flushed = await asyncio.wrap_future(self._engine.update_weights(folder, body.weight_version, body.flush_cache))
         self.model_path = folder
         return self._loaded(flushed, body.weight_version)
+
+    async def _swap(self, body: Swap) -> str:
+        folder = _folder_of(body)
+        async with self._gate.turn:  # so there are never more than two sets of weights
+            weights = await asyncio.to_thread(self._engine.load_weights, folder)
+            await asyncio.wrap_future(self._engine.exchange_weights(weights, body.weight_version, body.mode))
+            self.model_path = folder
+            return self._loaded(True, body.weight_version)
 
     async def _init_group(self, body: api.InitGroup) -> str:
         from workers.rollout.engines.servers.embedded.weight_buckets import join
@@ -144,6 +161,11 @@ class WeightUpdates:
             raise RequestError(NOT_FLUSHED)
         self.version = version or self.version
         return f"Weights {self.version} are serving."
+
+
+def _folder_of(body: api.UpdateWeights | Swap) -> Path:
+    require("\0" not in body.model_path, "model_path", body.model_path, "must be a path", "Give the folder of a model")
+    return Path(body.model_path)
 
 
 def _serving(kind: type[api.Body], work: Callable[[Any], Awaitable[str]]) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -61,13 +61,16 @@ class SyntheticModel:
     def prefill(self, segments: Sequence[Segment]) -> None:
         """There is nothing to compute."""
 
-    def replace_weights(self, source: Path | Mapping[str, Any], keep_cache: bool) -> None:
+    def load_weights(self, source: Path | Mapping[str, Any]) -> None:
         """Check that a folder holds this model, or these tensors do, as an engine that uses them would. Raises `ModelError`."""
         if isinstance(source, Path):
             check_same_model(source, self._architecture)
             self._elsewhere(source)
         else:
             check_complete(source, self._architecture)
+
+    def use_weights(self, weights: None, keep_cache: bool) -> None:
+        """There are none."""
 
     def decode(self, requests: list[Request]) -> tuple[list[int], list[float]]:
         """One token for each request, when its time has come."""

@@ -168,6 +168,23 @@ def test_a_group_prefills_its_prompt_once() -> None:
     assert sorted(request.cached_tokens or 0 for request in harness.ended) == [0] + [40] * 7
 
 
+def test_the_samples_of_a_prompt_compute_it_once_after_a_retraction_too() -> None:
+    harness = Harness(num_slots=4, chunk=64)
+    for _ in range(4):
+        harness.submit([5, *range(20, 30)], 60)
+        harness.submitted[-1].stop_ids = frozenset()
+    while any(len(request.output) < 30 for request in harness.submitted):
+        harness.step()
+    for index, request in enumerate(harness.submitted):
+        request.output[0] = 30 + index  # they differ from their first token on
+    before, own = harness.scheduler.prefill_tokens, sum(len(request.output) - 1 for request in harness.submitted)
+    harness.scheduler.pause("retract")
+    harness.update(keep_cache=False)
+    harness.scheduler.resume()
+    run_all(harness)
+    assert harness.scheduler.prefill_tokens - before == 11 + own
+
+
 def test_a_common_header_is_reused_across_prompts_and_after_their_end() -> None:
     harness = Harness(num_slots=2, chunk=64)
     header = list(range(20, 50))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,14 +19,17 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
+import psutil
 import pytest
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.engine.child import ROOT
 from tests.conformance.endpoint import DEADLINE_S, TOLERANCE, Client, Endpoint, Json
 from tests.conformance.engines import embedded, start_embedded
 from tests.conformance.models import CONTEXT, VOCAB, broken_folders, diverged_folder, prompt_of
 from tests.conformance.test_weight_group import group_of, send
+from workers.run.paths import MEMORY
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +217,46 @@ def test_a_failing_update_leaves_the_old_weights_serving(one: Endpoint, tmp_path
     one.run(scenario)
 
 
+def test_exchanges_take_turns_and_each_is_whole(one: Endpoint) -> None:
+    """Of a version that comes while another one is loaded, nothing is mixed into it. In a pause they change nothing of the pause."""
+    async def scenario(client: Client) -> None:
+        prompt, base = prompt_of(20), (await client.info())["generated_tokens"]
+        task = client.generate(prompt, 900)
+        await client.until(lambda info: info["generated_tokens"] > base + 20)
+        folders = {f"v{number}": (one.second, one.first)[number % 2] for number in range(4)}
+        await asyncio.gather(*(client.post("/swap_weights", model_path=str(folder), weight_version=name) for name, folder in folders.items()))
+        await client.post("/pause_generation", mode="retract")
+        still = await client.info()
+        await client.post("/swap_weights", model_path=str(one.second), weight_version="paused", mode="in_place")
+        assert (await client.info())["generated_tokens"] == still["generated_tokens"] and still["weight_version"] in folders
+        await client.post("/continue_generation")
+        reply = await task
+        found = [(span["version"], span["start"], span["end"]) for span in reply["meta_info"]["weight_versions"]]
+        assert found[0][0] == "first" and found[-1][0] == "paused" and len({name for name, _, _ in found}) == len(found) > 2
+        for name, start, end in found:
+            folder = {"first": one.first, "paused": one.second, **folders}[name]
+            assert one.error(folder, prompt, reply, start, end) < TOLERANCE
+
+    one.run(scenario)
+
+
+def test_a_failing_exchange_is_told_and_the_old_weights_serve_on(one: Endpoint, tmp_path: Path) -> None:
+    async def scenario(client: Client) -> None:
+        prompt, base = prompt_of(40), (await client.info())["generated_tokens"]
+        task = client.generate(prompt, 800)
+        await client.until(lambda info: info["generated_tokens"] > base + 20)
+        for folder in broken_folders(one.first, tmp_path).values():
+            refused = await client.post("/swap_weights", 400, model_path=str(folder), weight_version="broken")
+            assert refused["success"] is False and str(folder) in refused["message"]
+        await client.post("/swap_weights", 400, model_path=str(one.second), mode="abort")
+        assert (await client.request("GET", "/model_info"))["weight_version"] == "first"
+        reply = await task
+        assert reply["meta_info"]["weight_versions"] == [{"version": "first", "start": 0, "end": 800}]
+        assert reply["meta_info"]["num_retractions"] == 0 and one.error(one.first, prompt, reply) < TOLERANCE
+
+    one.run(scenario)
+
+
 def test_diverged_weights_give_no_numbers_and_good_ones_mend_it(one: Endpoint, tmp_path: Path) -> None:
     async def scenario(client: Client) -> None:
         await client.update(diverged_folder(one.first, tmp_path / "nan"), "nan")
@@ -283,6 +327,32 @@ def test_sigterm_ends_a_busy_engine_at_once(one: Endpoint) -> None:
     child.stop()
 
 
+def test_an_engine_that_is_ended_in_the_middle_of_loading_leaves_nothing(one: Endpoint, tmp_path: Path) -> None:
+    """All that it has is its own: no process, nothing in memory that processes share. The folder is as it was."""
+    folder = Path(shutil.copytree(one.first, tmp_path / "large"))
+    config = json.loads((folder / "config.json").read_text()) | {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8}
+    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(folder)
+    files = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    child = start_embedded(folder)
+    busy = Endpoint("embedded", child.base_url, child.api_key, folder, folder, child.process.pid)
+
+    async def scenario(client: Client) -> None:
+        task = client.generate(prompt_of(5), 1000)
+        await client.until(lambda info: info["generated_tokens"] > 2)
+        swap = asyncio.create_task(client.post("/swap_weights", model_path=str(folder)))
+        await client.until(lambda info: info["updating"])
+        assert str(MEMORY) not in Path(f"/proc/{child.process.pid}/maps").read_text() and not psutil.Process(child.process.pid).children()
+        child.process.send_signal(signal.SIGTERM)
+        for each in (swap, task):
+            with pytest.raises(aiohttp.ClientError):
+                await each
+
+    busy.run(scenario)
+    assert child.process.wait(60) == -signal.SIGTERM
+    child.stop()
+    assert files == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
 def test_a_failure_in_the_engine_ends_the_process(one: Endpoint) -> None:
     code = ("import runpy, torch; from workers.rollout.engines.servers.embedded.model import Model\n"
             "def decode(self, ids, positions): raise ArithmeticError('injected fault')\n"
@@ -325,7 +395,7 @@ MALFORMED = [b"\xff\xfe", b'{"text": "\xff"}', b'{"text": "\\ud800"}', b"[" * 10
 
 def test_every_malformed_body_is_a_400_that_names_the_rule(one: Endpoint) -> None:
     async def scenario(client: Client) -> None:
-        for path in ("/generate", "/pause_generation", "/abort_request", "/update_weights_from_disk", "/init_weights_update_group"):
+        for path in ("/generate", "/pause_generation", "/abort_request", "/update_weights_from_disk", "/swap_weights", "/init_weights_update_group"):
             for body in MALFORMED:
                 async with client.session.post(path, data=body) as answer:
                     told = await answer.json()
