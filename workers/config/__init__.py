@@ -34,6 +34,7 @@ from workers.config.choices import (
     Placement,
     Proximal,
     Recompute,
+    RouterReplay,
     RunKind,
     Schedule,
     Security,
@@ -46,7 +47,7 @@ from workers.config.choices import (
 from workers.config.container import ContainerBackend, ContainerConfig
 from workers.config.data import DataConfig
 from workers.config.evaluation import EvaluationConfig
-from workers.config.generation import EngineConfig, EngineParallelConfig, ModelConfig, RolloutConfig
+from workers.config.generation import EngineConfig, EngineParallelConfig, ModelConfig, RolloutConfig, RoutingShape
 from workers.config.reward import RewardConfig
 from workers.config.rules import (
     ConfigError,
@@ -77,9 +78,9 @@ __all__ = [
     "ClusterKind", "Config", "ConfigError", "ContainerBackend", "ContainerConfig", "Control", "DataConfig", "DataKind", "Device", "Dtype",
     "EngineConfig", "EngineParallelConfig", "EvaluationConfig", "ImportanceLevel", "Interrupt", "KlEstimator", "KlPlace", "LoraConfig",
     "LoraTarget", "ModelConfig", "ModelSource", "OffPolicy", "ParallelConfig", "Placement", "Proximal", "Recompute", "RewardConfig",
-    "RolloutConfig", "RunConfig", "RunKind", "SandboxBackend", "SandboxConfig", "SandboxPolicy", "Schedule", "Security", "SelfTestAction",
-    "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "Tracker", "TrackingConfig", "TrainerConfig", "Transport",
-    "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
+    "RolloutConfig", "RouterReplay", "RoutingShape", "RunConfig", "RunKind", "SandboxBackend", "SandboxConfig", "SandboxPolicy", "Schedule",
+    "Security", "SelfTestAction", "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "Tracker", "TrackingConfig", "TrainerConfig",
+    "Transport", "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
 ]
 
 
@@ -173,6 +174,11 @@ class Config:
         """Inference servers of one rollout worker."""
         return max(1, self.allocation.replica_size // self.engine.parallel.unit)
 
+    @property
+    def replayed(self) -> RoutingShape | None:
+        """The choices of experts that travel with the tokens that are trained on; None: there are none."""
+        return self.model.routing if self.algorithm.router_replay is RouterReplay.rollout else None
+
     def _check_inference(self) -> None:
         """What holds wherever answers are generated."""
         unit = self.engine.parallel.unit
@@ -202,6 +208,8 @@ class Config:
         require(not self.algorithm.compares_groups or self.workflow.group_size >= 2, "workflow.group_size",
                 self.workflow.group_size, f"must be 2 or more with algorithm.advantage={self.algorithm.advantage.value}",
                 "A group of one has nothing to be compared with; use algorithm.advantage=batch_norm")
+        require(self.replayed is None or self.engine.server is not Server.synthetic, "algorithm.router_replay", self.algorithm.router_replay.value,
+                "must be off with engine.server=synthetic", "It has no experts to choose; use engine.server=sglang or embedded")
         if self.weights.transport is Transport.nccl:
             self._check_broadcasts()
 

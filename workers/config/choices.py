@@ -185,6 +185,13 @@ class OffPolicy(str, enum.Enum):
     second_moment = "second_moment"
 
 
+class RouterReplay(str, enum.Enum):
+    """Whose choice of experts the trainer of a mixture computes with: its own router's, or the inference engine's (R3, arXiv 2510.11370)."""
+
+    off = "off"
+    rollout = "rollout"
+
+
 class KlEstimator(str, enum.Enum):
     """How a divergence is estimated from sampled tokens."""
 

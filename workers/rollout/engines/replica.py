@@ -24,7 +24,8 @@ def spawner(run: RunFolder, config: Config) -> Callable[[int], ServerProcess]:
 
     def spawn(server: int) -> ServerProcess:
         log = run.jobs / (f"engine-{name}.{server}.log" if config.num_servers > 1 else f"engine-{name}.log")
-        return ServerProcess(config.engine, Path(config.model.path), log, None if devices is None else of_server(devices, server, unit))
+        return ServerProcess(config.engine, Path(config.model.path), log, None if devices is None else of_server(devices, server, unit),
+                             config.replayed is not None)
 
     return spawn
 

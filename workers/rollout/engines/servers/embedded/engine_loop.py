@@ -51,6 +51,10 @@ class Compute(Protocol):
     def decode(self, requests: list[Request]) -> tuple[list[int], list[float]]:
         """The next token of each request and its log-prob; `requests[i]` owns row i."""
 
+    def take_routing(self) -> Sequence[bytes]:
+        """The experts chosen for each token that was fed since the last call, in order: int32 [layers, experts per token]; nothing where they are
+        not recorded."""
+
     def replace_weights(self, source: Path | Mapping[str, Any], keep_cache: bool) -> None:
         """Take a folder's weights, or these tensors. Raises `ModelError` and keeps the present ones if they are not all of this model's."""
 
@@ -136,7 +140,7 @@ class Engine:
         if step.prefill:
             self._compute.prefill(step.prefill)
         tokens, logprobs = self._compute.decode(step.decode) if step.decode else ([], [])
-        self._scheduler.commit(step, tokens, logprobs, self._outcomes(step.decode, tokens))
+        self._scheduler.commit(step, tokens, logprobs, self._outcomes(step.decode, tokens), self._compute.take_routing())
         return True
 
     def _outcomes(self, requests: list[Request], tokens: list[int]) -> dict[int, Finish]:
