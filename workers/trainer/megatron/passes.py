@@ -122,8 +122,8 @@ class PackedPasses:
         own = parts[parallel_state.get_context_parallel_rank()]
         plan = plan_attention(batch, own, self._inverse_frequencies, self._device, self._dtype, parts if size > 1 else None, self._by_lengths)
         if self._replays and batch.routing is not None:
-            rows = np.split(own.rows, self._trainer.parallel.tp)[parallel_state.get_tensor_model_parallel_rank()] \
-                if self._model.config.sequence_parallel else own.rows
+            # A mixture's tensor-parallel ranks share the tokens between the matrices (parallel_limits.py).
+            rows = np.split(own.rows, self._trainer.parallel.tp)[parallel_state.get_tensor_model_parallel_rank()]
             plan.routing = cpu_backend.upload(batch.routing[torch.from_numpy(rows)], self._device)
         return plan
 
