@@ -208,8 +208,8 @@ class Config:
         require(not self.algorithm.compares_groups or self.workflow.group_size >= 2, "workflow.group_size",
                 self.workflow.group_size, f"must be 2 or more with algorithm.advantage={self.algorithm.advantage.value}",
                 "A group of one has nothing to be compared with; use algorithm.advantage=batch_norm")
-        require(self.replayed is None or self.engine.server is not Server.synthetic, "algorithm.router_replay", self.algorithm.router_replay.value,
-                "must be off with engine.server=synthetic", "It has no experts to choose; use engine.server=sglang or embedded")
+        if self.replayed is not None:
+            self.engine.check_tells_routing()
         if self.weights.transport is Transport.nccl:
             self._check_broadcasts()
 

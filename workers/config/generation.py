@@ -156,6 +156,14 @@ class EngineConfig:
         else:
             self._check_plain()
 
+    def check_tells_routing(self) -> None:
+        """Raise `ConfigError` unless servers say which experts they choose, as algorithm.router_replay=rollout wants it."""
+        where = "with algorithm.router_replay=rollout"
+        require(self.server is not Server.synthetic, "engine.server", self.server.value, f"must be sglang or embedded {where}", "It has no experts")
+        require(self.device != "cpu", "engine.device", self.device, f"must not be cpu {where}", "SGLang keeps the experts that it chose in memory "
+                "pinned for a GPU; engine.server=embedded tells them on CPUs")
+        require(self.parallel.pp == 1, "engine.parallel.pp", self.parallel.pp, f"must be 1 {where}", "Each stage would tell its own layers' alone; use tp")
+
     def _check_extra_args(self) -> None:
         for argument in self.extra_args:
             name = argument.partition("=")[0].replace("_", "-")

@@ -24,13 +24,14 @@ class RoutingError(ValueError):
 def packed(told: object, shape: RoutingShape, num_tokens: int) -> bytes:
     """`told` of a request's `num_tokens` tokens, packed. Raises `RoutingError`."""
     all_layers = shape.num_dense + shape.num_layers
-    wanted = f"{num_tokens - 1} tokens, {all_layers} layers and {shape.experts_per_token} of {shape.num_experts} experts"
     try:
         numbers = np.frombuffer(base64.b64decode(told if isinstance(told, str) else "", validate=True), "<i4")
         experts = numbers.reshape(num_tokens - 1, all_layers, shape.experts_per_token)[:, shape.num_dense:]
+        ordered = np.sort(experts, axis=-1)
+        if ordered.size and not (0 <= ordered.min() <= ordered.max() < shape.num_experts and (ordered[..., 1:] != ordered[..., :-1]).all()):
+            raise ValueError("there are no such experts, or one twice in a layer")
     except (binascii.Error, ValueError) as error:
-        raise RoutingError(f"engine: routed_experts that do not fit ({error}): must be of {wanted} (algorithm.router_replay). Serve the model as its "
-                           "config.json says, or set algorithm.router_replay=off") from error
-    if experts.size and not 0 <= experts.min() <= experts.max() < shape.num_experts:
-        raise RoutingError(f"engine: routed_experts from {experts.min()} to {experts.max()}: must be of {wanted}. Set algorithm.router_replay=off")
+        raise RoutingError(
+            f"engine: routed_experts that do not fit: {error}; must be of {num_tokens - 1} tokens and {all_layers} layers, {shape.experts_per_token} of "
+            f"{shape.num_experts} experts each. Serve the model as its config.json says, or set algorithm.router_replay=off") from error
     return experts.astype(shape.dtype).tobytes()

@@ -95,11 +95,12 @@ class EngineClient:
             raise EngineError(f"engine: log-probs that are no numbers under weights {spans[-1][0]}: logits must be finite. The weights have "
                               "diverged: go on from an earlier checkpoint with a lower learning rate")
         tokens, chosen = answer["output_ids"], b""
-        if routing is not None and tokens and (meta.get("routed_experts") or meta["finish_reason"]["type"] != "abort"):
+        if routing is not None and tokens:
             try:
                 chosen = packed(meta.get("routed_experts"), routing, len(prompt) + len(tokens))
             except RoutingError as error:
-                raise EngineError(str(error)) from error
+                if meta["finish_reason"]["type"] != "abort":  # what was aborted before all of it was computed has none, and is gone on with
+                    raise EngineError(str(error)) from error
         return Generation(tokens, logprobs, spans, meta["finish_reason"]["type"], str(meta["finish_reason"].get("message", "")), chosen)
 
     async def pause(self, mode: str, timeout_s: float | None = None) -> None:
