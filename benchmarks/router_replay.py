@@ -2,9 +2,9 @@
 
     python -m benchmarks.router_replay [--seeds 10] [--tokens 48]
 
-For each seed a Qwen3-MoE (4 layers, 8 experts, 2 a token, hidden size 64) answers 16 prompts 4 times each by the embedded engine in bfloat16, over HTTP.
-The trainer, in float32 or bfloat16, computes the log-probs of the answers with its own routers' choice ("off") and with the engine's ("rollout"): with the
-weights that sampled ("same weights"), and with those one training step later, which itself replays or does not. d: trainer's minus engine's log-prob.
+For each seed a Qwen3-MoE (4 layers, 8 experts, 2 a token, hidden size 64) answers 16 prompts 4 times each by the embedded engine in bfloat16. The
+trainer, in float32 or bfloat16, computes the log-probs of the answers with its own routers' choice ("off") and with the engine's ("rollout"): with
+the weights that sampled ("same weights"), and with those one training step later, which itself replays or not. d: trainer's minus engine's log-prob.
 
     |d|       mean, nats             k3        mean of e^d - d - 1, an estimate of the divergence of the two
     outside   share of tokens whose ratio e^d is not within 1 ± algorithm.clip_epsilon
@@ -111,7 +111,8 @@ def figures(groups: list[TrainGroup], logprobs: list[list[np.ndarray]]) -> Figur
     gap = np.concatenate([row - behavior for group, rows in zip(groups, logprobs, strict=True)
                           for row, behavior in zip(rows, group.behavior_logprobs, strict=True)])
     epsilon = Config().algorithm.clip_epsilon
-    return {"|d|": float(np.abs(gap).mean()), "k3": float((np.exp(gap) - gap - 1).mean()), "outside": float((np.abs(np.exp(gap) - 1) > epsilon).mean())}
+    outside = np.abs(np.exp(gap) - 1) > epsilon
+    return {"|d|": float(np.abs(gap).mean()), "k3": float((np.exp(gap) - gap - 1).mean()), "outside": float(outside.mean())}
 
 
 def moved(engine: MegatronEngine, groups: list[TrainGroup], shape: RoutingShape) -> float:

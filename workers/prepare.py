@@ -79,6 +79,9 @@ def check_model(folder: Path, config: Config) -> Architecture:
             f"must be at most the model's max_position_embeddings={architecture.max_positions} (its sliding_window where that is less)", "Shorten it")
     require(config.replayed is None or architecture.mixture is not None, "algorithm.router_replay", config.algorithm.router_replay.value,
             "must be off with a dense model", "It has no experts to choose among: leave it out")
+    longest = config.workflow.group_size * config.engine.context_length * architecture.routing.token_bytes
+    require(config.replayed is None or longest <= config.transport.max_message_mb << 20, "transport.max_message_mb", config.transport.max_message_mb,
+            f"a group's choices of experts may take {(longest >> 20) + 1} MiB (algorithm.router_replay=rollout)", "Raise it to twice that")
     return architecture
 
 

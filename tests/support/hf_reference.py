@@ -48,7 +48,8 @@ def sent_to(model: Any, experts: np.ndarray | None) -> Iterator[None]:
         return logits, getattr(gate, "routed_scaling_factor", 1.0) * scores / scores.sum(-1, keepdim=True), chosen
 
     gates = [] if experts is None else [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
-    hooks = [gate.register_forward_hook(partial(weigh, chosen=torch.from_numpy(experts[:, place].astype(np.int64)))) for place, gate in enumerate(gates)]
+    layers = [] if experts is None else torch.from_numpy(experts.astype(np.int64)).unbind(1)
+    hooks = [gate.register_forward_hook(partial(weigh, chosen=chosen)) for gate, chosen in zip(gates, layers, strict=True)]
     try:
         yield
     finally:

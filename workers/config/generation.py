@@ -162,7 +162,7 @@ class EngineConfig:
         require(self.server is not Server.synthetic, "engine.server", self.server.value, f"must be sglang or embedded {where}", "It has no experts")
         require(self.device != "cpu", "engine.device", self.device, f"must not be cpu {where}", "SGLang keeps the experts that it chose in memory "
                 "pinned for a GPU; engine.server=embedded tells them on CPUs")
-        require(self.parallel.pp == 1, "engine.parallel.pp", self.parallel.pp, f"must be 1 {where}", "Each stage would tell its own layers' alone; use tp")
+        require(self.parallel.pp == 1, "engine.parallel.pp", self.parallel.pp, f"must be 1 {where}", "Each stage tells its own layers' alone; use tp")
 
     def _check_extra_args(self) -> None:
         for argument in self.extra_args:

@@ -108,7 +108,7 @@ def setup(layout: str = "", kind: str = "") -> Config:
 
 
 def batch(step: int, routing: RoutingShape | None = None) -> tuple[list[TrainGroup], list[list[np.ndarray]]]:
-    """Groups and proximal log-probs of a step, which need no model; one group has no advantage. `routing`: they have the engine's choice of experts."""
+    """Groups and proximal log-probs of a step, which need no model; one group has no advantage. `routing`: they have a choice of experts."""
     groups, rng = make_groups(5, seed=step), np.random.default_rng(step)
     if routing is not None:
         with_routing(groups, routing, step)

@@ -19,7 +19,7 @@ import numpy as np
 from workers.config import Config, RoutingShape
 from workers.messages.codec import MessageError
 from workers.messages.from_worker import GroupRejected
-from workers.messages.groups import check_group, check_partial, group_firsts
+from workers.messages.groups import check_group, check_partial, distinct, group_firsts
 from workers.messages.parts import Group, Partial, Purpose, Version
 
 MIN_LOGPROB, MAX_LOGPROB = -100.0, 1e-2
@@ -131,8 +131,8 @@ class Bounds:
             return shape is None and routing is None
         if routing.size % shape.token_bytes or num_tokens not in (None, routing.size // shape.token_bytes):
             return False
-        experts = np.sort(np.asarray(routing).view(shape.dtype).reshape(-1, shape.experts_per_token), axis=-1)
-        return bool((experts[:, -1] < shape.num_experts).all() and (experts[:, 1:] != experts[:, :-1]).all())
+        experts = np.asarray(routing).view(shape.dtype).reshape(-1, shape.experts_per_token)
+        return not experts.size or (int(experts.max()) < shape.num_experts and distinct(experts))
 
     def _known(self, tokens: np.ndarray) -> bool:
         return tokens.size == 0 or int(tokens.max()) < self.vocab_size

@@ -15,6 +15,7 @@ import binascii
 import numpy as np
 
 from workers.config import RoutingShape
+from workers.messages.groups import distinct
 
 
 class RoutingError(ValueError):
@@ -27,11 +28,10 @@ def packed(told: object, shape: RoutingShape, num_tokens: int) -> bytes:
     try:
         numbers = np.frombuffer(base64.b64decode(told if isinstance(told, str) else "", validate=True), "<i4")
         experts = numbers.reshape(num_tokens - 1, all_layers, shape.experts_per_token)[:, shape.num_dense:]
-        ordered = np.sort(experts, axis=-1)
-        if ordered.size and not (0 <= ordered.min() <= ordered.max() < shape.num_experts and (ordered[..., 1:] != ordered[..., :-1]).all()):
+        if experts.size and not (0 <= experts.min() <= experts.max() < shape.num_experts and distinct(experts)):
             raise ValueError("there are no such experts, or one twice in a layer")
     except (binascii.Error, ValueError) as error:
         raise RoutingError(
-            f"engine: routed_experts that do not fit: {error}; must be of {num_tokens - 1} tokens and {all_layers} layers, {shape.experts_per_token} of "
-            f"{shape.num_experts} experts each. Serve the model as its config.json says, or set algorithm.router_replay=off") from error
+            f"engine: routed_experts that do not fit: {error}; must be of {num_tokens - 1} tokens and {all_layers} layers, "
+            f"{shape.experts_per_token} of {shape.num_experts} experts each. Serve the model as its config.json says, or set algorithm.router_replay=off") from error
     return experts.astype(shape.dtype).tobytes()
