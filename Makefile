@@ -118,6 +118,7 @@ benchmarks: $(READY)  ## each prints its ratio as one JSON object on its last li
 	$(BIN)/python -m benchmarks.bounds
 	$(BIN)/python -m benchmarks.interruption
 	$(BIN)/python -m benchmarks.interruption.swap
+	$(BIN)/python -m benchmarks.router_replay
 	$(BIN)/python -m benchmarks.rewards
 	$(BIN)/python -m benchmarks.async_vs_sync
 	$(BIN)/python -m benchmarks.recorder

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from workers.config import ClusterKind, Config, ConfigError, DataConfig, Dtype, ModelSource, Transport, load, require
+from workers.config import ClusterKind, Config, ConfigError, DataConfig, Dtype, ModelSource, RoutingShape, Transport, load, require
 from workers.data.adapters import ADAPTERS
 from workers.data.examples import Examples, end_token
 from workers.data.limits import tokens_within
@@ -77,6 +77,11 @@ def check_model(folder: Path, config: Config) -> Architecture:
     check_training(architecture, config.trainer)
     require(config.engine.context_length <= architecture.max_positions, "engine.context_length", config.engine.context_length,
             f"must be at most the model's max_position_embeddings={architecture.max_positions} (its sliding_window where that is less)", "Shorten it")
+    require(config.replayed is None or architecture.mixture is not None, "algorithm.router_replay", config.algorithm.router_replay.value,
+            "must be off with a dense model", "It has no experts to choose among: leave it out")
+    longest = config.workflow.group_size * config.engine.context_length * architecture.routing.token_bytes
+    require(config.replayed is None or longest <= config.transport.max_message_mb << 20, "transport.max_message_mb", config.transport.max_message_mb,
+            f"a group's choices of experts may take {(longest >> 20) + 1} MiB (algorithm.router_replay=rollout)", "Raise it to twice that")
     return architecture
 
 
@@ -172,6 +177,8 @@ def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
     check_teacher(config, folder, architecture)
     require(config.model.vocab_size in (0, architecture.vocab_size), "model.vocab_size", config.model.vocab_size,
             f"is {architecture.vocab_size} of this model", "Leave it out")
+    require(config.model.routing in (RoutingShape(), architecture.routing), "model.routing", config.model.routing,
+            f"is {architecture.routing} of this model", "Leave it out")
     prompts = check_prompts(config, folder, architecture)
     if not config.supervised:
         from workers.trial import check_functions  # a supervised run needs nothing of what it imports
@@ -181,7 +188,7 @@ def prepare(run: RunFolder, made: bool = True, tried: bool = True) -> None:
         run.evaluation.mkdir(mode=0o700)
     elif not config.supervised:
         check_weights_folder(config, run, architecture)
-    config.model.path, config.model.vocab_size = str(folder), architecture.vocab_size
+    config.model.path, config.model.vocab_size, config.model.routing = str(folder), architecture.vocab_size, architecture.routing
     write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config)))
     make_keys(run)
 

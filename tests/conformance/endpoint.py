@@ -87,10 +87,12 @@ class Client:
             assert reply.status == status, f"{path} {body}: {reply.status} {text}"
             return json.loads(text) if reply.content_type == "application/json" and text else {"text": text}
 
-    def generate(self, prompt: list[int], count: int, rid: str | None = None, **params: Any) -> asyncio.Task[Json]:
+    def generate(self, prompt: list[int], count: int, rid: str | None = None, routing: bool = False, **params: Any) -> asyncio.Task[Json]:
         """Start generating `count` tokens without an early end."""
         sampling = {"max_new_tokens": count, "temperature": 1.0, "ignore_eos": True} | params
         body: Json = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        if routing:
+            body["return_routed_experts"] = True
         if rid is not None:
             body["rid"] = rid
         return asyncio.create_task(self.post("/generate", **body))

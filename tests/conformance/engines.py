@@ -17,8 +17,8 @@ import pytest
 
 from benchmarks.engine.child import EngineChild
 from tests.conformance.endpoint import Endpoint
-from tests.conformance.models import CONTEXT, write_pair
-from workers.rollout.engines.servers.process import SGLANG_START
+from tests.conformance.models import CONTEXT, MIXTURES, write_pair
+from workers.rollout.engines.servers.process import SGLANG_START, TELL_ROUTING
 
 SGLANG = os.environ.get("HEADWAY_SGLANG_PYTHON", "")
 sglang_here = pytest.mark.skipif(not SGLANG, reason="SGLang has an environment of its own: make test-sglang")
@@ -39,7 +39,7 @@ def start_embedded(folder: Path, **options: object) -> EngineChild:
 def embedded(work: Path, family: str) -> Iterator[Endpoint]:
     """An embedded engine that serves a model of `family`."""
     first, second = write_pair(work, family)
-    with start_embedded(first) as child:
+    with start_embedded(first, more=[TELL_ROUTING]) as child:
         yield Endpoint("embedded", child.base_url, child.api_key, first, second, child.process.pid)
 
 
@@ -49,7 +49,8 @@ def sglang(work: Path, family: str) -> Iterator[Endpoint]:
     20 s, and 1.5 GB."""
     first, second = write_pair(work, family)
     flags = ["--model-path", str(first), "--device", DEVICE, "--dtype", "float32", "--weight-version", "first", "--max-total-tokens", "32768",
-             "--max-running-requests", str(NUM_SLOTS), "--mem-fraction-static", "0.8", "--sleep-on-idle", "--skip-server-warmup"]
+             "--max-running-requests", str(NUM_SLOTS), "--mem-fraction-static", "0.8", "--sleep-on-idle", "--skip-server-warmup",
+             *([TELL_ROUTING] if family in MIXTURES else [])]
     key, log = secrets.token_hex(16), work / "sglang.log"
     reader, writer = os.pipe()
     with log.open("wb") as output, os.fdopen(reader) as ready:

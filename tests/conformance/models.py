@@ -45,6 +45,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "deepseek": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**SHAPE | SIGMOID | LATENT)),
 }
 
+MIXTURES = ("glm4moe", "deepseek")
+
 
 def write_model(folder: Path, family: str, seed: int) -> Path:
     """A model of `family` with a tokenizer of 256 bytes and two specials."""

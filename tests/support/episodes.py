@@ -12,6 +12,7 @@ import numpy as np
 from workers.config import RewardConfig, WorkflowConfig
 from workers.messages.codec import encode, from_workers
 from workers.messages.from_worker import GroupParked
+from workers.messages.groups import samples
 from workers.messages.parts import Group, Lease, Partial, Purpose, Version
 from workers.reward.pool.pool import RewardPool, VerifierError
 from workers.rollout.engines.client import Generation, SamplingParams
@@ -35,7 +36,7 @@ def make_lease(**changes: Any) -> Lease:
 
 class Chatter:
     """Stands for the sampler. Texts are UTF-8 bytes; a token is drawn by what stands before it, `seed` and all, and one in `ends_in` ends a turn.
-    After `budget` tokens generation is halted. `says`: what it says at each turn, instead."""
+    After `budget` tokens generation is halted. `says`: what it says at each turn, instead. Each token is sent to the expert of its own number."""
 
     def __init__(self, budget: int | None = None, version: Version = OLD, ends_in: int = 6, says: Callable[[str], str] | None = None) -> None:
         self.budget, self.version, self.ends_in, self.says = budget, version, ends_in, says
@@ -64,12 +65,23 @@ class Chatter:
                 break
             drawn = zlib.crc32(np.array([*prompt, *sample.tokens, seed], np.int64).tobytes())
             token = planned[len(sample.tokens)] if planned else END if drawn % self.ends_in == 0 else 97 + drawn % 26
-            sample.add(Generation([token], [-(1 + drawn % 7) / 8], [(self.version, 0, 1)], "stop"))
+            sample.add(Generation([token], [-(1 + drawn % 7) / 8], [(self.version, 0, 1)], "stop", routing=experts([*prompt, *sample.tokens])))
             self.num_sampled += 1
             self.budget = None if self.budget is None else self.budget - 1
             sample.cut = token != END and len(sample.tokens) >= params.max_new_tokens
             sample.finished = sample.cut or token == END
         return sample
+
+
+def experts(tokens: Sequence[int]) -> bytes:
+    """One for each token."""
+    return bytes(token % 251 for token in tokens)
+
+
+def assert_routed(group: Group) -> None:
+    """Every token but a sample's last has come with its own expert."""
+    for view in samples(group):
+        assert view.routing is not None and view.routing.tobytes() == experts([*group.prompt.tolist(), *view.tokens[:-1].tolist()])
 
 
 class Judge:
@@ -103,7 +115,9 @@ async def run_or_park(workflow: Workflow, lease: Lease) -> Group | Partial:
     """The group, or what is given back of it, as it arrives elsewhere."""
     record = workflow.begin(lease)
     try:
-        return await workflow.run(lease, record)
+        group = await workflow.run(lease, record)
+        assert_routed(group)
+        return group
     except* Halted:
         pass
     arrived = from_workers(1 << 24).decode(encode(GroupParked(park(lease, record))))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +29,32 @@ def load_reference(folder: Path) -> Any:
 def reference_logprobs(model: Any, group: TrainGroup, temperature: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Every response on its own, unpacked and unpadded: log-probs and entropies."""
     logprobs, entropies = [], []
-    for response in group.responses:
-        tokens = torch.from_numpy(np.concatenate([group.prompt, response]).astype(np.int64))
-        logits = model(tokens[None]).logits[0, len(group.prompt) - 1:-1].float() / temperature
+    for sample, response in enumerate(group.responses):
+        tokens = torch.from_numpy(np.concatenate([group.prompt, response]).astype(np.int64))[:-1]
+        with sent_to(model, None if group.routing is None else group.routing[sample]):
+            logits = model(tokens[None]).logits[0, len(group.prompt) - 1:].float() / temperature
         table = torch.log_softmax(logits, dim=-1)
-        logprobs.append(table.gather(1, tokens[len(group.prompt):, None])[:, 0])
+        logprobs.append(table.gather(1, torch.from_numpy(response.astype(np.int64))[:, None])[:, 0])
         entropies.append(-(table.exp() * table).sum(-1))
     return logprobs, entropies
+
+
+@contextlib.contextmanager
+def sent_to(model: Any, experts: np.ndarray | None) -> Iterator[None]:
+    """Have the routers of a mixture choose `experts` [tokens, layers with experts, experts per token], and weigh them by their own scores."""
+    def weigh(gate: Any, _: Any, output: tuple[torch.Tensor, ...], chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits = output[0]
+        scores = (logits.sigmoid() if hasattr(gate, "e_score_correction_bias") else logits.softmax(-1)).gather(1, chosen)
+        return logits, getattr(gate, "routed_scaling_factor", 1.0) * scores / scores.sum(-1, keepdim=True), chosen
+
+    gates = [] if experts is None else [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
+    layers = [] if experts is None else torch.from_numpy(experts.astype(np.int64)).unbind(1)
+    hooks = [gate.register_forward_hook(partial(weigh, chosen=chosen)) for gate, chosen in zip(gates, layers, strict=True)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def reference_loss(model: Any, groups: list[TrainGroup], proximal: TokenValues | None, setup: Config, advantages: TokenValues | None = None,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-from workers.config import Config, TrainerConfig
+from workers.config import Config, RoutingShape, TrainerConfig
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel import process_group
@@ -90,6 +90,23 @@ def make_groups(num: int = 4, seed: int = 0) -> list[TrainGroup]:
             behavior_logprobs=[rng.normal(-4, 0.3, size=len(response)).astype(np.float32) for response in responses],
             loss_mask=masks, rewards=rng.normal(size=5).astype(np.float32),
             versions=[np.zeros(len(response), np.int32) for response in responses], head_version=0))
+    return groups
+
+
+def with_routing(groups: list[TrainGroup], shape: RoutingShape, seed: int = 0) -> list[TrainGroup]:
+    """`groups` with experts by chance for every token: the same for the prompt, but of the last response, and for what responses have in common."""
+    rng = np.random.default_rng(seed)
+
+    def chosen(number: int) -> np.ndarray:
+        return rng.random((number, shape.num_layers, shape.num_experts)).argsort(-1)[..., : shape.experts_per_token].astype(shape.dtype)
+
+    for group in groups:
+        prompt, longest = len(group.prompt), max(len(response) for response in group.responses)
+        common = chosen(prompt + longest)
+        group.routing = [common[: prompt + len(response) - 1].copy() for response in group.responses]
+        for response, rows in zip(group.responses, group.routing, strict=True):
+            rows[prompt + min(2, len(response) - 1):] = chosen(len(rows[prompt + min(2, len(response) - 1):]))
+        group.routing[-1][:prompt] = chosen(prompt)
     return groups
 
 

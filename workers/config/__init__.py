@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from workers.config.alarms import AlarmsConfig
-from workers.config.algorithm import AlgorithmConfig
+from workers.config.algorithm import AlgorithmConfig, RouterReplay
 from workers.config.choices import (
     Advantage,
     Aggregation,
@@ -47,7 +47,7 @@ from workers.config.choices import (
 from workers.config.container import ContainerBackend, ContainerConfig
 from workers.config.data import DataConfig
 from workers.config.evaluation import EvaluationConfig
-from workers.config.generation import EngineConfig, EngineParallelConfig, ModelConfig, RolloutConfig
+from workers.config.generation import EngineConfig, EngineParallelConfig, ModelConfig, RolloutConfig, RoutingShape
 from workers.config.reward import RewardConfig
 from workers.config.rules import (
     ConfigError,
@@ -78,8 +78,9 @@ __all__ = [
     "ClusterKind", "Config", "ConfigError", "ContainerBackend", "ContainerConfig", "Control", "DataConfig", "DataKind", "Device", "Dtype",
     "EngineConfig", "EngineParallelConfig", "EvaluationConfig", "ImportanceLevel", "Interrupt", "KlEstimator", "KlPlace", "LoraConfig",
     "LoraTarget", "ModelConfig", "ModelSource", "OffPolicy", "ParallelConfig", "Placement", "Proximal", "Recompute", "RewardConfig",
-    "RolloutConfig", "RunConfig", "RunKind", "SandboxBackend", "SandboxConfig", "SandboxPolicy", "Schedule", "Security", "SelfTestAction",
-    "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "Swap", "Tracker", "TrackingConfig", "TrainerConfig",
+    "RolloutConfig", "RouterReplay", "RoutingShape", "RunConfig", "RunKind", "SandboxBackend", "SandboxConfig", "SandboxPolicy", "Schedule",
+    "Security", "SelfTestAction", "SelfTestConfig", "Server", "StalenessConfig", "Surrogate", "Swap", "Tracker", "TrackingConfig",
+    "TrainerConfig",
     "Transport", "TransportConfig", "WeightsConfig", "WorkflowConfig", "load", "require",
 ]
 
@@ -179,6 +180,11 @@ class Config:
         """Inference servers of one rollout worker."""
         return max(1, self.allocation.replica_size // self.engine.parallel.unit)
 
+    @property
+    def replayed(self) -> RoutingShape | None:
+        """The choices of experts that travel with the tokens that are trained on; None: there are none."""
+        return self.model.routing if self.algorithm.router_replay is RouterReplay.rollout else None
+
     def _check_inference(self) -> None:
         """What holds wherever answers are generated."""
         unit = self.engine.parallel.unit
@@ -210,6 +216,8 @@ class Config:
         require(not self.algorithm.compares_groups or self.workflow.group_size >= 2, "workflow.group_size",
                 self.workflow.group_size, f"must be 2 or more with algorithm.advantage={self.algorithm.advantage.value}",
                 "A group of one has nothing to be compared with; use algorithm.advantage=batch_norm")
+        if self.replayed is not None:
+            self.engine.check_tells_routing()
         self.weights.check_engine(self.engine)
 
     def _check_supervised(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from workers.config.choices import Advantage, Aggregation, ImportanceLevel, KlEstimator, KlPlace, OffPolicy, Proximal, Surrogate
@@ -10,6 +11,13 @@ from workers.config.rules import require
 GROUP_ESTIMATORS = (Advantage.group_norm, Advantage.group_center, Advantage.leave_one_out, Advantage.reinforce_pp_baseline)
 """Advantages that compare a prompt's responses with each other."""
 CLIPPING = (Surrogate.clip, Surrogate.cispo)
+
+
+class RouterReplay(str, enum.Enum):
+    """Whose choice of experts the trainer of a mixture computes with: its own router's, or the inference engine's (R3, arXiv 2510.11370)."""
+
+    off = "off"
+    rollout = "rollout"
 
 
 @dataclass
@@ -49,6 +57,7 @@ class AlgorithmConfig:
     behavior_cap: float = 5.0  # the greatest behaviour weight that is not extreme
     behavior_floor: float = 0.0  # the least; 0: none
     second_moment: float = 0.04  # the limit of off_policy=second_moment
+    router_replay: RouterReplay = RouterReplay.off  # rollout: the trainer of a mixture sends tokens to the experts that the engine chose (R3)
     teacher: str = ""  # Hugging Face folder of the model that the divergence is from; empty: the starting model
     kl_weight: float = 0.0  # weight of the divergence from the starting model, or from the teacher; 0: none is held
     kl_estimator: KlEstimator = KlEstimator.k3  # how that divergence is estimated

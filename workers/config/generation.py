@@ -10,12 +10,34 @@ from workers.config.rules import require
 
 
 @dataclass
+class RoutingShape:
+    """The choice of experts for one token, in each of the mixture's layers `experts_per_token` of `num_experts`; the first `num_dense` layers have
+    none. It travels as bytes: a number each, of one byte up to 256 experts, else of two (little-endian). All 0: not a mixture."""
+
+    num_layers: int = 0  # layers with experts
+    num_dense: int = 0  # layers before these
+    experts_per_token: int = 0
+    num_experts: int = 0
+
+    @property
+    def dtype(self) -> str:
+        """Of an expert's number, in numpy's terms."""
+        return "|u1" if self.num_experts <= 256 else "<u2"
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one token's."""
+        return self.num_layers * self.experts_per_token * int(self.dtype[-1])
+
+
+@dataclass
 class ModelConfig:
     """The starting model: a Hugging Face folder, or one that is made on the spot."""
 
     source: ModelSource = ModelSource.folder  # a folder of your own, or a model that is made on the spot (model=smollm2, model=tiny)
     path: str = ""  # Hugging Face folder of the starting model
     vocab_size: int = 0  # [tokens] of the model; found when a run is prepared
+    routing: RoutingShape = field(default_factory=RoutingShape)  # of a mixture; found when a run is prepared
 
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work; the folder is checked by workers/prepare.py."""
@@ -134,6 +156,14 @@ class EngineConfig:
             self._check_extra_args()
         else:
             self._check_plain()
+
+    def check_tells_routing(self) -> None:
+        """Raise `ConfigError` unless servers say which experts they choose, as algorithm.router_replay=rollout wants it."""
+        where = "with algorithm.router_replay=rollout"
+        require(self.server is not Server.synthetic, "engine.server", self.server.value, f"must be sglang or embedded {where}", "It has no experts")
+        require(self.device != "cpu", "engine.device", self.device, f"must not be cpu {where}", "SGLang keeps the experts that it chose in memory "
+                "pinned for a GPU; engine.server=embedded tells them on CPUs")
+        require(self.parallel.pp == 1, "engine.parallel.pp", self.parallel.pp, f"must be 1 {where}", "Each stage tells its own layers' alone; use tp")
 
     def _check_extra_args(self) -> None:
         for argument in self.extra_args:

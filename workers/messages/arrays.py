@@ -35,6 +35,12 @@ class Float32(TypedArray):
     wire_dtype = "<f4"
 
 
+class Uint8(TypedArray):
+    """Bytes: numbers of experts, of one byte or two each (workers/config/generation.py: RoutingShape)."""
+
+    wire_dtype = "|u1"
+
+
 class Bool(TypedArray):
     """Masks."""
 

@@ -79,7 +79,7 @@ def buffers(message: Message) -> list[bytes | memoryview]:
 
     def array_hook(value: object) -> list[int]:
         if not isinstance(value, TypedArray):
-            raise TypeError(f"{type(value).__name__}: an array field takes Int32, Float32 or Bool. Build it with `.of(...)`")
+            raise TypeError(f"{type(value).__name__}: an array field takes Int32, Float32, Uint8 or Bool. Build it with `.of(...)`")
         plain = np.ascontiguousarray(value, dtype=value.wire_dtype)
         frames.append(plain.view(np.uint8).data if plain.size else b"")
         return [len(frames) - 1, plain.size]

@@ -37,7 +37,7 @@ from workers.messages.parts import (
     WorkerStatus,
 )
 
-PROTOCOL = 10
+PROTOCOL = 11
 HeldLeases = Annotated[list[HeldLease], msgspec.Meta(max_length=100_000)]
 
 

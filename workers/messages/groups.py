@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,13 +13,15 @@ from workers.messages.parts import Group, Partial, Turns
 
 @dataclass(frozen=True)
 class SampleView:
-    """One sample of a group: arrays over its response tokens, all of the same length."""
+    """One sample of a group: arrays over its response tokens, all of the same length. `routing`: bytes uint8 [tokens before and of it but the
+    last, bytes a token]."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
     loss_mask: np.ndarray
     steps: np.ndarray
     reward: float
+    routing: np.ndarray | None = None
 
 
 def check_group(group: Group) -> None:
@@ -36,6 +39,8 @@ def check_group(group: Group) -> None:
         "version runs must cover sum(lengths) tokens":
             group.epochs.size == group.steps.size == group.run_lengths.size and int(group.run_lengths.sum()) == total
             and bool((group.run_lengths > 0).all()),
+        "routing must have as many bytes for each token that was fed":
+            group.routing is None or (group.routing.size > 0 and group.routing.size % _num_fed(group).sum() == 0),
         "versions must not be negative": bool((group.steps >= 0).all()) and bool((group.epochs >= 0).all()),
         "token ids must not be negative": bool((group.tokens >= 0).all()) and bool((group.prompt >= 0).all()),
         "logprobs and rewards must be finite":
@@ -67,6 +72,16 @@ def check_partial(partial: Partial) -> None:
     for rule, holds in rules.items():
         if not holds:
             raise MessageError(f"group {partial.group_id}, given back: {rule}")
+
+
+def distinct(experts: np.ndarray) -> bool:
+    """Whether no token is sent twice to an expert, of [.., experts per token]. Quicker than sorting them: this is most of a message."""
+    return all(bool((one != other).all()) for one, other in itertools.combinations(np.ascontiguousarray(experts.reshape(-1, experts.shape[-1]).T), 2))
+
+
+def _num_fed(group: Group) -> np.ndarray:
+    """Of each sample the tokens that an engine feeds: prompt and sample without its last token."""
+    return np.asarray(group.lengths) + (group.prompt.size - 1)
 
 
 def _turn_rules(turns: Turns, num_samples: int) -> dict[str, bool]:
@@ -103,8 +118,15 @@ def samples(group: Group) -> list[SampleView]:
     """The samples of `group`, as views into its arrays."""
     cuts = np.cumsum(np.asarray(group.lengths))[:-1]
     parts = (np.split(np.asarray(array), cuts) for array in (group.tokens, group.logprobs, group.loss_mask, token_steps(group)))
-    return [SampleView(tokens, logprobs, mask, steps, float(reward))
-            for tokens, logprobs, mask, steps, reward in zip(*parts, group.rewards, strict=True)]
+    return [SampleView(tokens, logprobs, mask, steps, float(reward), routing)
+            for tokens, logprobs, mask, steps, reward, routing in zip(*parts, group.rewards, _routing(group), strict=True)]
+
+
+def _routing(group: Group) -> list[np.ndarray] | list[None]:
+    if group.routing is None:
+        return [None] * group.lengths.size
+    fed = _num_fed(group)
+    return np.split(np.asarray(group.routing).reshape(int(fed.sum()), -1), np.cumsum(fed)[:-1])
 
 
 def kept(minibatches: list[list[int]], number: int) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from workers.messages.arrays import Bool, Float32, Int32
+from workers.messages.arrays import Bool, Float32, Int32, Uint8
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """Exact as a float; thousands of them add up within 64 bits."""
@@ -110,11 +110,11 @@ class Turns(Struct, frozen=True):
     cut: Bool
 
 
-class Partial(Struct, frozen=True):
+class Partial(Struct, frozen=True, omit_defaults=True):
     """What has been generated of an unfinished group: sample k has the next `lengths[k]` tokens (0: not begun).
 
-    `finished[k]`: the sample is complete and only its judgement is missing. Versions are coded as in `Group`. Without `turns` sample k is
-    the answer of episode k to the lease's prompt.
+    `finished[k]`: the sample is complete and only its judgement is missing. Versions are coded as in `Group`, and so is `routing`, of the
+    finished samples that end their conversation so far. Without `turns` sample k is the answer of episode k to the lease's prompt.
     """
 
     group_id: GroupId
@@ -128,6 +128,7 @@ class Partial(Struct, frozen=True):
     steps: Int32
     run_lengths: Int32
     turns: Turns | None = None
+    routing: Uint8 | None = None
 
     def __post_init__(self) -> None:
         check_purpose(self.group_id, self.purpose)
@@ -160,7 +161,7 @@ class HeldLease(Struct, frozen=True):
         check_purpose(self.group_id, self.purpose)
 
 
-class Group(Struct, frozen=True):
+class Group(Struct, frozen=True, omit_defaults=True):
     """The samples of one prompt, flattened: sample k has the next `lengths[k]` entries of the per-token arrays.
 
     `epochs` and `steps` are run-length coded over the flattened tokens by `run_lengths`: which version sampled each.
@@ -168,6 +169,7 @@ class Group(Struct, frozen=True):
     version of the sampled token before them, or of the sample's first. `prompt` is what all samples begin with. `episodes`: each sample's
     episode, ascending from 0; samples of an episode have the same reward. None: every sample is an episode. `answers`: of an evaluation, the
     answer that was found in what each episode had judged, '' where none was. `part_scores`: of a weighted sum of verifiers each one's mean.
+    `routing`: the experts that the engine chose, for each sample's prompt and tokens but the last, [tokens, layers, experts a token] (RoutingShape).
     """
 
     group_id: GroupId
@@ -192,6 +194,7 @@ class Group(Struct, frozen=True):
     episodes: Int32 | None = None
     answers: list[Annotated[str, msgspec.Meta(max_length=200)]] = []
     part_scores: Annotated[dict[Name, Share], msgspec.Meta(max_length=64)] = {}
+    routing: Uint8 | None = None
 
     def __post_init__(self) -> None:
         check_purpose(self.group_id, self.purpose)

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.config import RoutingShape
 from workers.model.experts import MixtureOfExperts, mlp_shapes
 from workers.model.families import FAMILIES, Family
 from workers.model.latent_attention import LatentAttention
@@ -78,6 +79,13 @@ class Architecture:
     def has_experts(self, layer: int) -> bool:
         """Whether a mixture stands in place of the MLP of `layer`, counted from 0."""
         return self.mixture is not None and layer >= self.mixture.num_dense
+
+    @property
+    def routing(self) -> RoutingShape:
+        """Of the choice of experts for a token."""
+        mixture = self.mixture
+        return RoutingShape() if mixture is None else RoutingShape(
+            self.num_layers - mixture.num_dense, mixture.num_dense, mixture.experts_per_token, mixture.num_experts)
 
     def frozen_shapes(self) -> dict[str, tuple[int, ...]]:
         """Tensors of the folder that nothing trains, by Hugging Face name: who needs them keeps the starting model's, in float32 (frozen.py)."""

@@ -152,7 +152,7 @@ class RolloutWorker:
         config, holder = self.config, self._holder
         self._engines = engines = Engines(config, spawner(self.run, config, self._others), lambda: holder.newest, self._changed)
         self._member = member = membership(config, engines.engines, holder, self._send)
-        sampler = Sampler(engines, Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json")))
+        sampler = Sampler(engines, Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json")), config.replayed)
         async with self._rewards:
             workflow = Workflow(Parts(sampler, self._rewards, config.workflow, config.reward, config.engine.context_length, text_of(config),
                                       config.transport.max_message_mb << 20, config.evaluation))

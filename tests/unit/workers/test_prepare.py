@@ -11,9 +11,9 @@ pytest.importorskip("transformers")
 
 from tests.support.model_folders import write_random_model
 from workers import prepare
-from workers.config import ClusterKind, Config, ConfigError, Dtype, Transport
+from workers.config import ClusterKind, Config, ConfigError, Dtype, RouterReplay, RoutingShape, Transport
 from workers.model.architecture import Architecture
-from workers.prepare import check_weights_folder
+from workers.prepare import check_model, check_weights_folder
 from workers.run import paths
 from workers.run.folder import RunFolder
 from workers.weights.locations import places
@@ -35,6 +35,20 @@ def config(transport: Transport, where: str, kind: ClusterKind) -> Config:
     result = Config()
     result.weights.transport, result.weights.dir, result.cluster.kind, result.engine.dtype = transport, where, kind, Dtype.bfloat16
     return result
+
+
+def test_only_a_mixture_has_routing_to_be_replayed(tmp_path: Path) -> None:
+    setup = Config()
+    for family, shape in (("llama", RoutingShape()), ("qwen3_moe", RoutingShape(2, 0, 2, 4)), ("glm4_moe", RoutingShape(1, 1, 4, 8))):
+        write_random_model(tmp_path / family, family)
+        setup.algorithm.router_replay = RouterReplay.off
+        assert check_model(tmp_path / family, setup).routing == shape
+        setup.algorithm.router_replay = RouterReplay.rollout
+        if family == "llama":
+            with pytest.raises(ConfigError, match=r"algorithm\.router_replay='rollout': must be off with a dense model"):
+                check_model(tmp_path / family, setup)
+        else:
+            check_model(tmp_path / family, setup)
 
 
 @pytest.mark.parametrize("kind", list(ClusterKind))

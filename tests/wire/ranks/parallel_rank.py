@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.megatron_case import config, make_groups, train
+from tests.support.megatron_case import config, make_groups, train, with_routing
 from tests.wire.gangs import in_turn
-from workers.config import Advantage, AlgorithmConfig, Config, LoraConfig, LoraTarget, Recompute
+from workers.config import Advantage, AlgorithmConfig, Config, LoraConfig, LoraTarget, Recompute, RouterReplay, RoutingShape
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel.gang import Gang
@@ -60,6 +60,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2vpp2-critic": {"pp": 2, "vpp": 2},
     "tp2pp2vpp2": {"tp": 2, "pp": 2, "vpp": 2},
     "pp2vpp2dp2": {"pp": 2, "vpp": 2},
+    "tp2-replay": {"tp": 2},
+    "pp2-recompute-replay": {"pp": 2},
+    "cp2-selective-replay": {"cp": 2},
+    "dp2-replay": {},
+    "ep2-recompute-replay": {"ep": 2},
+    "tp2ep2-recompute-replay": {"tp": 2, "ep": 2},
+    "tp2pp2-replay": {"tp": 2, "pp": 2},
+    "pp2cp2-replay": {"pp": 2, "cp": 2},
 }
 
 
@@ -67,6 +75,8 @@ def kinds(layout: str) -> tuple[str, ...]:
     """The models that a layout trains."""
     if "vpp" in layout or layout == "pp4":
         return (DEEP, "deepseek") if layout == "pp2vpp2" else (DEEP,)
+    if layout.endswith("replay"):
+        return MIXTURES
     if layout.endswith("critic"):
         return ("qwen3-tied",)
     if layout.endswith("lora"):
@@ -83,7 +93,7 @@ def lora(kind: str) -> LoraConfig:
 
 
 def setup(layout: str = "", kind: str = "") -> Config:
-    """The config of a layout; one process has none, but may be "lora" or "lora-critic"."""
+    """The config of a layout; one process has none, but may be "lora", "lora-critic" or "replay"."""
     result = config(clip_grad=0.05, weight_decay=0.1, adam_eps=1e-5, lr=1e-3)
     for name, value in LAYOUTS.get(layout, {}).items():
         setattr(result.trainer.parallel, name, value)
@@ -91,7 +101,9 @@ def setup(layout: str = "", kind: str = "") -> Config:
         result.trainer.lora, result.trainer.lr = lora(kind), 1e-2
     if "recompute" in layout:
         result.trainer.recompute = Recompute.full
-    if layout.endswith("selective"):
+    if layout.endswith("replay"):
+        result.algorithm.router_replay = RouterReplay.rollout
+    if "selective" in layout:
         result.trainer.recompute = Recompute.selective
     if layout.endswith("critic"):
         result.trainer.num_minibatches = 2
@@ -99,9 +111,11 @@ def setup(layout: str = "", kind: str = "") -> Config:
     return result
 
 
-def batch(step: int) -> tuple[list[TrainGroup], list[list[np.ndarray]]]:
-    """Groups and proximal log-probs of a step, which need no model; one group has no advantage."""
+def batch(step: int, routing: RoutingShape | None = None) -> tuple[list[TrainGroup], list[list[np.ndarray]]]:
+    """Groups and proximal log-probs of a step, which need no model; one group has no advantage. `routing`: they have a choice of experts."""
     groups, rng = make_groups(5, seed=step), np.random.default_rng(step)
+    if routing is not None:
+        with_routing(groups, routing, step)
     groups[1].rewards = np.zeros(5, np.float32)
     return groups, [[rng.normal(-4, 0.3, len(response)).astype(np.float32) for response in group.responses] for group in groups]
 
@@ -116,11 +130,12 @@ def found(folder: Path, gang: Gang | None, layout: str, kind: str) -> dict[str, 
     """What comes of some steps, on rank 0, or alone."""
     engine = MegatronEngine(setup(layout, kind), folder / kind, gang)
     result: dict[str, Any] = adapters(engine, "first")
-    groups, _ = batch(0)
+    routing = engine.architecture.routing if layout.endswith("replay") else None
+    groups, _ = batch(0, routing)
     logprobs, entropies = engine.logprobs_and_entropy(groups)
     result["logprobs"], result["entropies"] = (np.concatenate([row for rows in values for row in rows]) for values in (logprobs, entropies))
     for step in range(NUM_STEPS):
-        groups, proximal = batch(step)
+        groups, proximal = batch(step, routing)
         metrics = train(engine, groups, proximal)
         result |= {f"{step}:{name}": np.array(value) for name, value in metrics.items()}
     if engine._critic is not None:

@@ -5,6 +5,7 @@
     log-probs      at most 0, and of tokens that can have been drawn at all
     rewards        what reward.* makes of scores, which are in [0, 1]
     versions       of weights that there have been (those of an earlier incarnation that were lost since: lineage.py)
+    routing        with algorithm.router_replay=rollout, of every token that was fed: experts that there are, no one twice for a token in a layer
 
 That the arrays fit together is checked before: messages/groups.py.
 """
@@ -15,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.config import Config
+from workers.config import Config, RoutingShape
 from workers.messages.codec import MessageError
 from workers.messages.from_worker import GroupRejected
-from workers.messages.groups import check_group, check_partial, group_firsts
+from workers.messages.groups import check_group, check_partial, distinct, group_firsts
 from workers.messages.parts import Group, Partial, Purpose, Version
 
 MIN_LOGPROB, MAX_LOGPROB = -100.0, 1e-2
@@ -37,6 +38,7 @@ class Bounds:
     context_length: int
     num_episodes: dict[Purpose, int]
     rewards: tuple[float, float]
+    routing: RoutingShape | None = None
 
     @staticmethod
     def of(config: Config) -> Bounds:
@@ -45,7 +47,7 @@ class Bounds:
         rounding = 1e-6 * (abs(least) + abs(greatest))
         return Bounds(config.model.vocab_size or UNBOUNDED, config.engine.context_length,
                       {Purpose.training: config.workflow.group_size, Purpose.evaluation: config.evaluation.num_samples},
-                      (least - rounding, greatest + rounding))
+                      (least - rounding, greatest + rounding), config.replayed)
 
     def check(self, piece: Group | Partial, newest: Version) -> None:
         """Raise `MessageError`, naming the rule, unless `piece` is one of this run. `newest`: the newest weights that anybody may have."""
@@ -84,6 +86,8 @@ class Bounds:
             self._vocabulary: self._known(group.prompt) and self._known(group.tokens),
             self._logprobs: _drawn(group.logprobs),
             "scores must be from 0 to 1": bool(((group.scores >= 0) & (group.scores <= 1)).all()),
+            self._routing: self._routed(group.routing, group.prompt.size * group.lengths.size + group.tokens.size - group.lengths.size)
+                if group.purpose is Purpose.training else group.routing is None,
             f"rewards must be from {least:g} to {greatest:g} (reward.wrong, correct, overlong_penalty)":
                 bool(((group.rewards >= least) & (group.rewards <= greatest)).all()),
         }
@@ -103,6 +107,7 @@ class Bounds:
             f"a conversation must have at most engine.context_length={self.context_length} tokens": bool((lengths <= self.context_length).all()),
             self._vocabulary: self._known(partial.tokens) and (turns is None or self._known(turns.outside)),
             self._logprobs: _drawn(partial.logprobs),
+            self._routing: partial.routing is None or self._routed(partial.routing),
         }
 
     @property
@@ -112,6 +117,22 @@ class Bounds:
     @property
     def _logprobs(self) -> str:
         return f"log-probs must be from {MIN_LOGPROB:g} to 0"
+
+    @property
+    def _routing(self) -> str:
+        shape = self.routing
+        return "it must have no routing (algorithm.router_replay=off)" if shape is None else (
+            f"it must have {shape.experts_per_token} of {shape.num_experts} experts for each token but the last, in {shape.num_layers} layers")
+
+    def _routed(self, routing: np.ndarray | None, num_tokens: int | None = None) -> bool:
+        """Whether `routing` is that of `num_tokens` tokens (None: of any number)."""
+        shape = self.routing
+        if shape is None or routing is None:
+            return shape is None and routing is None
+        if routing.size % shape.token_bytes or num_tokens not in (None, routing.size // shape.token_bytes):
+            return False
+        experts = np.asarray(routing).view(shape.dtype).reshape(-1, shape.experts_per_token)
+        return not experts.size or (int(experts.max()) < shape.num_experts and distinct(experts))
 
     def _known(self, tokens: np.ndarray) -> bool:
         return tokens.size == 0 or int(tokens.max()) < self.vocab_size

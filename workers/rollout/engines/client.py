@@ -7,7 +7,9 @@ from pathlib import Path
 
 import aiohttp
 
+from workers.config import RoutingShape
 from workers.messages.parts import Version
+from workers.rollout.engines.chosen_experts import RoutingError, packed
 
 
 class EngineError(RuntimeError):
@@ -35,13 +37,15 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Generation:
-    """The answer to one generate request: tokens, log-probs, and [start, end) spans of the versions that sampled them."""
+    """The answer to one generate request: tokens, log-probs, and [start, end) spans of the versions that sampled them. `routing`: of all tokens but
+    the last, those of the prompt too (`packed`), where it was asked for and there is a token."""
 
     tokens: list[int]
     logprobs: list[float]
     spans: list[tuple[Version, int, int]]
     finish: str
     message: str = ""
+    routing: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,11 @@ class EngineClient:
         """Close all connections; the server aborts what they were waiting for."""
         await self._session.close()
 
-    async def generate(self, rid: str, prompt: list[int], params: SamplingParams, seed: int) -> Generation:
-        """POST /generate. Raises `BadRequest` or `EngineError`, the latter too where the weights that served give no log-probs."""
+    async def generate(self, rid: str, prompt: list[int], params: SamplingParams, seed: int, routing: RoutingShape | None = None) -> Generation:
+        """POST /generate, for `routing` too. Raises `BadRequest` or `EngineError`, the latter too where the weights that served give no log-probs,
+        or the experts that were chosen are not told."""
         answer = await self._post("/generate", {
-            "rid": rid, "input_ids": prompt, "return_logprob": True,
+            "rid": rid, "input_ids": prompt, "return_logprob": True, **({"return_routed_experts": True} if routing else {}),
             "sampling_params": {
                 "max_new_tokens": params.max_new_tokens, "temperature": params.temperature, "top_p": params.top_p,
                 "top_k": params.top_k, "stop": list(params.stop), "sampling_seed": seed}})
@@ -92,8 +97,14 @@ class EngineClient:
         if None in logprobs:  # how JSON writes what is no number
             raise EngineError(f"engine: log-probs that are no numbers under weights {spans[-1][0]}: logits must be finite. The weights have "
                               "diverged: go on from an earlier checkpoint with a lower learning rate")
-        return Generation(answer["output_ids"], logprobs, spans,
-                          meta["finish_reason"]["type"], str(meta["finish_reason"].get("message", "")))
+        tokens, chosen = answer["output_ids"], b""
+        if routing is not None and tokens:
+            try:
+                chosen = packed(meta.get("routed_experts"), routing, len(prompt) + len(tokens))
+            except RoutingError as error:
+                if meta["finish_reason"]["type"] != "abort":  # what was aborted before all of it was computed has none, and is gone on with
+                    raise EngineError(str(error)) from error
+        return Generation(tokens, logprobs, spans, meta["finish_reason"]["type"], str(meta["finish_reason"].get("message", "")), chosen)
 
     async def pause(self, mode: str, timeout_s: float | None = None) -> None:
         """POST /pause_generation: what is sent after its answer finds the engine standing still."""

@@ -26,10 +26,11 @@ def spawner(run: RunFolder, config: Config, nodes: Nodes) -> Callable[[int], Ser
 
     def spawn(server: int) -> ServerProcess:
         log = run.jobs / (f"engine-{name}.{server}.log" if config.num_servers > 1 else f"engine-{name}.log")
+        tells = config.replayed is not None
         visible = None if devices is None else of_server(devices, server, unit)
         if nodes.number > 1:
-            return SpreadServer(nodes, config.engine, Path(config.model.path), log, visible)
-        return ServerProcess(config.engine, Path(config.model.path), log, visible)
+            return SpreadServer(nodes, config.engine, Path(config.model.path), log, visible, tells)
+        return ServerProcess(config.engine, Path(config.model.path), log, visible, tells_routing=tells)
 
     return spawn
 

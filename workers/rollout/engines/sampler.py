@@ -17,7 +17,8 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from workers.messages.parts import Lease, Version
+from workers.config import RoutingShape
+from workers.messages.parts import Lease, Purpose, Version
 from workers.rollout.engines.client import BadRequest, EngineError, Generation, SamplingParams
 from workers.rollout.engines.engine import Engine
 from workers.rollout.engines.engine_pool import Engines
@@ -30,7 +31,7 @@ QUIET = 6
 @dataclass
 class Sample:
     """A sample: tokens, behaviour log-probs, and the version that sampled each token. `finished`: it has come to its end; `cut`: because it
-    was as long as it might be, not by itself."""
+    was as long as it might be, not by itself. `routing`: the experts chosen for all tokens before it and its own but the last (chosen_experts.py)."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -39,6 +40,7 @@ class Sample:
     tokens_interrupted: int = 0
     finished: bool = False
     cut: bool = False
+    routing: bytes = b""
 
     def add(self, generation: Generation) -> None:
         """Append a segment. Raises `EngineError` where its parts do not fit together."""
@@ -52,6 +54,7 @@ class Sample:
         self.tokens += generation.tokens
         self.logprobs += generation.logprobs
         self.versions += versions
+        self.routing = generation.routing or self.routing  # which is of all tokens so far
 
 
 class Samples(Protocol):
@@ -75,10 +78,11 @@ class Samples(Protocol):
 
 
 class Sampler:
-    """Samples by token ids; text is made of tokens here, so that every server gives the same."""
+    """Samples by token ids; text is made of tokens here, so that every server gives the same. `routing`: the experts that are chosen for what is
+    trained on are asked for."""
 
-    def __init__(self, engines: Engines, tokenizer: Tokenizer) -> None:
-        self._engines, self._tokenizer = engines, tokenizer
+    def __init__(self, engines: Engines, tokenizer: Tokenizer, routing: RoutingShape | None = None) -> None:
+        self._engines, self._tokenizer, self._routing = engines, tokenizer, routing
         self.halted = False
         self._num_requests = 0
         self._at_rest = asyncio.Event()
@@ -103,13 +107,15 @@ class Sampler:
         Raises `EngineError`; `BadRequest` where trying again cannot help.
         """
         sample = Sample() if sample is None else sample
+        routing, begun = self._routing if lease.purpose is Purpose.training else None, not sample.finished
         while not sample.finished and not self.halted:
             rest = SamplingParams(params.max_new_tokens - len(sample.tokens), params.temperature, params.top_p, params.top_k, params.stop)
             async with self._engines.seat(lease, len(prompt), len(sample.tokens)) as engine:
                 if engine is None:
                     break
                 # Another seed for each segment, far from those of other samples: a seed's random numbers must not be used twice.
-                generation = await self._segment(engine, rid, prompt + sample.tokens, rest, (seed + 1_000_003 * len(sample.tokens)) % 2**31)
+                segment_seed = (seed + 1_000_003 * len(sample.tokens)) % 2**31
+                generation = await self._segment(engine, rid, prompt + sample.tokens, rest, segment_seed, routing)
             if generation is None:
                 continue
             sample.add(generation)
@@ -121,6 +127,9 @@ class Sampler:
                 sample.tokens_interrupted += len(generation.tokens)
         if sample.finished and not sample.tokens:
             raise EngineError("engine: a response without a token")
+        wanted = 0 if routing is None else routing.token_bytes * (len(prompt) + len(sample.tokens) - 1)
+        if begun and sample.finished and len(sample.routing) != wanted:
+            raise EngineError(f"engine: {len(sample.routing)} bytes of routing, must be {wanted} (algorithm.router_replay=off does without)")
         if sample.finished:
             self._engines.finished(len(sample.tokens))
         return sample
@@ -146,14 +155,15 @@ class Sampler:
                 return True  # these came after the pause, and wait without a token
         return not self._num_requests
 
-    async def _segment(self, engine: Engine, rid: str, prompt: list[int], params: SamplingParams, seed: int) -> Generation | None:
+    async def _segment(self, engine: Engine, rid: str, prompt: list[int], params: SamplingParams, seed: int,
+                       routing: RoutingShape | None) -> Generation | None:
         """One request; None where its server has ended with it. Raises as `sample`."""
         client, pauses = engine.client, engine.interruption.num_changes
         assert client is not None, "only servers that run are given out"
         self._num_requests += 1
         engine.num_requests += 1
         try:
-            generation = await client.generate(rid, prompt, params, seed)
+            generation = await client.generate(rid, prompt, params, seed, routing)
         except BadRequest:
             raise
         except EngineError:

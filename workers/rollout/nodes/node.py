@@ -119,7 +119,8 @@ class EngineNode:
         except ConfigError as error:
             await self._socket.send(peer, RankEnded(start.number, str(error)))
             return
-        process = ServerProcess(config.engine, Path(config.model.path), log, None if devices is None else ",".join(devices), span)
+        process = ServerProcess(config.engine, Path(config.model.path), log, None if devices is None else ",".join(devices), span,
+                                config.replayed is not None)
         try:
             await process.launch(start.version)
             how = await process.exited()

@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from workers.messages.arrays import Bool, Float32, Int32
+from workers.messages.arrays import Bool, Float32, Int32, Uint8
 from workers.messages.codec import MessageError
 from workers.messages.groups import check_partial
 from workers.messages.parts import Lease, Partial, Turns, Version
@@ -29,11 +29,19 @@ def park(lease: Lease, record: GroupRecord) -> Partial:
     entries = [entry for episode in range(len(record.episodes)) for entry in _entries(episode, record)]
     samples = [turn.sample for _, _, turn in entries]
     epochs, steps, run_lengths = flatten_versions([version for sample in samples for version in sample.versions])
+    lasts = _lasts([entry[:2] for entry in entries])
+    routing = b"".join(sample.routing for index, sample in enumerate(samples) if sample.finished and index in lasts)
     return Partial(
         group_id=lease.group_id, attempt=lease.attempt, purpose=lease.purpose, lengths=_integers([len(sample.tokens) for sample in samples]),
         finished=_flags([sample.finished for sample in samples]), tokens=_integers([token for sample in samples for token in sample.tokens]),
         logprobs=Float32.of(np.array([logprob for sample in samples for logprob in sample.logprobs], np.float32)),
-        epochs=epochs, steps=steps, run_lengths=run_lengths, turns=_turns(entries, record.prompt))
+        epochs=epochs, steps=steps, run_lengths=run_lengths, turns=_turns(entries, record.prompt),
+        routing=Uint8.of(np.frombuffer(routing, np.uint8)) if routing else None)
+
+
+def _lasts(conversations: Sequence[tuple[int, ...]]) -> set[int]:
+    """The places in `conversations` of the last sample of each. Of those before, the last one's routing has theirs."""
+    return set({conversation: index for index, conversation in enumerate(conversations)}.values())
 
 
 def flatten_versions(versions: Sequence[Version]) -> tuple[Int32, Int32, Int32]:
@@ -67,19 +75,39 @@ def restore(lease: Lease, prompt: list[int], num_episodes: int, max_new_tokens: 
     _check(partial, lease, num_episodes, max_new_tokens)
     samples = _samples(partial, max_new_tokens)
     if partial.turns is None:
+        _give_routing(partial, [len(prompt)] * len(samples), set(range(len(samples))), samples)
         return [EpisodeRecord([(prompt, sample)]) for sample in samples]
     turns = partial.turns
     ends = np.cumsum(turns.outside_lengths).tolist()
     outside = [turns.outside[start:end].tolist() for start, end in pairwise([0, *ends])]
     recorded: list[list[tuple[list[int], Sample]]] = [[] for _ in range(num_episodes)]
     said: dict[tuple[int, int], list[int]] = {}
-    for index, (episode, number) in enumerate(zip(turns.episodes.tolist(), turns.conversations.tolist(), strict=True)):
+    conversations = list(zip(turns.episodes.tolist(), turns.conversations.tolist(), strict=True))
+    num_before = []
+    for index, (episode, number) in enumerate(conversations):
         if partial.finished[index]:
             samples[index].cut = bool(turns.cut[index])
         before = [*said.get((episode, number), []), *(prompt if turns.prompted[index] else []), *outside[index]]
         said[episode, number] = before + samples[index].tokens
         recorded[episode].append((before, samples[index]))
+        num_before.append(len(before))
+    _give_routing(partial, num_before, _lasts(conversations), samples)
     return [EpisodeRecord(calls) for calls in recorded]
+
+
+def _give_routing(partial: Partial, num_before: list[int], lasts: set[int], samples: list[Sample]) -> None:
+    """Give the finished ones of the samples at `lasts`, each with `num_before` tokens before it, their part of the partial's routing. Raises
+    `PartialError`."""
+    if partial.routing is None:
+        return
+    fed = [before + len(sample.tokens) - 1 if index in lasts and partial.finished[index] else 0
+           for index, (before, sample) in enumerate(zip(num_before, samples, strict=True))]
+    content, (token_bytes, rest) = partial.routing.tobytes(), divmod(partial.routing.size, max(1, sum(fed)))
+    if rest:
+        raise PartialError(f"group {partial.group_id}, given back in attempt {partial.attempt}: {len(content)} bytes of routing: must be as many "
+                           f"for each of {sum(fed)} tokens")
+    for sample, (start, end) in zip(samples, pairwise(np.cumsum([0, *fed]).tolist()), strict=True):
+        sample.routing = content[start * token_bytes : end * token_bytes]
 
 
 def _samples(partial: Partial, max_new_tokens: int) -> list[Sample]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workers.config import RewardConfig, WorkflowConfig
-from workers.messages.arrays import Bool, Float32, Int32
+from workers.messages.arrays import Bool, Float32, Int32, Uint8
 from workers.messages.parts import Group, Lease, Purpose, Version
 from workers.reward import shaping
 from workers.rollout.workflows.episode import WorkflowError
@@ -58,6 +58,7 @@ def assemble(lease: Lease, finished: list[Finished], workflow: WorkflowConfig, r
     episodes = [number for number, _ in trained]
     epochs, steps, run_lengths = flatten_versions([version for entry in sequences for version in entry.versions])
     samples = [sample for episode in finished for sample in episode.record.samples]
+    routing = b"".join(dialogue.turns[-1].sample.routing for _, dialogue in trained)  # a turn's has that of all tokens before it
     rewards = [shaping.reward(episode.score, episode.longest_turn, reward, workflow.max_new_tokens) for episode in finished]
     return Group(
         group_id=lease.group_id, attempt=lease.attempt, purpose=lease.purpose, prompt_id=lease.prompt_id,
@@ -73,7 +74,8 @@ def assemble(lease: Lease, finished: list[Finished], workflow: WorkflowConfig, r
         generation_s=max(episode.generation_s for episode in finished), reward_s=max(episode.reward_s for episode in finished),
         first_text=finished[0].first_text[:2000 if lease.purpose is Purpose.evaluation else 200], episodes=Int32.of(np.array(episodes, np.int32)),
         answers=[episode.answer for episode in finished] if lease.purpose is Purpose.evaluation else [],
-        part_scores=_means([episode.part_scores for episode in finished if len(episode.part_scores) > 1]))
+        part_scores=_means([episode.part_scores for episode in finished if len(episode.part_scores) > 1]),
+        routing=Uint8.of(np.frombuffer(routing, np.uint8)) if routing else None)
 
 
 def _means(scores: list[dict[str, float]]) -> dict[str, float]:

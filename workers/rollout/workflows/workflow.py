@@ -99,7 +99,7 @@ class Workflow:
         if len(finished) < len(running):
             raise Halted
         group = assemble(lease, finished, self._config, parts.reward)
-        if TOKEN_BYTES * group.tokens.size > parts.max_message_bytes:
+        if TOKEN_BYTES * group.tokens.size + (0 if group.routing is None else group.routing.size) > parts.max_message_bytes:
             raise WorkflowError(f"workflow {self._config.name}: a group of {group.lengths.size} sequences with {group.tokens.size} tokens is over "
                                 "transport.max_message_mb. Raise that, or have fewer conversations")
         return group

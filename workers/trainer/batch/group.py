@@ -15,7 +15,8 @@ class TrainGroup:
     `prompt` int32 [P]; per response i: `responses` int32 [L_i], `behavior_logprobs` float32 [L_i] (log-probs at sampling
     time, at the sampling temperature), `loss_mask` bool [L_i] (tokens that are trained on), `versions` int32 [L_i] (the
     weight version that sampled each token); `rewards` float32 [n]; `head_version` the version of the group's oldest
-    first token; `episodes` int32 [n] the episode that each response is of, ascending from 0 (None: one each).
+    first token; `episodes` int32 [n] the episode that each response is of, ascending from 0 (None: one each). `routing`: the experts that the engine
+    chose for the inputs of response i, prompt and response but its last token: uint8 or uint16 [P + L_i - 1, layers with experts, experts a token].
     """
 
     group_id: str
@@ -27,6 +28,7 @@ class TrainGroup:
     versions: list[NDArray[np.int32]]
     head_version: int
     episodes: NDArray[np.int32] | None = None
+    routing: list[NDArray[np.uint8 | np.uint16]] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -53,6 +55,9 @@ class TrainGroup:
             raise ValueError(f"{where}: rewards {self.rewards.tolist()} must be finite. Check the verifier")
         if self.episodes is not None:
             _check_array(f"{where}: episodes", self.episodes, np.int32, self.num_samples)
+        if self.routing is not None and [len(rows) for rows in self.routing] != [len(self.prompt) + len(tokens) - 1 for tokens in self.responses]:
+            raise ValueError(f"{where}: routing of {[len(rows) for rows in self.routing]} tokens must be of the prompt and each response without its "
+                             "last token. Set algorithm.router_replay=off")
         for index, response in enumerate(self.responses):
             name = f"{where}, response {index}"
             _check_tokens(name, response, vocab_size)

@@ -13,7 +13,8 @@ A branch attends to the tokens that precede it in its own response and, causally
 there. Logits are wanted only where a response token is predicted: at the trunk's last token (for every first token at
 once) and in the branches. A response's last token predicts nothing, so it is no input at all. Responses are taken in
 lexicographic order, in which the longest beginning shared with any earlier one is that shared with the one just before.
-Nothing of this changes the loss or its gradient: a hidden state depends only on the tokens attended to.
+Nothing of this changes the loss or its gradient: a hidden state depends only on the tokens attended to, and, where the engine's choice of experts
+is replayed, on that. Then only what was sent to the same experts is shared.
 
 A chunk with a single distinct response is one plain causal trunk, which is also the layout without sharing. Where several ranks
 divide the tokens of a micro-batch evenly, a few tokens that nothing depends on fill it up, as a trunk of their own.
@@ -62,7 +63,7 @@ class PackedBatch:
     `tokens` and `position_ids` int64 [T]; `trunks` (start, length) and `branches` for the attention; `predict_at` int64 [U]
     the positions whose logits are needed; `predict_index` int64 [N] into `predict_at` and `targets` int64 [N] for each
     predicted token; `samples` the (group, sample) in whose order the N tokens stand, with `sample_lengths`. `num_real` of the
-    input tokens are no filling.
+    input tokens are no filling. `routing` uint8 or int16 [T, layers with experts, experts per token]: the engine's choice, to be replayed.
     """
 
     tokens: Tensor
@@ -75,6 +76,7 @@ class PackedBatch:
     samples: list[tuple[int, int]]
     sample_lengths: list[int]
     num_real: int
+    routing: Tensor | None = None
 
     def gather(self, value: Callable[[int, int], np.ndarray]) -> Tensor:
         """Per-token tensor [N] from `value(group, sample)`, arrays aligned with the samples' tokens."""
@@ -113,31 +115,45 @@ def split_group(group: TrainGroup, index: int, capacity: int, share_prompts: boo
     chunks: list[Chunk] = []
     members: list[int] = []
     cost = prompt
-    previous = np.empty(0, np.int32)
+    previous: int | None = None
     for sample in _lexicographic(group, range(group.num_samples)):
         inputs = group.responses[sample][:-1]
         if len(inputs) > MAX_BRANCH_TOKENS:
             chunks.append(Chunk(index, (sample,), prompt + len(inputs)))
             continue
-        added = len(inputs) - _shared_length(previous, inputs)
-        if members and cost + added > capacity:
+        shared = _shared_length(group, previous, sample)
+        added = len(inputs) - max(shared, 0)
+        if members and (shared < 0 or cost + added > capacity):
             chunks.append(Chunk(index, tuple(members), cost))
             members, cost, added = [], prompt, len(inputs)
         members.append(sample)
         cost += added
-        previous = inputs
+        previous = sample
     return [*chunks, Chunk(index, tuple(members), cost)] if members else chunks
 
 
 def _lexicographic(group: TrainGroup, samples: Iterable[int]) -> list[int]:
-    return sorted(samples, key=lambda sample: group.responses[sample][:-1].tolist())
+    """Those whose prompts went to other experts apart; of the rest the responses in order."""
+    return sorted(samples, key=lambda sample: (_prompt_routing(group, sample), group.responses[sample][:-1].tolist()))
 
 
-def _shared_length(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
-    """How many tokens at the beginning are the same."""
-    length = min(len(first), len(second))
-    different = np.flatnonzero(first[:length] != second[:length])
-    return int(different[0]) if different.size else length
+def _prompt_routing(group: TrainGroup, sample: int) -> bytes:
+    return b"" if group.routing is None else group.routing[sample][: len(group.prompt)].tobytes()
+
+
+def _shared_length(group: TrainGroup, first: int | None, second: int) -> int:
+    """How many input tokens at the beginning of two responses are the same, and went to the same experts; -1: their prompts did not. 0: there is no
+    first one."""
+    if first is None:
+        return 0
+    if _prompt_routing(group, first) != _prompt_routing(group, second):
+        return -1
+    one, two = group.responses[first][:-1], group.responses[second][:-1]
+    length, prompt = min(len(one), len(two)), len(group.prompt)
+    same = one[:length] == two[:length]
+    if group.routing is not None:
+        same &= (group.routing[first][prompt : prompt + length] == group.routing[second][prompt : prompt + length]).all((1, 2))
+    return length if same.all() else int(same.argmin())
 
 
 @dataclass
@@ -148,6 +164,7 @@ class _Layout:
     positions: list[np.ndarray] = field(default_factory=list)
     trunks: list[tuple[int, int]] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
+    routing: list[np.ndarray] = field(default_factory=list)
     predictors: list[np.ndarray] = field(default_factory=list)
     end: int = 0
 
@@ -161,15 +178,20 @@ class _Layout:
     def append_chunk(self, group: TrainGroup, samples: Sequence[int]) -> None:
         """Add one chunk; `samples` must be in lexicographic order."""
         prompt = self.append(group.prompt, 0)
+        if group.routing is not None:
+            self.routing.append(group.routing[samples[0]][: len(prompt)])
         start, num_branches = int(prompt[0]), len(self.branches)
-        previous, path = np.empty(0, np.int32), np.empty(0, np.int64)
+        previous: int | None = None
+        path = np.empty(0, np.int64)
         for sample in samples:
             inputs = group.responses[sample][:-1]
-            shared = _shared_length(previous, inputs)
+            shared = _shared_length(group, previous, sample)
+            if group.routing is not None:
+                self.routing.append(group.routing[sample][len(prompt) + shared:])
             added = self.append(inputs[shared:], len(prompt) + shared)
             if added.size:
                 self.branches.append(Branch(int(added[0]), len(added), np.concatenate([prompt, path[:shared]])))
-            previous, path = inputs, np.concatenate([path[:shared], added])
+            previous, path = sample, np.concatenate([path[:shared], added])
             self.predictors.append(np.concatenate([prompt[-1:], path]))
         if len(self.branches) == num_branches + 1:
             self.branches.pop()
@@ -204,4 +226,15 @@ def build_batch(groups: list[TrainGroup], chunks: list[Chunk], multiple: int = 1
         samples=samples,
         sample_lengths=[len(response) for response in responses],
         num_real=num_real,
+        routing=_routing(layout),
     )
+
+
+def _routing(layout: _Layout) -> Tensor | None:
+    """That of all tokens; the filling goes to the first experts. None: of none of them."""
+    if not layout.routing:
+        return None
+    known = np.concatenate(layout.routing)
+    filling = np.broadcast_to(np.arange(known.shape[-1], dtype=known.dtype), (layout.end - len(known), *known.shape[1:]))
+    chosen = np.concatenate([known, filling])
+    return torch.from_numpy(chosen if chosen.itemsize == 1 else chosen.astype(np.int16))

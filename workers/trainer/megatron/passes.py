@@ -24,6 +24,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from workers.algorithms.loss_statistics import Stats
@@ -35,6 +36,7 @@ from workers.trainer.batch.pipeline_schedule import BACKWARD, fewest_microbatche
 from workers.trainer.batch.sequence_layout import PackedBatch, pack_chunks, split_groups
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams, plan_attention
 from workers.trainer.megatron.model.packed_attention import choose_flash_attention
+from workers.trainer.megatron.model.router_replay import RouterReplay
 from workers.trainer.megatron.objective import TokenValues
 from workers.trainer.megatron.parallel import collectives, cpu_backend, process_group
 from workers.trainer.megatron.parallel.stage_exchange import schedule_keywords
@@ -49,6 +51,8 @@ class PackedPasses:
     def __init__(self, pieces: list[Any], trainer: TrainerConfig, inverse_frequencies: Tensor, dtype: torch.dtype) -> None:
         self._pieces, self._trainer, self._inverse_frequencies = pieces, trainer, inverse_frequencies
         self._dispatchers = [module.token_dispatcher for piece in pieces for module in piece.modules() if isinstance(module, MoELayer)]
+        routers = [module for piece in pieces for module in piece.modules() if isinstance(module, TopKRouter)]
+        self._replays: list[RouterReplay] = [router.router_replay for router in routers if router.router_replay is not None]
         self._device, self._dtype = cpu_backend.device(), dtype
         self._passes = self._spans = 0.0
         # Stages wait for each other's micro-batches, and experts for all ranks' tokens: none can be left out.
@@ -76,8 +80,8 @@ class PackedPasses:
         # Megatron divides the loss by the number of micro-batches; ours is normalised already.
         scale = 1 if forward_only else len(batches) * process_group.num_copies()
         plans = itertools.tee((self._plan(batch) for batch in batches), parallel.vpp)
-        for dispatcher in self._dispatchers:
-            dispatcher.begin(gradients=not forward_only)
+        for part in (*self._dispatchers, *self._replays):
+            part.begin(gradients=not forward_only)
         try:
             with cpu_backend.redirected(), torch.set_grad_enabled(not forward_only):
                 return get_forward_backward_func()(
@@ -95,8 +99,8 @@ class PackedPasses:
                 gate.agree(last=True)  # as the others do before their last micro-batch
             return []
         finally:
-            for dispatcher in self._dispatchers:
-                dispatcher.begin(gradients=False)
+            for part in (*self._dispatchers, *self._replays):
+                part.begin(gradients=False)
 
     def bubble(self) -> dict[str, float]:
         """`pipeline_bubble`: the share of training passes since the last call in which a stage has nothing to do, by the tokens of the micro-batches,
@@ -120,7 +124,12 @@ class PackedPasses:
         size = self._trainer.parallel.cp
         parts = [part_of(batch, rank, size) for rank in range(size)]
         own = parts[parallel_state.get_context_parallel_rank()]
-        return plan_attention(batch, own, self._inverse_frequencies, self._device, self._dtype, parts if size > 1 else None, self._by_lengths)
+        plan = plan_attention(batch, own, self._inverse_frequencies, self._device, self._dtype, parts if size > 1 else None, self._by_lengths)
+        if self._replays and batch.routing is not None:
+            # A mixture's tensor-parallel ranks share the tokens between the matrices (parallel_limits.py).
+            rows = np.split(own.rows, self._trainer.parallel.tp)[parallel_state.get_tensor_model_parallel_rank()]
+            plan.routing = cpu_backend.upload(batch.routing[torch.from_numpy(rows)], self._device)
+        return plan
 
     def evaluate(self, groups: list[TrainGroup], indices: list[int], gate: StopGate, num_values: int = 2) -> list[TokenValues]:
         """The `num_values` rows of the model's output for the groups at `indices`, on all ranks of the copy; the other groups' arrays stay empty.
@@ -156,6 +165,8 @@ class PackedPasses:
             gate.agree(last=True)  # its backward pass begins to add up the gradients of all copies
         assert batch is not None and part is not None
         tokens, positions = (cpu_backend.upload(ids[None], self._device) for ids in (part.tokens, part.position_ids))
+        for replay in self._replays:
+            replay.choose(plan.routing)
         output = model(tokens, positions, None, packed_seq_params=plan)
 
         def scaled_loss(result: Tensor) -> tuple[Tensor, Stats]:

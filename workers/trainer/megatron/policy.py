@@ -18,6 +18,7 @@ from workers.model.architecture import Architecture
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.hf_conversion import Shard, iter_held_tensors, iter_hf_tensors, iter_shards, pieces_of
 from workers.trainer.megatron.lora.low_rank import attach, iter_adapter_tensors
+from workers.trainer.megatron.model import router_replay
 from workers.trainer.megatron.model.model import build_model
 from workers.trainer.megatron.objective import (
     PolicyTargets,
@@ -39,6 +40,8 @@ class Policy:
         """Call within `cpu_backend.redirected()`, groups initialised."""
         self._algorithm, self._supervised, self._objective = config.algorithm, config.supervised, objective_of(config.algorithm)
         model = build_model(architecture, folder, dtype, config.workflow.temperature, config.trainer)
+        if config.replayed is not None:
+            router_replay.install(model, architecture)
         for piece in pieces_of(model):
             piece.entropy_gradient = self._algorithm.entropy_weight > 0
         self._architecture, self._lora = architecture, config.trainer.lora

@@ -200,6 +200,17 @@ def test_what_cannot_load_weights_beside_those_that_serve_is_refused(overrides: 
         composed(*overrides, "weights.swap=overlap")
 
 
+@pytest.mark.parametrize(("overrides", "key"), [
+    (["engine.server=synthetic"], "engine.server"), (["engine=sglang", "engine.device=cpu"], "engine.device"),
+    (["engine=sglang", "engine.parallel.pp=2", "allocation.replica_size=2", "allocation.num_devices=8"], "engine.parallel.pp")])
+def test_routing_is_asked_only_of_servers_that_tell_it(overrides: list[str], key: str) -> None:
+    more = ["trainer.microbatch_tokens=4096", *overrides]
+    assert composed(*more).replayed is None
+    with pytest.raises(ConfigError, match=f"{key}=.*algorithm.router_replay=rollout"):
+        composed(*more, "algorithm.router_replay=rollout")
+    assert composed("algorithm.router_replay=rollout").replayed is not None
+
+
 ON_GPUS = ("cluster=slurm", "model.path=/m", "engine=sglang")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.groups import make_group
-from workers.messages.arrays import Bool, Float32, Int32
+from workers.messages.arrays import Bool, Float32, Int32, Uint8
 from workers.messages.codec import MAX_PIECE, SMALL, MessageError, buffers, encode, from_coordinator, from_workers, pack
 from workers.messages.from_coordinator import Batch, CheckpointPart, FallbackWanted, LoadGranted, Sources, Suspended, VersionAnnounced, VersionsNeeded
 from workers.messages.from_worker import (
@@ -41,6 +41,20 @@ def sent(frames: list[bytes]) -> list[bytes]:
     """What a socket would bring of these frames."""
     content = msgspec.msgpack.encode(frames)
     return [content[start: start + 100] for start in range(0, len(content), 100)]
+
+
+def test_routing_travels_as_bytes_and_without_it_nothing_more_does() -> None:
+    plain = make_group("g1")
+    assert b"routing" not in pack(GroupFinished(plain)) and samples(plain)[0].routing is None
+    chosen = np.arange(2 * 2 * 6, dtype="<u2")  # two samples of a token, behind a prompt of two: two tokens each that were fed
+    arrived = from_workers(LIMIT).decode(encode(GroupFinished(msgspec.structs.replace(plain, routing=Uint8.of(chosen.view(np.uint8))))))
+    assert isinstance(arrived, GroupFinished)
+    check_group(arrived.group)
+    told = [view.routing for view in samples(arrived.group)]
+    assert [np.array_equal(rows.view("<u2"), chosen.reshape(2, 2, 6)[index]) for index, rows in enumerate(told)] == [True, True]  # type: ignore[union-attr]
+    wrong = msgspec.structs.replace(plain, routing=Uint8.of(np.zeros(7, np.uint8)))
+    with pytest.raises(MessageError, match="as many bytes"):
+        check_group(wrong)
 
 
 @st.composite

@@ -43,6 +43,8 @@ PROBES = {Server.embedded: "/model_info", Server.synthetic: "/model_info", Serve
 TOLD_S = 30.0
 """So long what attends to an SGLang server may take to remove all that is left of it."""
 POLL_S = 0.05
+TELL_ROUTING = "--enable-return-routed-experts"
+"""Has a server of either kind keep which experts it chose for each token."""
 SGLANG_START = Path(__file__).parent / "sglang" / "start.py"
 
 
@@ -64,11 +66,14 @@ class Span:
 
 class ServerProcess:
     """One running server. Use `start`, then its client; `exited` says how it died; `stop` ends it. `devices`: its CUDA_VISIBLE_DEVICES
-    (None: as it is). `span`: where it is one node's part of a server; only the first one's answers, the others' are begun by `launch`."""
+    (None: as it is). `span`: where it is one node's part of a server; only the first one's answers, the others' are begun by `launch`.
+    `tells_routing`: it may be asked which experts it chose."""
 
-    def __init__(self, config: EngineConfig, model_folder: Path, log: Path, devices: str | None = None, span: Span | None = None) -> None:
+    def __init__(self, config: EngineConfig, model_folder: Path, log: Path, devices: str | None = None, span: Span | None = None,
+                 tells_routing: bool = False) -> None:
         self.span = span
         self._config, self._model_folder, self._log, self._devices = config, model_folder, log, devices
+        self._told = [TELL_ROUTING] if tells_routing else []
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
         self._stopped = False
@@ -130,14 +135,14 @@ class ServerProcess:
         config, span = self._config, self.span.flags if self.span else []
         if config.server is Server.sglang:
             return [config.python or sys.executable, str(SGLANG_START), "--ready-fd", str(ready_fd), "--",
-                    *options.flags(config, self._model_folder, version), *span]
+                    *options.flags(config, self._model_folder, version), *span, *self._told]
         synthetic = ["--tokens-per-s", str(config.synthetic_tokens_per_s), "--mean-tokens", str(config.synthetic_mean_tokens)]
         return [
             sys.executable, "-m", f"workers.rollout.engines.servers.{config.server.value}", "--model-path", str(self._model_folder),
             "--dtype", config.dtype.value, "--num-slots", str(config.num_slots), "--context-length", str(config.context_length),
             "--prefill-chunk", str(config.prefill_chunk), "--num-threads", str(config.num_threads), "--weight-version", str(version),
             "--port", "0", "--ready-fd", str(ready_fd), "--parent-pid", str(os.getpid()),
-            *(synthetic if config.server is Server.synthetic else []), *span]
+            *(synthetic if config.server is Server.synthetic else self._told), *span]
 
     def _environment(self, api_key: str) -> dict[str, str]:
         threads = str(self._config.num_threads)

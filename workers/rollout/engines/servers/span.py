@@ -50,8 +50,8 @@ class Nodes(Protocol):
 class SpreadServer(ServerProcess):
     """As any server: all of it starts, and ends, as one."""
 
-    def __init__(self, nodes: Nodes, config: EngineConfig, model_folder: Path, log: Path, devices: str | None) -> None:
-        super().__init__(config, model_folder, log, devices)
+    def __init__(self, nodes: Nodes, config: EngineConfig, model_folder: Path, log: Path, devices: str | None, tells_routing: bool = False) -> None:
+        super().__init__(config, model_folder, log, devices, tells_routing=tells_routing)
         self._nodes, self._ranks = nodes, list[asyncio.Task[str]]()
         self._reserved = nodes.reserve()
 

@@ -59,7 +59,8 @@ class PackedLayoutParams(PackedSeqParams):
 
     `batch` is all of it, `part` what this rank has; `cos`, `sin` [t, 1, head_dim] of its tokens, in the model's dtype; `order` int64 [t] takes
     the outputs, segment after segment, back to the order of its tokens (None: they are in it); `key_order` int64 [T] takes the ranks' keys, one
-    rank's after the other, to the packed order (None: there is one rank). One of `buckets` and `lengths` is given.
+    rank's after the other, to the packed order (None: there is one rank). One of `buckets` and `lengths` is given. `routing`: of its tokens
+    on this rank, for router_replay.py.
     """
 
     batch: PackedBatch | None = None
@@ -70,6 +71,7 @@ class PackedLayoutParams(PackedSeqParams):
     key_order: Tensor | None = None
     cos: Tensor | None = None
     sin: Tensor | None = None
+    routing: Tensor | None = None
 
 
 def plan_attention(batch: PackedBatch, part: RankPart, inverse_frequencies: Tensor, device: torch.device, dtype: torch.dtype,

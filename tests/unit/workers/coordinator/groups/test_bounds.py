@@ -8,11 +8,12 @@ import pytest
 
 from tests.support.groups import make_group, make_partial
 from tests.unit.workers.coordinator.test_core import ROLLOUT, TRAINER, Play, hold, leases, only
+from workers.config import RouterReplay, RoutingShape
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.bounds import Bounds
 from workers.coordinator.groups.ledger import MAX_SKIPPED
 from workers.coordinator.worker_registry import SUSPECT_AFTER
-from workers.messages.arrays import Bool, Float32, Int32
+from workers.messages.arrays import Bool, Float32, Int32, Uint8
 from workers.messages.codec import MessageError, encode, from_workers
 from workers.messages.from_coordinator import Acknowledged, Batch, Leases, Refused
 from workers.messages.from_worker import (
@@ -77,6 +78,43 @@ def good(lease: Lease) -> Group:
 
 def good_partial(lease: Lease) -> Partial:
     return make_partial(lease.group_id, lease.attempt, epoch=7)
+
+
+# -- routing -------------------------------------------------------------------------------------------------------------
+
+SHAPE = RoutingShape(2, 1, 2, 8)
+ROUTING = np.array([[[0, 1], [2, 3]], [[4, 5], [7, 6]], [[1, 0], [3, 7]], [[6, 2], [5, 4]]], np.uint8)  # two samples of a token, a prompt of two
+
+
+def replaying(**changes) -> Play:
+    return make_play(algorithm__router_replay=RouterReplay.rollout, model__routing=SHAPE, **changes)
+
+
+@pytest.mark.parametrize(("routing", "words"), [
+    (None, "2 of 8 experts"), (ROUTING[:3], "2 of 8 experts"), (np.repeat(ROUTING, 2, 0), "2 of 8 experts"), (ROUTING.ravel()[:15], "as many bytes"),
+    (np.where(ROUTING == 7, 8, ROUTING), "8 experts"), (np.where(ROUTING == 6, 7, ROUTING), "2 of 8 experts"), (ROUTING[:0], "as many bytes")])
+def test_routing_that_the_trainer_could_not_replay_is_refused(routing: np.ndarray | None, words: str) -> None:
+    play = replaying()
+    lease = begin(play)[0]
+    told = None if routing is None else Uint8.of(routing.astype(np.uint8).ravel())
+    [refused] = only(play.tell(ROLLOUT, GroupFinished(msgspec.structs.replace(good(lease), routing=told))), Refused)
+    assert words in refused.reason
+
+
+def test_routing_is_taken_where_it_is_replayed_and_nowhere_else() -> None:
+    routing, partial_routing = Uint8.of(ROUTING.ravel()), Uint8.of(ROUTING[:1].ravel())
+    play = replaying()
+    first, second, third = begin(play)[:3]
+    for lease, taken in ((first, True), (second, True)):
+        message = GroupFinished(msgspec.structs.replace(good(lease), routing=routing)) if lease is first else GroupParked(
+            msgspec.structs.replace(good_partial(lease), routing=partial_routing))
+        assert (Acknowledged(lease.group_id, lease.attempt, taken) in play.tell(ROLLOUT, message)), message
+    bad = msgspec.structs.replace(good_partial(third), routing=Uint8.of(ROUTING[:1].ravel()[:3]))
+    assert "2 of 8 experts" in only(play.tell(ROLLOUT, GroupParked(bad)), Refused)[0].reason
+    play = make_play()
+    lease = begin(play)[0]
+    refused = only(play.tell(ROLLOUT, GroupFinished(msgspec.structs.replace(good(lease), routing=routing))), Refused)[0]
+    assert "router_replay=off" in refused.reason
 
 
 # -- groups --------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.groups import make_group
-from workers.messages.arrays import Bool, Float32, Int32
+from workers.messages.arrays import Bool, Float32, Int32, Uint8
 from workers.messages.codec import encode, from_workers
 from workers.messages.from_worker import GroupFailed, GroupFinished, GroupParked
 from workers.messages.groups import check_partial
@@ -62,6 +62,20 @@ def test_samples_survive_the_way_to_another_worker() -> None:
         assert after.logprobs == Float32.of(before.logprobs).tolist()
     assert [sample.finished for sample in samples] == [False, False, True, True], "one of the greatest length is finished, too"
     assert [(sample.num_interruptions, sample.tokens_interrupted) for sample in samples] == [(1, 3), (0, 0), (0, 0), (0, 0)]
+
+
+def test_routing_of_finished_samples_goes_along() -> None:
+    """Of those that end their conversation so far: of what is gone on with, the next server tells it."""
+    samples = make_samples()
+    samples[0].routing, samples[2].routing = bytes(2 * 4), bytes([9, 8, 7, 6])  # two bytes a token: prompt and sample but its last token
+    partial = park(make_lease(), record_of(samples))
+    assert partial.routing is not None and partial.routing.tobytes() == samples[2].routing
+    assert [sample.routing for sample in restored(make_lease(attempt=2, partial=partial))] == [b"", b"", samples[2].routing, b""]
+    plain = msgspec.structs.replace(partial, turns=None)
+    assert [sample.routing for sample in restored(make_lease(attempt=2, partial=plain))] == [b"", b"", samples[2].routing, b""]
+    with pytest.raises(PartialError, match="3 bytes of routing: must be as many for each of 2 tokens"):
+        restored(make_lease(attempt=2, partial=msgspec.structs.replace(partial, routing=Uint8.of(partial.routing[:3]))))
+    assert park(make_lease(), record_of(make_samples())).routing is None
 
 
 def test_nothing_is_a_partial_too() -> None:

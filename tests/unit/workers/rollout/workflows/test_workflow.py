@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from tests.support.episodes import PROMPT, Chatter, Judge, make_lease, make_workflow
+from tests.support.episodes import PROMPT, Chatter, Judge, assert_routed, make_lease, make_workflow
 from tests.support.groups import make_group
 from workers.algorithms.advantages import by_episode, group_norm
 from workers.config import ConfigError, ContainerBackend, ContainerConfig, WorkflowConfig
@@ -32,6 +32,7 @@ def run(chatter: Chatter, rewards: Judge, purpose: Purpose = Purpose.training, *
     workflow = make_workflow(chatter, rewards, context=1000, **{"max_new_tokens": 60, "group_size": 1, **config})
     group = asyncio.run(workflow.run(make_lease(purpose=purpose)))
     check_group(group)
+    assert_routed(group)
     return group
 
 

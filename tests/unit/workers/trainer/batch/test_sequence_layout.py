@@ -26,11 +26,15 @@ def pack_groups(groups: list[TrainGroup], indices: list[int], capacity: int, sha
 
 def context(batch: PackedBatch, position: int) -> list[int]:
     """The tokens that `position` attends to, itself included, in order."""
+    return batch.tokens[places(batch, position)].tolist()
+
+
+def places(batch: PackedBatch, position: int) -> list[int]:
+    """Where they stand."""
     for branch in batch.branches:
         if branch.start <= position < branch.start + branch.length:
-            return batch.tokens[branch.context].tolist() + batch.tokens[branch.start:position + 1].tolist()
-    start = max(start for start, _ in batch.trunks if start <= position)
-    return batch.tokens[start:position + 1].tolist()
+            return [*branch.context.tolist(), *range(branch.start, position + 1)]
+    return list(range(max(start for start, _ in batch.trunks if start <= position), position + 1))
 
 
 def test_layout_of_one_group() -> None:
@@ -59,6 +63,40 @@ GROUPS = st.lists(
 @given(GROUPS, st.integers(12, 40), st.booleans())
 def test_every_token_is_predicted_from_its_own_context(specification: list, capacity: int, share: bool) -> None:
     groups = [make_group(prompt, responses) for prompt, responses in specification]
+    assert_predicted(groups, capacity, share)
+
+
+@settings(max_examples=100, deadline=None)
+@given(GROUPS, st.integers(12, 40), st.booleans(), st.integers(0, 1000))
+def test_every_token_goes_to_the_experts_that_it_went_to_and_so_does_its_context(specification: list, capacity: int, share: bool, seed: int) -> None:
+    """Responses share only what went to the same experts: of two layers with three experts, of whom each token has two."""
+    draw, groups = np.random.default_rng(seed), [make_group(prompt, responses) for prompt, responses in specification]
+    for group in groups:
+        usual = [np.array([[0, 1], [1, 2]], np.uint8)] * 3 + [np.array([[2, 0], [1, 0]], np.uint8)]
+        group.routing = [np.stack([usual[draw.integers(4)] for _ in range(len(group.prompt) + len(response) - 1)]) for response in group.responses]
+        if group.num_samples > 1:
+            group.routing[1][: len(group.prompt)] = group.routing[0][: len(group.prompt)]
+    for batch in assert_predicted(groups, capacity, share):
+        assert batch.routing is not None and batch.routing.shape == (len(batch.tokens), 2, 2)
+        number = 0
+        for group_index, sample in batch.samples:
+            group = groups[group_index]
+            for length in range(len(group.responses[sample])):
+                position = int(batch.predict_at[batch.predict_index[number]])
+                told = group.routing[sample][: len(group.prompt) + length]  # type: ignore[index]
+                assert np.array_equal(batch.routing[places(batch, position)].numpy(), told)
+                number += 1
+
+
+def test_what_fills_up_a_micro_batch_has_experts_too_and_their_numbers_may_take_two_bytes() -> None:
+    group = make_group([1, 2], [[3, 4]])
+    group.routing = [np.array([[[299, 7]], [[1, 2]], [[0, 258]]], np.uint16)]
+    (batch,) = pack_chunks([group], split_groups([group], [0], 100, True), 100, multiple=4)
+    assert batch.num_real == 3 and batch.routing is not None and batch.routing.tolist() == [[[299, 7]], [[1, 2]], [[0, 258]], [[0, 1]]]
+    assert build_batch([group], [], 4).routing is None, "nothing is replayed where there is no sample"
+
+
+def assert_predicted(groups: list[TrainGroup], capacity: int, share: bool) -> list[PackedBatch]:
     batches = pack_groups(groups, list(range(len(groups))), capacity, share)
     seen = sorted(sample for batch in batches for sample in batch.samples)
     assert seen == [(g, s) for g, group in enumerate(groups) for s in range(group.num_samples)]
@@ -75,6 +113,7 @@ def test_every_token_is_predicted_from_its_own_context(specification: list, capa
                 assert int(batch.targets[number]) == token
                 number += 1
         assert number == len(batch.targets)
+    return batches
 
 
 def test_a_group_over_the_budget_is_split_and_copies_its_prompt() -> None:

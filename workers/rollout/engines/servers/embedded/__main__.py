@@ -75,4 +75,6 @@ def _forward() -> Start:
 
 
 if __name__ == "__main__":
-    run(parse(parser("embedded", __doc__.splitlines()[0])), _forward)
+    options = parser("embedded", __doc__.splitlines()[0])
+    options.add_argument("--enable-return-routed-experts", action="store_true", help="keep which experts of a mixture each token was sent to")
+    run(parse(options), _forward)

@@ -17,8 +17,7 @@ import msgspec
 from workers.rollout.engines.servers.embedded.requests import Request, Sampling
 from workers.rollout.engines.servers.embedded.text import Text
 
-MAX_SHOWN = 200
-MAX_RID_CHARS = 1000
+MAX_SHOWN, MAX_RID_CHARS = 200, 1000
 MAX_STOPS, MAX_STOP_CHARS = 64, 1000
 
 
@@ -68,6 +67,7 @@ class Generate(msgspec.Struct, forbid_unknown_fields=True):
     input_ids: list[int] | None = None
     sampling_params: SamplingParams = msgspec.field(default_factory=SamplingParams)
     return_logprob: bool = False
+    return_routed_experts: bool = False
     # Neutral values only.
     stream: bool = False
     top_logprobs_num: int = 0

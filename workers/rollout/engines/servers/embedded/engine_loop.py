@@ -51,6 +51,10 @@ class Compute(Protocol):
     def decode(self, requests: list[Request]) -> tuple[list[int], list[float]]:
         """The next token of each request and its log-prob; `requests[i]` owns row i."""
 
+    def take_routing(self) -> Sequence[bytes]:
+        """The experts chosen for each token that was fed since the last call, in order: int32 [layers, experts per token]; nothing where they are
+        not recorded."""
+
     def load_weights(self, source: Path | Mapping[str, Any]) -> Any:
         """A folder's weights, or these tensors, as `use_weights` takes them, beside those in use; the only call that any thread may make, at any
         time. Raises `ModelError` if they are not all of this model's."""
@@ -156,7 +160,7 @@ class Engine:
         if step.prefill:
             self._compute.prefill(step.prefill)
         tokens, logprobs = self._compute.decode(step.decode) if step.decode else ([], [])
-        self._scheduler.commit(step, tokens, logprobs, self._outcomes(step.decode, tokens))
+        self._scheduler.commit(step, tokens, logprobs, self._outcomes(step.decode, tokens), self._compute.take_routing())
         return True
 
     def _outcomes(self, requests: list[Request], tokens: list[int]) -> dict[int, Finish]:

@@ -19,9 +19,11 @@ from workers.rollout.engines.servers.embedded.requests import Copy, Request
 
 @dataclass(eq=False)
 class Row:
-    """One row of the KV cache. `used` orders idle rows by age; 0 means empty."""
+    """One row of the KV cache. `used` orders idle rows by age; 0 means empty. `routing`: the experts chosen for each of `tokens`, where the model
+    records them, else none."""
 
     tokens: list[int] = field(default_factory=list)
+    routing: list[bytes] = field(default_factory=list)
     owner: Request | None = None
     shareable: bool = True
     used: int = 0
@@ -79,6 +81,7 @@ class RowTable:
             if length and target != source:
                 self.copies.append(Copy(source, target, length))
         row = self.rows[target]
+        row.routing = self.rows[source].routing[:length]
         row.tokens, row.owner, row.shareable = tokens[:length], request, True
         request.row = target
         return length
@@ -115,10 +118,10 @@ class RowTable:
         """The cache now holds `capacity` positions a row: idle rows lose what stood behind."""
         for row in self.rows:
             if row.owner is None:
-                del row.tokens[capacity:]
+                del row.tokens[capacity:], row.routing[capacity:]
 
     def _clear(self, row: Row) -> None:
-        row.tokens, row.shareable, row.used = [], True, 0
+        row.tokens, row.routing, row.shareable, row.used = [], [], True, 0
 
     def _exchange(self, first: int, second: int) -> None:
         if first == second:

@@ -44,12 +44,15 @@ class PrefillPart:
 
 
 class Model:
-    """Weights and KV cache for `num_rows` sequences. All calls but `load_weights` come from one thread; no gradients."""
+    """Weights and KV cache for `num_rows` sequences. All calls but `load_weights` come from one thread; no gradients.
+    `tells_routing`: the experts of a mixture that tokens are sent to are kept until `take_routing`."""
 
-    def __init__(self, folder: Path, architecture: Architecture, dtype: torch.dtype, num_rows: int, context_length: int) -> None:
+    def __init__(self, folder: Path, architecture: Architecture, dtype: torch.dtype, num_rows: int, context_length: int,
+                 tells_routing: bool = False) -> None:
         self.architecture = architecture
         self.dtype = dtype
         self.num_rows = num_rows
+        self._chosen: list[torch.Tensor] | None = [] if tells_routing and architecture.mixture else None
         self._frozen = read_frozen(folder, architecture)
         self.weights: Weights = load_weights(folder, architecture, dtype, self._frozen)
         self.capacity = 0
@@ -101,7 +104,7 @@ class Model:
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
             qkv = self._project(layer, x, rotations, index, where)
-            if index == last:
+            if index == last and self._chosen is None:
                 return  # the last layer's output feeds logits only
             attended = torch.cat([self._attend_part(qkv, index, part) for part in parts])
             self._finish_layer(layer, x, attended)
@@ -119,6 +122,16 @@ class Model:
             qkv = self._project(layer, x, rotations, index, where)
             self._finish_layer(layer, x, self._attend_rows(qkv, index, mask))
         return linear(self._norm(x, self.weights.norm), self.weights.head).float()
+
+    def take_routing(self) -> list[bytes]:
+        """Of each token fed since the last call its experts in all layers, int32 [layers, experts per token], 0 in those without; nothing
+        unless it `tells_routing`."""
+        mixture, chosen = self.architecture.mixture, self._chosen
+        if not chosen or mixture is None:
+            return []
+        self._chosen, routed = [], self.architecture.num_layers - mixture.num_dense
+        passes = [torch.stack(chosen[first : first + routed], 1) for first in range(0, len(chosen), routed)]
+        return [token.tobytes() for token in F.pad(torch.cat(passes).int(), (0, 0, mixture.num_dense, 0)).numpy()]
 
     def _allocate(self, capacity: int) -> None:
         kept = min(capacity, self.capacity)
@@ -197,6 +210,8 @@ class Model:
         if experts.shared is not None:
             x.add_(_gated(normed, experts.shared))
         weights, chosen = self._route(linear(normed, experts.router).float(), experts.bias)
+        if self._chosen is not None:
+            self._chosen.append(chosen)
         for index in chosen.unique().tolist():
             tokens, place = torch.where(chosen == index)
             x.index_add_(0, tokens, _gated(normed[tokens], experts.mlps[index]) * weights[tokens, place, None])

@@ -42,7 +42,8 @@ class Forward:
         """Load the model that the command line names. Raises `ModelError`."""
         keep_freed_memory()
         torch.set_num_threads(options.num_threads)
-        model = Model(Path(options.model_path), architecture, getattr(torch, options.dtype), options.num_slots, options.context_length)
+        model = Model(Path(options.model_path), architecture, getattr(torch, options.dtype), options.num_slots, options.context_length,
+                      options.enable_return_routed_experts)
         return cls(model, options.num_threads)
 
     def on_thread(self) -> AbstractContextManager[object]:
@@ -68,6 +69,10 @@ class Forward:
             if request.stop_ids and len(request.output) + 1 < request.min_new_tokens:
                 logits[index, list(request.stop_ids)] = -math.inf
         return sample(logits, self._batch, [len(request.output) for request in requests])
+
+    def take_routing(self) -> Sequence[bytes]:
+        """The experts chosen since the last call, a token each; see engine_loop.py."""
+        return self._model.take_routing()
 
     def load_weights(self, source: Path | Mapping[str, torch.Tensor]) -> Weights:
         """A folder's tensors, or these, with no more OpenMP threads than the engine's own. Raises `ModelError`."""

@@ -55,6 +55,7 @@ class Request:
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    routing: list[bytes] = field(default_factory=list)
     cached_tokens: int | None = None
     num_retractions: int = 0
     row: int | None = None

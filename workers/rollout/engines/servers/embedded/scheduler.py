@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 from workers.rollout.engines.servers.embedded.kv_cache import RowTable, common_prefix
 from workers.rollout.engines.servers.embedded.requests import Finish, Request, Segment, Span, Step
@@ -65,16 +66,21 @@ class Scheduler:
         copies, self.table.copies = self.table.copies, []
         return Step(copies, self.capacity, prefill, decode)
 
-    def commit(self, step: Step, tokens: Sequence[int], logprobs: Sequence[float], outcomes: dict[int, Finish]) -> None:
+    def commit(self, step: Step, tokens: Sequence[int], logprobs: Sequence[float], outcomes: dict[int, Finish],
+               routing: Sequence[bytes] = ()) -> None:
         """Record a step's result: token and log-prob of each of `step.decode`.
 
-        `outcomes` maps an index to what the caller found: a stop string in the text.
+        `outcomes` maps an index to what the caller found: a stop string in the text. `routing`: of every token that was fed, those of `step.prefill`
+        first, where the model records it.
         """
+        chosen = iter(routing)
         for segment in step.prefill:
             self.table.rows[segment.row].tokens.extend(segment.tokens)
+            self.table.rows[segment.row].routing.extend(islice(chosen, len(segment.tokens)))
             self.prefill_tokens += len(segment.tokens)
         for index, (request, token, logprob) in enumerate(zip(step.decode, tokens, logprobs, strict=True)):
             self.table.rows[index].tokens.append(request.last_token)
+            self.table.rows[index].routing.extend(islice(chosen, 1))
             request.output.append(token)
             request.logprobs.append(logprob)
             if request.spans and request.spans[-1].version == self.version:
@@ -209,6 +215,7 @@ class Scheduler:
         if request in self.running:
             del self.running[request]
             assert request.row is not None
+            request.routing = self.table.rows[request.row].routing[: request.num_fed]
             self.table.release(request.row)
         else:
             self.queue.remove(request)

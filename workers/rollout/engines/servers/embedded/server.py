@@ -16,6 +16,7 @@ the traceback and exits with status 1: a client sees a closed connection, never 
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
 import os
 import sys
@@ -200,6 +201,8 @@ class Server:
         if body.return_logprob:
             pairs = zip(request.logprobs, request.output, strict=True)
             meta["output_token_logprobs"] = [(logprob, token, None) for logprob, token in pairs]
+        if body.return_routed_experts and request.routing and len(request.routing) == request.num_fed:  # less where it was aborted in between
+            meta["routed_experts"] = base64.b64encode(b"".join(request.routing)).decode()
         return {"text": self._text_of(request, body.sampling_params.skip_special_tokens), "output_ids": request.output, "meta_info": meta}
 
     def _text_of(self, request: Request, skip_special_tokens: bool) -> str:

@@ -61,6 +61,10 @@ class SyntheticModel:
     def prefill(self, segments: Sequence[Segment]) -> None:
         """There is nothing to compute."""
 
+    def take_routing(self) -> Sequence[bytes]:
+        """There are no experts."""
+        return ()
+
     def load_weights(self, source: Path | Mapping[str, Any]) -> None:
         """Check that a folder holds this model, or these tensors do, as an engine that uses them would. Raises `ModelError`."""
         if isinstance(source, Path):

@@ -17,7 +17,7 @@ from workers.config import AllocationConfig, ClusterKind, Config, ConfigError, D
 from workers.messages.parts import Version
 from workers.rollout.engines import replica
 from workers.rollout.engines.servers.devices import of_job, of_replica, of_server
-from workers.rollout.engines.servers.process import SGLANG_START
+from workers.rollout.engines.servers.process import SGLANG_START, ServerProcess
 from workers.rollout.engines.servers.sglang.options import flags
 from workers.run.folder import RunFolder
 
@@ -39,6 +39,13 @@ def test_flags_of_sglang() -> None:
     assert words[-3:] == ["--sleep-on-idle", "--skip-server-warmup", "--disable-cuda-graph"]
     plain = flags(sglang(), Path("/models/x"), Version(0, 0))
     assert not {"--attn-dp-size", "--device", "--mem-fraction-static", "--api-key", "--host", "--port"} & set(plain)
+
+
+@pytest.mark.parametrize("server", [Server.sglang, Server.embedded])
+def test_servers_are_told_to_keep_routing_only_where_it_is_replayed(server: Server) -> None:
+    for tells in (False, True):
+        words = ServerProcess(EngineConfig(server=server), Path("/models/x"), Path("/log"), tells_routing=tells)._command(Version(0, 0), 3)
+        assert ("--enable-return-routed-experts" in words) is tells
 
 
 @pytest.mark.parametrize("argument", ["--tp-size=2", "--tp", "--host", "--port=1", "--api-key=secret", "--api_key=secret", "--admin-api", "--mod",

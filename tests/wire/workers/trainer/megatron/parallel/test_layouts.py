@@ -24,14 +24,18 @@ from tests.support.hf_reference import (
 )
 from tests.support.megatron_case import write_model
 from tests.wire.gangs import run_ranks
-from tests.wire.ranks.parallel_rank import KINDS, NUM_STEPS, batch, kinds, setup
+from tests.wire.ranks.parallel_rank import KINDS, MIXTURES, NUM_STEPS, batch, kinds, setup
 from tests.wire.ranks.parallel_rank import found as results_of
+from workers.config import RoutingShape
+from workers.model.architecture import read_architecture
 from workers.trainer.megatron.parallel import process_group
 
 TWO = ["tp2", "pp2", "cp2", "dp2", "ep2", "ep2-recompute", "tp2-recompute", "cp2-selective", "pp2vpp2"]
 WITH_CRITIC = ["tp2-critic", "tp2-whole-critic", "pp2-critic", "cp2-critic", "dp2-critic", "pp2vpp2-critic"]
 FOUR = ["tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2", "tp2ep2", "pp4", "tp2pp2vpp2", "pp2vpp2dp2"]
 LORA = ["tp2-lora", "tp2-whole-lora", "pp2-recompute-lora", "cp2-lora", "dp2-lora", "ep2-lora"]
+REPLAY = {2: ["tp2-replay", "pp2-recompute-replay", "cp2-selective-replay", "dp2-replay", "ep2-recompute-replay"],
+          4: ["tp2ep2-recompute-replay", "tp2pp2-replay", "pp2cp2-replay"]}
 LORA_WITH_CRITIC, LORA_OF_FOUR = ["tp2-lora-critic", "pp2-lora-critic"], ["tp2pp2-lora", "tp2ep2-lora"]
 Results = dict[str, np.ndarray]
 
@@ -50,20 +54,20 @@ def reference(folder: Path) -> dict[str, Results]:
     return {kind: trained_by_hugging_face(folder / kind) for kind in KINDS}
 
 
-def trained_by_hugging_face(folder: Path, adapters: Results | None = None) -> Results:
-    """All of it, or, from the first ones of `adapters` on, these."""
+def trained_by_hugging_face(folder: Path, adapters: Results | None = None, routing: RoutingShape | None = None) -> Results:
+    """All of it, or, from the first ones of `adapters` on, these; with `routing` by the batches' choices of experts."""
     model: Any = load_reference(folder)
     config = setup("lora" if adapters else "", folder.name)
     if adapters:
         first = {name.partition(":")[2]: torch.from_numpy(value) for name, value in adapters.items() if name.startswith("first:")}
         with_adapters(model, first, config.trainer.lora.alpha / config.trainer.lora.rank)
-    groups, _ = batch(0)
+    groups, _ = batch(0, routing)
     with torch.no_grad():
         pairs = [reference_logprobs(model, group, config.workflow.temperature) for group in groups]
     result = {name: np.concatenate([row.numpy() for pair in pairs for row in pair[number]]) for number, name in enumerate(("logprobs", "entropies"))}
     optimizer = adamw(model, config.trainer)
     for step in range(NUM_STEPS):
-        groups, proximal = batch(step)
+        groups, proximal = batch(step, routing)
         loss = reference_loss(model, groups, proximal, config)
         optimizer.zero_grad()
         loss.backward()
@@ -109,6 +113,22 @@ def test_two_ranks_train_like_hugging_face(of_two: Path, reference: dict[str, Re
 @pytest.mark.parametrize(("layout", "kind"), [(layout, kind) for layout in FOUR for kind in kinds(layout)])
 def test_four_ranks_train_like_hugging_face(of_four: Path, reference: dict[str, Results], layout: str, kind: str) -> None:
     assert_equal(of_four, layout, kind, reference[kind])
+
+
+@pytest.fixture(scope="module")
+def replayed(folder: Path) -> dict[str, Results]:
+    torch.set_num_threads(1)
+    return {kind: trained_by_hugging_face(folder / kind, routing=read_architecture(folder / kind).routing) for kind in MIXTURES}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_train_by_the_engines_choice_of_experts_like_hugging_face(
+        folder: Path, reference: dict[str, Results], replayed: dict[str, Results], world: int) -> None:
+    run_ranks("tests.wire.ranks.parallel_rank", folder, world, *REPLAY[world])
+    for kind in MIXTURES:
+        assert np.abs(replayed[kind]["logprobs"] - reference[kind]["logprobs"]).mean() > 0.1, "by others than the router's own"
+        for layout in REPLAY[world]:
+            assert_equal(folder, layout, kind, replayed[kind])
 
 
 @pytest.fixture(scope="module")

@@ -67,8 +67,9 @@ class Harness:
             assert [token for token, _ in held] == request.fed(), "row holds other tokens"
             assert request in self.mixed or all(weights == self.cache.weights for _, weights in held), "stale KV"
             self.cache.feed(row, request, step.capacity)
+        fed = [token for segment in step.prefill for token in segment.tokens] + [request.last_token for request in step.decode]
         tokens = [(7 * request.num_fed + 5 * request.last_token) % 11 for request in step.decode]
-        self.scheduler.commit(step, tokens, [-1.0] * len(tokens), {})
+        self.scheduler.commit(step, tokens, [-1.0] * len(tokens), {}, [f"{token} {self.cache.weights}".encode() for token in fed])
         self.collect()
         return True
 
@@ -90,7 +91,13 @@ class Harness:
         assert {*scheduler.queue, *scheduler.running, *self.ended} == set(self.submitted)
         assert len(scheduler.queue) + len(scheduler.running) + len(self.ended) == len(self.submitted)
         assert all(row.owner is not None for row in table.rows[: table.num_decoding])
+        for row in table.rows:
+            assert [int(chosen.split()[0]) for chosen in row.routing] == row.tokens, "each token's experts go with its keys and values"
         for request in self.submitted:
+            if request.finish is not None and request.finish.kind != "abort":
+                told = [tuple(map(int, chosen.split())) for chosen in request.routing]
+                assert [token for token, _ in told] == request.fed(), "of all tokens but the last"
+                assert request in self.mixed or {weights for _, weights in told} <= {int(request.spans[-1].version)}
             assert len(request.output) == len(request.logprobs) <= request.max_new_tokens
             edges = [0, *(span.end for span in request.spans)]
             assert [span.start for span in request.spans] == edges[:-1] and edges[-1] == len(request.output)
