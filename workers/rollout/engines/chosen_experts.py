@@ -33,6 +33,6 @@ def packed(told: object, shape: RoutingShape, num_tokens: int) -> bytes:
     except (binascii.Error, ValueError) as error:
         raise RoutingError(
             f"engine: routed_experts that do not fit: {error}; must be of {num_tokens - 1} tokens and {all_layers} layers, "
-            f"{shape.experts_per_token} of {shape.num_experts} experts each. Serve the model as its config.json says, "
-            "or set algorithm.router_replay=off") from error
+            f"{shape.experts_per_token} of {shape.num_experts} experts each. Serve the model as its config.json says, or set "
+            "algorithm.router_replay=off") from error
     return experts.astype(shape.dtype).tobytes()

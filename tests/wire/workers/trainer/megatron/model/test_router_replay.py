@@ -124,8 +124,7 @@ async def test_samples_that_were_interrupted_are_replayed_as_they_were_computed(
         expected = reference_logprobs(load_reference(model), group, 1.0)[0]
     assert max(float(np.abs(row - other.numpy()).max()) for row, other in zip(logprobs, expected, strict=True)) < 1e-4
     told = np.concatenate(group.behavior_logprobs)
-    by_engine, by_trainer = (np.abs(np.concatenate(found) - told).mean() for found in (logprobs, own))
-    assert by_engine < by_trainer, "bfloat16 has sent some tokens elsewhere than float32 would"
+    assert np.abs(np.concatenate(logprobs) - told).mean() < np.abs(np.concatenate(own) - told).mean()
     trainer.close()
 
 
