@@ -2,7 +2,7 @@
 
     python -m benchmarks.mfu [--tokens 8192 32768] [--length 4096] [--steps 5]
 
-A Llama of 1.24 billion parameters with random weights, bfloat16 (on a CPU one of 49 million, float32, by default 512 tokens), and
+A Llama of 1.24 billion parameters with random weights, bfloat16 (on a CPU one of 50 million, float32, by default 512 tokens), and
 `MegatronEngine.train_step` as it is in a run: packed samples that share nothing, one minibatch of four micro-batches of `tokens` each. The limit:
 the maker's figure (`mfu`), and products of the MLP's matrices alone (`of_matmul`), in turn with the steps. Model FLOPs count 6 per parameter and
 token (without the embedding), and for causal attention 6 * layers * hidden * length per token (forward and backward, half of the square); nothing

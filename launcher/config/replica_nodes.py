@@ -17,12 +17,15 @@ def replica_nodes(config: FullConfig) -> int:
             f"Use a multiple of {fits}, or {fits} or less: nodes that give different numbers of devices make no server")
     require(parallel.unit == size, "allocation.replica_size", size,
             f"{large}, which is for one server of as many, and servers have {parallel.unit} (engine.parallel.tp * pp)",
-            f"Use allocation.replica_size={max(fits, parallel.unit)}: more replicas do the same")
+            f"Use allocation.replica_size={max(fits, parallel.unit)}: more replicas do the same"
+            if fits % parallel.unit == 0 or parallel.unit % fits == 0 else f"Let engine.parallel.tp * pp be {size}, or divide {fits}")
     over = f"with a replica over {nodes} nodes"
     require(parallel.pp % nodes == 0 or nodes % parallel.pp == 0, "engine.parallel.pp", parallel.pp,
             f"must be a multiple of {nodes}, or divide it, {over}", "Each node holds whole stages, or each stage has whole nodes")
     require(parallel.dp_attention == 1, "engine.parallel.dp_attention", parallel.dp_attention, f"must be 1 {over}",
             "SGLang's processes would then send each other pickles over ports that are open to the network")
+    if config.evaluates:
+        return nodes
     require(config.weights.transport is not Transport.nccl, "weights.transport", config.weights.transport.value, f"must not be nccl {over}",
             "Use weights=zmq or weights=disk")
     require(config.weights.transport is Transport.disk or config.weights.dir == "auto", "weights.dir", config.weights.dir, f"must be auto {over}",

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.config.replica_nodes import replica_nodes
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import num_train_nodes
 from launcher.memory.activations import MIB, layout
@@ -162,8 +163,6 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
 
 
-# -- the nearest that fits -------------------------------------------------------------------------------------------------
-
 Choice = tuple[float, dict[str, Any]]
 """A change of config keys, and how far it is from what was asked for."""
 
@@ -176,6 +175,7 @@ def nearest(config: FullConfig, architecture: Architecture, weights: Weights, ca
         try:
             check_training(architecture, candidate.trainer)
             check_engine(architecture, candidate.engine.parallel)
+            replica_nodes(candidate)
             if all(need.fits for need in needs(candidate, architecture, weights, capacities)):
                 return changes
         except ConfigError:  # no split of the model, or of the devices

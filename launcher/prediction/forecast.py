@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.config.gpu_types import gib_of_type
+from launcher.config.replica_nodes import replica_nodes
 from launcher.config.schema import FullConfig
 from launcher.memory.estimate import server_memory
 from launcher.memory.fit import changed
@@ -148,6 +149,7 @@ def _servers(config: FullConfig, architecture: Architecture, shapes: Shapes) -> 
             check_engine(architecture, other.engine.parallel)
             other.engine.parallel.check()
             other.plan()
+            replica_nodes(other)
         except ConfigError:  # the model cannot be split so, or the devices
             continue
         needed = sum(server_memory(other, architecture, shapes.weights).values())

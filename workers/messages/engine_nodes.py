@@ -31,11 +31,13 @@ class StopRank(Message, frozen=True):
 
 
 class FetchVersion(Message, frozen=True):
-    """Bring the announced weights to this node: from `source`, an endpoint that streams them; '': they lie on storage that all nodes share."""
+    """Bring the announced weights to this node: from `source`, an endpoint that streams them; '': they lie on storage that all nodes share. `held`:
+    the version of the first node, which stays until this one is there."""
 
     number: Count
     announcement: Announcement
     source: EndpointOrNone
+    held: Version | None = None
 
 
 class Leave(Message, frozen=True):

@@ -59,7 +59,7 @@ class EngineNode:
         finally:
             for task in filter(None, (self._rank, self._fetch)):
                 task.cancel()
-                await asyncio.wait([task])
+                await _to_its_end(task)
             if self._streaming is not None:
                 await asyncio.to_thread(self._streaming.close)
             self._socket.close()
@@ -71,6 +71,9 @@ class EngineNode:
         try:
             while silent_s < limit_s:
                 await asyncio.wait([receiving], timeout=LOOK_S)
+                for task in filter(None, (self._rank, self._fetch)):
+                    if task.done() and not task.cancelled():
+                        task.result()  # what nobody has foreseen ends this task: the rollout worker sees that the node is lost
                 if told.done():
                     limit_s = min(limit_s, told.result().limit_s)
                 if not receiving.done():
@@ -99,12 +102,13 @@ class EngineNode:
             case FetchVersion():
                 self._fetch = asyncio.create_task(self._after(self._fetch, self._bring(peer, message)))
 
-    async def _after(self, earlier: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -> None:
+    @staticmethod
+    async def _after(earlier: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -> None:
         """`work`, once what was done before has been ended."""
         try:
             if earlier is not None:
                 earlier.cancel()
-                await asyncio.wait([earlier])
+                await _to_its_end(earlier)
         except BaseException:
             work.close()
             raise
@@ -127,7 +131,7 @@ class EngineNode:
         except EngineError as error:
             how = str(error)
         finally:
-            await process.stop()
+            await _to_its_end(asyncio.ensure_future(process.stop()))
         print(how, flush=True)
         await self._socket.send(peer, RankEnded(start.number, how))
 
@@ -136,12 +140,25 @@ class EngineNode:
         try:
             if wanted.source and self._streaming is not None:
                 self._streaming.expect(announcement.version)
+                self._streaming.held = wanted.held
                 await self._streaming.fetch(announcement, Sources(announcement.version, [wanted.source]), lambda _: None)
             else:
                 await from_shared_storage(announcement, self._config.weights.timeout_s, lambda: True)
         except WeightsError as error:
             cause = str(error)
         await self._socket.send(peer, VersionFetched(wanted.number, cause))
+
+
+async def _to_its_end(task: asyncio.Future[Any]) -> None:
+    """Wait until `task` has ended, however it does, and even where this is cancelled meanwhile: that counts afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 def run_node(run: RunFolder, config: Config, place: Place) -> str:

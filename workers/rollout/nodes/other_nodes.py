@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import random
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -24,13 +25,15 @@ import msgspec
 from workers.config import ClusterKind, Config
 from workers.messages.codec import MessageError
 from workers.messages.engine_nodes import FetchVersion, FromNode, Leave, NodeLives, RankEnded, StartRank, StopRank, VersionFetched, WorkerLives
-from workers.messages.parts import Announcement, Message
+from workers.messages.parts import Announcement, Message, Version
 from workers.rollout.engines.servers.span import Start
+from workers.rollout.weights.fetch import WeightsSuperseded
 from workers.run.files import write_once
 from workers.run.folder import RunFolder
 from workers.slurm import job
 from workers.slurm.job import Place
 from workers.transport.addresses import address_of
+from workers.transport.door import PortError
 from workers.transport.element_sockets import ElementLink, ElementLinks, LinkLost
 from workers.weights.manifest import WeightsError
 
@@ -74,7 +77,11 @@ class OtherNodes:
         self._living = [asyncio.create_task(self._live(node)) for node in self._nodes]
 
     async def _live(self, node: _Node) -> None:
-        self._lost(f"{node.name} of this replica {await node.live()}")
+        try:
+            how = await node.live()
+        except (msgspec.MsgspecError, OSError) as error:
+            how = f"cannot be talked with: {error}"
+        self._lost(f"{node.name} of this replica {how}")
 
     @property
     def number(self) -> int:
@@ -90,21 +97,24 @@ class OtherNodes:
         """A socket bound to a free port of this node's address, which does not listen. Others may bind that port, if they ask to share it."""
         reserved = socket.socket()
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        for port in self._config.ports() or (0,):
+        ports = list(self._config.ports() or (0,))
+        random.shuffle(ports)  # others look from the first one on, and are not kept from one that does not listen
+        for port in ports:
             with contextlib.suppress(OSError):
                 reserved.bind((address_of(self._config.interface), port))
                 return reserved
         reserved.close()
-        raise OSError(f"transport.port_range={self._config.port_range!r}: no port of it is free")
+        raise PortError(f"transport.port_range={self._config.port_range!r}: no port of it is free for a server over several nodes. Widen the range")
 
     async def run_rank(self, rank: int, start: Start) -> str:
         """Have the server's part run on node `rank` until cancelled; returns how it ended, if it does."""
         return await self._nodes[rank - 1].run_rank(start)
 
     @asynccontextmanager
-    async def fetching(self, announcement: Announcement, source: str) -> AsyncIterator[None]:
-        """Have the announced weights come to all of them while the block runs, by its end; as `FetchVersion`. Raises `WeightsError`."""
-        fetches = [asyncio.create_task(node.fetch(announcement, source)) for node in self._nodes]
+    async def fetching(self, announcement: Announcement, source: str, held: Version | None) -> AsyncIterator[None]:
+        """Have the announced weights come to all of them while the block runs, by its end; as `FetchVersion`. Raises `WeightsError`, and
+        `WeightsSuperseded` where a node is lost."""
+        fetches = [asyncio.create_task(node.fetch(announcement, source, held)) for node in self._nodes]
         try:
             yield
             await asyncio.gather(*fetches)
@@ -222,17 +232,17 @@ class _Node:
                     await self.link.send(StopRank(number))
             raise
 
-    async def fetch(self, announcement: Announcement, source: str) -> None:
+    async def fetch(self, announcement: Announcement, source: str, held: Version | None) -> None:
         """As `OtherNodes.fetching`; once more where the connection breaks meanwhile."""
         cause = ""
         while not self._is_lost:
             number = next(self._numbers)
             try:
-                cause = await self._ask(number, FetchVersion(number, announcement, source))
+                cause = await self._ask(number, FetchVersion(number, announcement, source, held))
             except NodeLost as error:
                 cause = str(error)
                 continue
             if not cause:
                 return
-            break
-        raise WeightsError(f"{self.name} of this replica has not got version {announcement.version}: {cause or 'it is lost'}")
+            raise WeightsError(f"{self.name} of this replica has not got version {announcement.version}: {cause}")
+        raise WeightsSuperseded(f"{self.name} of this replica is lost: this worker leaves")

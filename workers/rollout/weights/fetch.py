@@ -39,7 +39,7 @@ MAX_SKIPPED = 3
 
 
 class WeightsSuperseded(RuntimeError):
-    """A version that need not be fetched any more, or cannot be: a newer one has been announced."""
+    """A version that need not be fetched any more, or cannot be: a newer one has been announced, or this worker leaves."""
 
 
 class WeightFetch:
@@ -52,7 +52,7 @@ class WeightFetch:
     """
 
     def __init__(self, run: RunFolder, config: Config, send: Callable[[Message], Awaitable[None]], in_touch: Callable[[], bool] = lambda: True,
-                 elsewhere: Callable[[Announcement, str], AbstractAsyncContextManager[None]] = lambda *_: nullcontext()) -> None:
+                 elsewhere: Callable[[Announcement, str, Version | None], AbstractAsyncContextManager[None]] = lambda *_: nullcontext()) -> None:
         self._config, self._send, self._in_touch, self._elsewhere = config.weights, send, in_touch, elsewhere
         self._streaming = None if config.weights.transport is Transport.disk else Streaming(run, config)
         self.endpoint = self._streaming.endpoint if self._streaming else ""
@@ -120,7 +120,7 @@ class WeightFetch:
                 announcement = await self._another_way(announcement.version, causes)
                 continue
             try:
-                async with self._elsewhere(announcement, "" if way == DISK else self.endpoint):
+                async with self._elsewhere(announcement, "" if way == DISK else self.endpoint, self._streaming.held if self._streaming else None):
                     folder = await (self._from_storage if way == DISK else self._stream)(announcement)
             except WeightsError as error:
                 print(f"version {announcement.version} could not be had by {way}: {error}", flush=True)

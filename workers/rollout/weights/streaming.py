@@ -47,7 +47,7 @@ class Streaming:
             raise
         self.endpoint = self._server.endpoint
         self.arrived = self.received = self.num_corrupt = 0
-        self._fetched: Version | None = None
+        self.held: Version | None = None
         self._offered: set[Version] = set()
 
     @property
@@ -77,7 +77,7 @@ class Streaming:
                 failed([endpoint for endpoint in sources.endpoints if any(failure.startswith(f"{endpoint}: ") for failure in progress.failures)])
 
         def transfer() -> Path:
-            self._release({version} if self._fetched is None else {version, self._fetched})
+            self._release({version} if self.held is None else {version, self.held})
             folder = fetch(announcement, sources.endpoints, self._store, self._config, self._keys, cancelled=cancelled, report=report,
                            on_begin=self._server.offer_incoming)
             delta = self._store.delta(folder)
@@ -95,7 +95,7 @@ class Streaming:
             self._server.withdraw(version)  # whoever waits for it here goes elsewhere
             self._offered.discard(version)
             raise
-        self._fetched = version
+        self.held = version
         return folder
 
     async def _give_head_start(self, version: Version) -> None:

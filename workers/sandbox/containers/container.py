@@ -46,8 +46,8 @@ COUNTED_APART = tuple(int(part) for part in re.findall(r"\d+", os.uname().releas
 SPARE = 1024
 """Before Linux 5.14 its limit of processes counts all that the user has on the node: it is `SPARE` above that, and `usage.py` bounds those of a
 container, which cannot keep up with a program that starts ever more."""
-UNPRIVILEGED = 65534 if re.match(r"\s*0\s+0\s", Path("/proc/self/uid_map").read_text()) and os.geteuid() == 0 else None
-"""The user of containers, where it is another than this process's."""
+UNPRIVILEGED = 65534 if os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"] else None
+"""The user of containers, where it is another than this process's: of root, but not of one in a user namespace, who is bound as others are."""
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
 HOME = "/tmp/repository"
 ENVIRONMENT = {"PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}

@@ -74,7 +74,7 @@ class SpreadServer(ServerProcess):
         try:
             await asyncio.wait([own, *self._ranks], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([own, *self._ranks], timeout=TOGETHER_S)
-            ends = [task.result().partition("; its log") for task in (own, *self._ranks) if task.done()]
+            ends = [task.result().partition("; its log") for task in (own, *self._ranks) if task.done() and not task.cancelled()]
             return ", and ".join(end[0] for end in ends) + "".join(end[1] + end[2] for end in ends)
         finally:
             own.cancel()

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -134,8 +134,6 @@ class Chat:
     def _going_on(self, request: ChatRequest) -> _Thread | None:
         """The longest conversation that `request` goes on from, with what is new in it."""
         if request.prompt is not None:
-            if not isinstance(request.prompt, str) and not self.llm._model.knows(request.prompt):
-                raise ApiError(400, "prompt: it holds a token that is not in the model's vocabulary", "invalid_value", "prompt")
             return self._completed_on(request.prompt)
         found = max((thread for thread in self._threads if thread.begins(request)), key=lambda thread: len(thread.said), default=None)
         if found is not None:
@@ -149,13 +147,20 @@ class Chat:
         for thread in sorted(threads, key=lambda thread: len(thread.conversation.tokens), reverse=True):
             new = what_is_new(self.llm._model, thread.conversation, thread.text, prompt)
             if new is not None:
+                self._check_known(new)
                 thread.conversation.append(new)
                 self._threads.remove(thread)
                 return thread
         return None
 
+    def _check_known(self, tokens: Sequence[int]) -> None:
+        if not self.llm._model.knows(tokens):
+            raise ApiError(400, "prompt: it holds a token that is not in the tokenizer's vocabulary", "invalid_value", "prompt")
+
     def _opened(self, request: ChatRequest) -> _Thread:
         if request.prompt is not None:
+            if not isinstance(request.prompt, str):
+                self._check_known(request.prompt)
             return _Thread(self.llm.completion(request.prompt), ())
         with _template_errors():
             messages = as_messages(request.messages, request.tools, self.text.shows_tools)

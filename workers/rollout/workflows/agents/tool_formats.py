@@ -157,8 +157,10 @@ def _kinds(schema: Any) -> set[str]:
     """The types of JSON that a parameter's schema allows, as far as it says."""
     if not isinstance(schema, dict):
         return set()
-    kind, choices = schema.get("type"), schema.get("anyOf", schema.get("oneOf"))
+    kind, choices = schema.get("type"), schema.get("anyOf", schema.get("oneOf", schema.get("allOf")))
     named = {kind} if isinstance(kind, str) else set(map(str, kind)) if isinstance(kind, list) else set()
+    if any(isinstance(value, str) for value in [schema.get("const"), *(schema.get("enum") or ())]):
+        named = named | {"string"}
     return named.union(*map(_kinds, choices)) if isinstance(choices, list) else named
 
 

@@ -23,6 +23,7 @@ from workers.messages.from_coordinator import Finish, Sources, VersionAnnounced
 from workers.messages.from_worker import GroupFailed, GroupFinished, GroupParked, Heartbeat, WorkerFailed
 from workers.messages.groups import check_group, check_partial
 from workers.messages.parts import Version
+from workers.rollout.nodes import node as node_module
 from workers.rollout.nodes.node import EngineNode
 from workers.rollout.nodes.other_nodes import OtherNodes
 from workers.rollout.weights.streaming import Streaming
@@ -152,6 +153,37 @@ async def test_a_node_whose_worker_is_gone_leaves(run: RunFolder, weights: Weigh
     assert_nothing_runs()
 
 
+async def test_what_is_being_stopped_is_stopped_before_the_next_begins() -> None:
+    """Whoever else ends it meanwhile."""
+    begun, released, order = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def stop() -> None:
+        begun.set()
+        await released.wait()
+        order.append("stopped")
+
+    async def serve() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await node_module._to_its_end(asyncio.ensure_future(stop()))
+
+    async def again() -> None:
+        order.append("again")
+
+    first = asyncio.create_task(EngineNode._after(None, serve()))
+    await asyncio.sleep(0)
+    first.cancel()
+    await begun.wait()
+    skipped = asyncio.create_task(EngineNode._after(first, again()))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(EngineNode._after(skipped, again()))
+    await asyncio.sleep(0)
+    released.set()
+    await asyncio.wait_for(second, DEADLINE_S)
+    assert order == ["stopped", "again"] and first.cancelled() and skipped.cancelled()
+
+
 # -- weights -------------------------------------------------------------------------------------------------------------
 
 @pytest.fixture
@@ -183,7 +215,7 @@ async def test_weights_come_to_the_other_node_from_this_one_as_they_arrive_here(
         async with two_nodes(run, tmp_path / "there") as (others, lost):
             here.expect(V1)
             silent = msgspec.structs.replace(announcement, sources=["tcp://127.0.0.1:9"] * len(announcement.sources))
-            async with others.fetching(silent, here.endpoint):  # the other node cannot have it from the trainer
+            async with others.fetching(silent, here.endpoint, None):  # the other node cannot have it from the trainer
                 await here.fetch(announcement, Sources(V1, []), lambda _: None)
             (folder,) = (tmp_path / "there").glob(f"*/held/{V1}")
             assert (read(folder) == content).all() and lost == []
@@ -195,5 +227,5 @@ async def test_what_the_other_node_cannot_have_is_told(run: RunFolder, tmp_path:
     announcement = origin.publish(V1, make_weights(1))
     async with two_nodes(run, tmp_path / "there", timeout_s=0.4) as (others, _):
         with pytest.raises(WeightsError, match=r"node 1 \(.*\) of this replica has not got version 1.1: .*is not seen on this node"):
-            async with others.fetching(msgspec.structs.replace(announcement, folder=str(tmp_path / "nowhere" / "1.1")), ""):
+            async with others.fetching(msgspec.structs.replace(announcement, folder=str(tmp_path / "nowhere" / "1.1")), "", None):
                 pass

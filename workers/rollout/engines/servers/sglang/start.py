@@ -158,9 +158,11 @@ def surroundings(folder: str, port: int, spread: bool) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     # The ranks of one server meet by a file, and gloo's on the loopback interface: torch's store would listen on all interfaces. Those of several
     # nodes meet at --dist-init-addr, and send each other Python objects by gloo alone, not over sockets of their own.
+    if spread:
+        os.environ["SGLANG_USE_MESSAGE_QUEUE_BROADCASTER"] = "0"
     alone = (("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{folder}/ranks"), ("GLOO_SOCKET_IFNAME", "lo"))
     for name, value in (
-            *((("SGLANG_USE_MESSAGE_QUEUE_BROADCASTER", "0"),) if spread else alone),
+            *(() if spread else alone),
             ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(port)),  # part of the names of shared memory between ranks on CPUs
             ("SGLANG_LOAD_SNAPSHOT_USE_ZMQ", "1"), ("HF_HUB_OFFLINE", "1"),
             ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1")):  # by the positions that it keeps back (options.py)

@@ -396,7 +396,7 @@ def test_a_completion_goes_on_token_for_token() -> None:
 
 def test_a_token_of_no_vocabulary_is_the_requests_fault() -> None:
     async def steps(talk: Talk) -> None:
-        with pytest.raises(ApiError, match="prompt: it holds a token that is not in the model's vocabulary"):
+        with pytest.raises(ApiError, match="prompt: it holds a token that is not in the tokenizer's vocabulary"):
             await complete(talk, [97, 50000])
         await complete(talk, [97])
     assert Talk(steps).texts() == ["a[r0\0"]
