@@ -1,6 +1,7 @@
 """What a journal keeps of tokens, log-probs and texts: not them, but all that a decision can depend on.
 
     tokens, logprobs, outside, prompt    size and checksum (the prompt's size alone); least and largest value where the message was refused
+    routing                              size and checksum, and whether there are such experts
     loss_mask and other masks            bit by bit
     first_text, answers; prompts         nothing: they only pass through
     all else                             as it is: lengths, versions, rewards, scores, ...
@@ -20,12 +21,13 @@ import msgspec
 import numpy as np
 
 from workers.coordinator.recording.inputs import Absorbed, AnyInput, Arrived, Input, Outcome
-from workers.messages.arrays import Bool, Float32, Int32, TypedArray
+from workers.messages.arrays import Bool, Float32, Int32, TypedArray, Uint8
 from workers.messages.from_coordinator import Batch, Leases
 from workers.messages.from_worker import GroupFinished, GroupParked
 from workers.messages.parts import Group, Message, Partial, Struct, Turns
 
-CONTENTS: dict[type, tuple[str, ...]] = {Group: ("prompt", "tokens", "logprobs"), Partial: ("tokens", "logprobs"), Turns: ("outside",)}
+CONTENTS: dict[type, tuple[str, ...]] = {
+    Group: ("prompt", "tokens", "logprobs", "routing"), Partial: ("tokens", "logprobs", "routing"), Turns: ("outside",)}
 """The fields of contents, by class."""
 MASKS = "loss_mask", "finished", "prompted", "cut"
 FACTS = {"lengths": Int32, "rewards": Float32, "scores": Float32, "epochs": Int32, "steps": Int32, "run_lengths": Int32, "episodes": Int32,
@@ -79,6 +81,18 @@ def _sketch_with_extremes(array: TypedArray) -> list:
     return [array.size, checksum(array), *([array.min().item(), array.max().item()] if array.size else [])]
 
 
+def _judged(routing: Uint8 | None) -> list | None:
+    return None if routing is None else [*_sketch(routing), vars(routing).get("fits", True)]
+
+
+def _as_judged(sketch: list | None) -> TypedArray | None:
+    if sketch is None:
+        return None
+    made = stand_in(Uint8, *sketch[:2])
+    vars(made)["fits"] = sketch[2]
+    return made
+
+
 def _packed(mask: Bool) -> list:
     size, bits = mask.size, np.packbits(mask).tobytes()
     full = bits == b"\xff" * (size // 8) + LAST[size % 8]  # as most masks are
@@ -113,6 +127,8 @@ def _field(kind: type[Struct], name: str) -> Field:
 
     if name == "prompt":
         return Field(_size, lambda array: [array.size, 0, *_sketch_with_extremes(array)[2:]], lambda sketch: stand_in(Int32, *sketch))
+    if name == "routing":
+        return of(_judged, _as_judged)
     if name in CONTENTS[kind]:
         array = Float32 if name == "logprobs" else Int32
         return Field(_sketch, _sketch_with_extremes, lambda sketch: stand_in(array, *sketch))

@@ -23,14 +23,14 @@ from blake3 import blake3
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.heldout_evaluation import Evaluation
 from workers.coordinator.recording.contents import CONTENTS, checksum, stand_in
-from workers.messages.arrays import Bool, Float32, Int32, TypedArray
+from workers.messages.arrays import Bool, Float32, Int32, TypedArray, Uint8
 from workers.messages.parts import Group, Partial
 
 LIST, TUPLE, DICT, SET, FROZENSET, DEQUE, COUNTER, ENUM, OBJECT, AGAIN, OUTSIDE, FACTS, CONTENT, NUMBER, KEPT = range(15)
 DIGEST_BYTES = 8
 LEAVES = {type(None), bool, int, float, str, bytes}
 HOMES = ("workers.coordinator.", "workers.messages.", "workers.config")
-ARRAYS = {kind.__name__: kind for kind in (Int32, Float32, Bool)}
+ARRAYS = {kind.__name__: kind for kind in (Int32, Float32, Uint8, Bool)}
 
 
 class StateError(ValueError):
@@ -110,7 +110,7 @@ class _Freezer:
 
     def _fields(self, kind: type, value: Any) -> dict[str, Any]:
         contents = CONTENTS.get(kind, ())
-        fields = {name: self._content(name, part) if name in contents else part if type(part) in LEAVES else self.frozen(part)
+        fields = {name: self._content(name, part) if name in contents and part is not None else part if type(part) in LEAVES else self.frozen(part)
                   for name, part in _attributes(value).items()}
         if kind is Group:
             fields |= {"first_text": "", "answers": [LIST, *[""] * len(value.answers)]}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.groups import make_group
 from tests.support.small_run import Notes, Prompts, World, make_config
 from tests.unit.workers.coordinator.test_restarts import EVENTS, Play
-from workers.config import Bound
+from workers.config import Bound, RouterReplay, RoutingShape
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.group_states import index_of
 from workers.coordinator.recording import contents, journal
@@ -25,7 +25,7 @@ from workers.coordinator.recording.inputs import AnyInput, Arrived, Outcome, adv
 from workers.coordinator.recording.journal import Entry, JournalError, Point, Record
 from workers.coordinator.recording.replaying import Difference, Replay
 from workers.coordinator.training.step_records import StepRecord
-from workers.messages.arrays import Bool, Float32, Int32
+from workers.messages.arrays import Bool, Float32, Int32, Uint8
 from workers.messages.from_coordinator import Refused
 from workers.messages.from_worker import GroupFinished, Register, StepFinished
 from workers.messages.parts import Role, Version
@@ -144,6 +144,26 @@ def test_a_refused_group_is_refused_again_for_the_same_reason(changes: dict) -> 
     kept.note(core, happens, outcome)
     assert any(isinstance(message, Refused) for _, message in outcome.sent)
     assert replayed(kept.parts).num_points == 1
+
+
+@pytest.mark.parametrize(("experts", "taken"), [([1, 3], True), ([3, 3], False), ([1, 4], False)])
+def test_what_experts_were_chosen_is_judged_once(experts: list[int], taken: bool) -> None:
+    """A replayed group has a stand-in for its routing, of which nothing could be said, and so has a state."""
+    config = make_config(1, 2, Bound.hard, 3)
+    config.algorithm.router_replay, config.model.routing = RouterReplay.rollout, RoutingShape(1, 0, 2, 4)
+    kept, core = Kept(), Coordinator(config, Prompts(), 1, 0.0)
+    advance(core, Arrived(1.0, b"w", Register(Role.rollout, "node", 1)))
+    core.ledger.lease(b"w", 0)
+    kept.begin(core, 1.0)
+    group = make_group("g0", 1000, [0, 0])
+    num_tokens = group.prompt.size * group.lengths.size + group.tokens.size - group.lengths.size
+    happens = Arrived(2.0, b"w", GroupFinished(msgspec.structs.replace(group, routing=Uint8.of(np.array(experts * num_tokens, np.uint8)))))
+    outcome = advance(core, happens)
+    kept.note(core, happens, outcome)
+    kept.begin(core, 3.0)
+    assert any(isinstance(message, Refused) for _, message in outcome.sent) is not taken
+    again = replayed(kept.parts)
+    assert again.num_points == 1 and again.core is not None and freeze(again.core) == freeze(core)
 
 
 def test_neither_tokens_nor_texts_are_kept() -> None:
