@@ -183,7 +183,7 @@ class Config:
     @property
     def replayed(self) -> RoutingShape | None:
         """The choices of experts that travel with the tokens that are trained on; None: there are none."""
-        return self.model.routing if self.algorithm.router_replay is RouterReplay.rollout else None
+        return self.model.routing if self.algorithm.router_replay is RouterReplay.rollout and not self.evaluates else None
 
     def _check_inference(self) -> None:
         """What holds wherever answers are generated."""
@@ -229,6 +229,8 @@ class Config:
                 "The loss is the negative log-likelihood of the answers alone")
         require(not self.algorithm.entropy_weight, "algorithm.entropy_weight", self.algorithm.entropy_weight, f"must be 0 {where}",
                 "The loss is the negative log-likelihood of the answers alone")
+        require(self.replayed is None, "algorithm.router_replay", self.algorithm.router_replay.value, f"must be off {where}",
+                "No engine chooses experts")
         require(self.run.target_accuracy is None, "run.target_accuracy", self.run.target_accuracy, f"must be null {where}",
                 "Nothing is generated that could be judged; run.num_steps ends the run")
         require(self.workflow.temperature == 1, "workflow.temperature", self.workflow.temperature, f"must be 1 {where}",

@@ -16,8 +16,8 @@ class RoutingShape:
 
     num_layers: int = 0  # layers with experts
     num_dense: int = 0  # layers before these
-    experts_per_token: int = 0
-    num_experts: int = 0
+    experts_per_token: int = 0  # that a token goes to in each of them
+    num_experts: int = 0  # of a layer
 
     @property
     def dtype(self) -> str:

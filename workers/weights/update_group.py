@@ -90,7 +90,7 @@ class BroadcastGroup:
             for work in [self._group.broadcast([tensor], options) for tensor in tensors]:
                 work.wait()
             if tensors and tensors[0].is_cuda:
-                torch.cuda.current_stream().synchronize()  # waiting has ordered streams only
+                torch.cuda.current_stream(tensors[0].device).synchronize()  # waiting has ordered streams only
         except RuntimeError as error:
             raise GroupError(f"weight group {self.name}: a broadcast failed: {error}") from error
 

@@ -59,9 +59,15 @@ class WeightGroup:
             case OpenUpdateGroup():
                 self._open(message)
             case LeaveUpdateGroup():
-                self._lanes.leave(CloseLanes(message.group, message.cause))
+                self._leave(message.group, message.cause)
             case Broadcast() | BroadcastRefused():
                 self._answers.put(message)
+
+    def _leave(self, group: str, cause: str) -> None:
+        hosted = self._hosted
+        if hosted is not None and hosted.name == group:
+            self._hosted = None  # and with it the store, at which servers may still wait for each other
+        self._lanes.leave(CloseLanes(group, cause))
 
     def _open(self, order: OpenUpdateGroup) -> None:
         lanes, plan = self._lanes, self._lanes.plan
@@ -92,7 +98,7 @@ class WeightGroup:
                     self._ranks.tell(BroadcastWeights(hosted.name))
                     sent = self._lanes.broadcast(hosted.name)
             except GroupError as error:
-                self._lanes.leave(CloseLanes(hosted.name, str(error)))
+                self._leave(hosted.name, str(error))
                 self._send(UpdateGroupBroken(hosted.name, str(error)))
                 print(f"version {version} was not broadcast to the end: {error}. Workers get it by zmq", flush=True)
         return {"broadcast_s": time.monotonic() - started, "broadcast_bytes": float(sent)}
@@ -122,6 +128,7 @@ class HostedGroup:
         try:
             self._host.wait([lane_name(self.name, lane) for lane in range(self._num_lanes)])
         except GroupError as error:
+            del self._host
             self._send(UpdateGroupBroken(self.name, f"training ranks have not joined: {error}"))
             return
         self.joined = True

@@ -68,6 +68,7 @@ class Lanes:
         self._number = self.plan.senders.index(self._rank) if self._rank in self.plan.senders else None
         self._group = ""
         self._lane: Lane | None = None
+        self._changing = threading.RLock()  # the coordinator's word and a failed broadcast may come at once
         self._notices = Notices()
         self._listener = threading.Thread(target=self._listen, name="lanes", daemon=True)
         if self._rank and self._number is not None:
@@ -75,12 +76,13 @@ class Lanes:
 
     def open(self, order: OpenLanes, store: dist.Store | None = None) -> None:
         """Begin to join a group, instead of the one that there is; rank 0, which hosts it at `store`, tells the others."""
-        self.leave(CloseLanes(self._group, "there is another one"))
-        if self._number is not None:
-            self._lane = Lane(order.group, self._number, order.num_ranks, self.backend, self._timeout_s, address=order.address, port=order.port,
-                              store=store)
-        self._group = order.group
-        self._tell(order)
+        with self._changing:
+            self.leave(CloseLanes(self._group, "there is another one"))
+            if self._number is not None:
+                self._lane = Lane(order.group, self._number, order.num_ranks, self.backend, self._timeout_s, address=order.address, port=order.port,
+                                  store=store)
+            self._group = order.group
+            self._tell(order)
 
     def in_group(self, group: str) -> bool:
         """Whether this rank has been told of `group`, and not that it is of no use any more."""
@@ -88,11 +90,13 @@ class Lanes:
 
     def leave(self, order: CloseLanes, wait_s: float = 0.0) -> None:
         """Leave the group, if it is this one; rank 0 tells the others. `wait_s`: for the lane's thread to end."""
-        if order.group == self._group != "":
-            self._group = ""
-            if self._lane is not None:
-                self._lane.leave(order.cause, wait_s)
-            self._tell(order)
+        with self._changing:
+            if order.group == self._group != "":
+                self._group = ""
+                if self._lane is not None:
+                    self._lane.leave(order.cause, wait_s)
+                self._lane = None  # and with it the store, at which servers may still wait for each other
+                self._tell(order)
 
     def close(self, wait_s: float) -> None:
         """This rank leaves, and hears nothing more. `wait_s`: for its threads to end."""

@@ -54,6 +54,7 @@ class Session:
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
+    slices: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     version: str | None = None
     flush: bool = False
 
@@ -66,6 +67,8 @@ class Session:
         fits = len(starts) == len(shape) == tensor.dim() and all(
             0 <= start <= start + length <= size for start, length, size in zip(starts, tensor.shape, shape, strict=True))
         require(fits, name, (starts, tuple(tensor.shape)), f"must be a slice of shape {shape}", "Send this model's weights")
+        require((name, tuple(starts)) not in self.slices, name, starts, "has come before", "Send each slice once")
+        self.slices.add((name, tuple(starts)))
         whole = self.tensors.setdefault(name, tensor.new_empty(shape))
         whole[tuple(slice(start, start + length) for start, length in zip(starts, tensor.shape, strict=True))] = tensor
         self.missing[name] = self.missing.get(name, whole.numel()) - tensor.numel()
@@ -137,6 +140,8 @@ class WeightUpdates:
             raise RequestError("/update_weights_from_distributed must stand between /begin_weight_update and /end_weight_update. Begin first")
         async with self._gate.update(in_session=True), self._one_call_of_a_group:
             require(body.group_name in self._groups, "group_name", body.group_name, "is no group", "Call /init_weights_update_group first")
+            require(not body.starts or len(body.starts) == len(body.names), "starts", len(body.starts or []), f"must be {len(body.names)}, as names",
+                    "Give each tensor its own")
             tensors = await asyncio.to_thread(receive, self._groups[body.group_name], body)
         for place, (name, tensor) in enumerate(zip(body.names, tensors, strict=True)):
             session.take(name, tensor, body.starts[place] if body.starts else None, self._shapes.get(name, tuple(tensor.shape)))
