@@ -29,8 +29,8 @@ def park(lease: Lease, record: GroupRecord) -> Partial:
     entries = [entry for episode in range(len(record.episodes)) for entry in _entries(episode, record)]
     samples = [turn.sample for _, _, turn in entries]
     epochs, steps, run_lengths = flatten_versions([version for sample in samples for version in sample.versions])
-    lasts = _lasts([entry[:2] for entry in entries])
-    routing = b"".join(sample.routing for index, sample in enumerate(samples) if sample.finished and index in lasts)
+    lasts = set(_lasts([entry[:2] for entry in entries], [sample.finished for sample in samples]).values())
+    routing = b"".join(sample.routing for index, sample in enumerate(samples) if index in lasts)
     return Partial(
         group_id=lease.group_id, attempt=lease.attempt, purpose=lease.purpose, lengths=_integers([len(sample.tokens) for sample in samples]),
         finished=_flags([sample.finished for sample in samples]), tokens=_integers([token for sample in samples for token in sample.tokens]),
@@ -39,9 +39,9 @@ def park(lease: Lease, record: GroupRecord) -> Partial:
         routing=Uint8.of(np.frombuffer(routing, np.uint8)) if routing else None)
 
 
-def _lasts(conversations: Sequence[tuple[int, ...]]) -> set[int]:
-    """The places in `conversations` of the last sample of each. Of those before, the last one's routing has theirs."""
-    return set({conversation: index for index, conversation in enumerate(conversations)}.values())
+def _lasts(conversations: Sequence[tuple[int, ...]], finished: Sequence[bool]) -> dict[tuple[int, ...], int]:
+    """The place of the last finished sample of each of `conversations`, whose routing begins with that of those before."""
+    return {conversation: index for index, conversation in enumerate(conversations) if finished[index]}
 
 
 def flatten_versions(versions: Sequence[Version]) -> tuple[Int32, Int32, Int32]:
@@ -75,7 +75,7 @@ def restore(lease: Lease, prompt: list[int], num_episodes: int, max_new_tokens: 
     _check(partial, lease, num_episodes, max_new_tokens)
     samples = _samples(partial, max_new_tokens)
     if partial.turns is None:
-        _give_routing(partial, [len(prompt)] * len(samples), set(range(len(samples))), samples)
+        _give_routing(partial, [len(prompt)] * len(samples), [(number,) for number in range(len(samples))], samples)
         return [EpisodeRecord([(prompt, sample)]) for sample in samples]
     turns = partial.turns
     ends = np.cumsum(turns.outside_lengths).tolist()
@@ -91,23 +91,26 @@ def restore(lease: Lease, prompt: list[int], num_episodes: int, max_new_tokens: 
         said[episode, number] = before + samples[index].tokens
         recorded[episode].append((before, samples[index]))
         num_before.append(len(before))
-    _give_routing(partial, num_before, _lasts(conversations), samples)
+    _give_routing(partial, num_before, conversations, samples)
     return [EpisodeRecord(calls) for calls in recorded]
 
 
-def _give_routing(partial: Partial, num_before: list[int], lasts: set[int], samples: list[Sample]) -> None:
-    """Give the finished ones of the samples at `lasts`, each with `num_before` tokens before it, their part of the partial's routing. Raises
-    `PartialError`."""
+def _give_routing(partial: Partial, num_before: list[int], conversations: Sequence[tuple[int, ...]], samples: list[Sample]) -> None:
+    """Give the finished ones of `samples`, each with `num_before` tokens before it, their part of the partial's routing. Raises `PartialError`."""
     if partial.routing is None:
         return
-    fed = [before + len(sample.tokens) - 1 if index in lasts and partial.finished[index] else 0
-           for index, (before, sample) in enumerate(zip(num_before, samples, strict=True))]
-    content, (token_bytes, rest) = partial.routing.tobytes(), divmod(partial.routing.size, max(1, sum(fed)))
+    lasts = _lasts(conversations, partial.finished.tolist())
+    fed = [before + len(sample.tokens) - 1 for before, sample in zip(num_before, samples, strict=True)]
+    total = sum(fed[index] for index in lasts.values())
+    content, (token_bytes, rest) = partial.routing.tobytes(), divmod(partial.routing.size, max(1, total))
     if rest:
         raise PartialError(f"group {partial.group_id}, given back in attempt {partial.attempt}: {len(content)} bytes of routing: must be as many "
-                           f"for each of {sum(fed)} tokens")
-    for sample, (start, end) in zip(samples, pairwise(np.cumsum([0, *fed]).tolist()), strict=True):
-        sample.routing = content[start * token_bytes : end * token_bytes]
+                           f"for each of {total} tokens")
+    begins = dict(zip(sorted(lasts.values()), np.cumsum([0, *(fed[index] for index in sorted(lasts.values()))]).tolist(), strict=False))
+    for index, conversation in enumerate(conversations):
+        if partial.finished[index]:
+            start = begins[lasts[conversation]]
+            samples[index].routing = content[start * token_bytes : (start + fed[index]) * token_bytes]
 
 
 def _samples(partial: Partial, max_new_tokens: int) -> list[Sample]:

@@ -211,6 +211,11 @@ def test_routing_is_asked_only_of_servers_that_tell_it(overrides: list[str], key
     assert composed("algorithm.router_replay=rollout").replayed is not None
 
 
+def test_routing_is_replayed_only_where_something_is_generated_and_trained() -> None:
+    with pytest.raises(ConfigError, match="algorithm.router_replay='rollout': must be off with run.kind=supervised"):
+        composed("experiment=sft_tiny", "algorithm.router_replay=rollout")
+
+
 ON_GPUS = ("cluster=slurm", "model.path=/m", "engine=sglang")
 
 

@@ -85,6 +85,29 @@ def test_nothing_is_a_partial_too() -> None:
     assert restored(make_lease(partial=partial), 2, 8) == restored(make_lease(), 2, 8) == [Sample(), Sample()]
 
 
+@pytest.mark.parametrize("over", [True, False])
+def test_every_turn_has_its_routing_however_often_it_is_given_back(over: bool) -> None:
+    """Two bytes a token. Of a conversation that of its last finished turn travels; `over`: that is its last one. The second time, the first turn has
+    been asked for again, and the others have not."""
+    turns = [Sample([3], [-1.0], [OLD], finished=True), Sample([4, 5], [-1.0] * 2, [OLD] * 2, finished=True),
+             Sample([6], [-1.0], [NEW], finished=over)]
+    befores = [PROMPT, [*PROMPT, 3, 9], [*PROMPT, 3, 9, 4, 5, 9]]
+    whole = bytes(range(2 * 7))
+    for before, sample in zip(befores, turns, strict=True):
+        sample.routing = whole[: 2 * (len(before) + len(sample.tokens) - 1)] if sample.finished else b""
+    record, dialogue = EpisodeRecord(list(zip(befores, turns, strict=True))), Dialogue()
+    for before, outside in zip(befores, (PROMPT, [9], [9]), strict=True):
+        record.begin(dialogue, before, outside, 4)
+    partial = park(make_lease(), GroupRecord(PROMPT, [record]))
+    for attempt in (2, 3):
+        assert partial.routing is not None
+        (again,) = restore(make_lease(attempt=attempt, partial=partial), PROMPT, 1, 4)
+        assert again.begin(Dialogue(), PROMPT, PROMPT, 4).routing == turns[0].routing
+        partial = park(make_lease(attempt=attempt), GroupRecord(PROMPT, [again]))
+    (again,) = restore(make_lease(attempt=4, partial=partial), PROMPT, 1, 4)
+    assert [again.begin(Dialogue(), before, before, 4).routing for before in befores] == [sample.routing for sample in turns]
+
+
 def replaced_turns(**changes: list[int]) -> Turns:
     """The turns of `make_samples`, with other values."""
     good = park(make_lease(), record_of(make_samples())).turns
