@@ -68,15 +68,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2ep2-recompute-replay": {"tp": 2, "ep": 2},
     "tp2pp2-replay": {"tp": 2, "pp": 2},
     "pp2cp2-replay": {"pp": 2, "cp": 2},
+    "pp2vpp2-recompute-replay": {"pp": 2, "vpp": 2},
 }
 
 
 def kinds(layout: str) -> tuple[str, ...]:
     """The models that a layout trains."""
+    if layout.endswith("replay"):
+        return ("deepseek",) if "vpp" in layout else MIXTURES
     if "vpp" in layout or layout == "pp4":
         return (DEEP, "deepseek") if layout == "pp2vpp2" else (DEEP,)
-    if layout.endswith("replay"):
-        return MIXTURES
     if layout.endswith("critic"):
         return ("qwen3-tied",)
     if layout.endswith("lora"):
