@@ -163,5 +163,10 @@ async def _to_its_end(task: asyncio.Future[Any]) -> None:
 
 def run_node(run: RunFolder, config: Config, place: Place) -> str:
     """The life of such a task; its rollout worker says why the run has ended."""
-    asyncio.run(EngineNode(run, config, place).work())
+    try:
+        node = EngineNode(run, config, place)
+    except (ConfigError, OSError) as error:
+        tell_whereabouts(run, place, "", str(error))
+        raise
+    asyncio.run(node.work())
     return ""

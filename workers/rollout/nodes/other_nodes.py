@@ -46,10 +46,11 @@ class NodeLost(ConnectionError):
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
-    """Where a node is asked, and its name."""
+    """Where a node is asked, and its name; or `cause`: why it is not there."""
 
     endpoint: str
     host: str
+    cause: str = ""
 
 
 def place_here(config: Config) -> Place | None:
@@ -58,9 +59,9 @@ def place_here(config: Config) -> Place | None:
     return job.current() if spread else None
 
 
-def tell_whereabouts(run: RunFolder, place: Place, endpoint: str) -> None:
-    """Say where this node is asked."""
-    write_once(run.rendezvous / _name(place, place.rank), msgspec.json.encode(Whereabouts(endpoint, socket.gethostname())))
+def tell_whereabouts(run: RunFolder, place: Place, endpoint: str, cause: str = "") -> None:
+    """Say where this node is asked, or why it is not there."""
+    write_once(run.rendezvous / _name(place, place.rank), msgspec.json.encode(Whereabouts(endpoint, socket.gethostname(), cause)))
 
 
 def _name(place: Place, rank: int) -> str:
@@ -149,12 +150,13 @@ class _Node:
         where = await self._found()
         self.name = f"{self.name} ({where.host})"
         try:
-            while True:
+            while not where.cause:
                 how = await self._converse(self._links.open(where.endpoint))
                 if self._silent_s > self._limit_s:
                     return f"has given no sign of life for {self._limit_s:g} s (transport.heartbeat_timeout_s): {how}"
                 await asyncio.sleep(self._beat_s)
                 self._silent_s += self._beat_s
+            return f"could not begin: {where.cause}"
         finally:
             self._is_lost = True
             self._there.set()

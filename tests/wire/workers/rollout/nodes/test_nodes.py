@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -24,12 +26,13 @@ from workers.messages.from_worker import GroupFailed, GroupFinished, GroupParked
 from workers.messages.groups import check_group, check_partial
 from workers.messages.parts import Version
 from workers.rollout.nodes import node as node_module
-from workers.rollout.nodes.node import EngineNode
+from workers.rollout.nodes.node import EngineNode, run_node
 from workers.rollout.nodes.other_nodes import OtherNodes
 from workers.rollout.weights.streaming import Streaming
 from workers.run.folder import RunFolder
 from workers.slurm.job import Place
 from workers.slurm.termination import Termination
+from workers.transport.door import PortError
 from workers.weights.manifest import WeightsError
 
 V1, V2 = Version(1, 1), Version(1, 2)
@@ -151,6 +154,22 @@ async def test_a_node_whose_worker_is_gone_leaves(run: RunFolder, weights: Weigh
         await gone(node)
         await gone(rank)
     assert_nothing_runs()
+
+
+async def test_a_node_that_cannot_begin_says_so_to_the_worker(run: RunFolder, tmp_path: Path) -> None:
+    """Its port range is that of a socket which is in use."""
+    lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    config = fetching_config(str(tmp_path / "there"), {})
+    others = OtherNodes(run, config, Place("17", "17_0", "17", 0, 0, 2, 0), lost.set_result)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        full = replace(config.transport, port_range=f"{number}-{number}")
+        with pytest.raises(PortError):
+            await asyncio.to_thread(run_node, run, replace(config, transport=full), Place("17", "17_0", "17", 0, 1, 2, 0))
+    try:
+        assert "could not begin: transport.port_range" in await asyncio.wait_for(lost, DEADLINE_S)
+    finally:
+        await others.close()
 
 
 async def test_what_is_being_stopped_is_stopped_before_the_next_begins() -> None:
