@@ -18,6 +18,8 @@ from hypothesis.internal.conjecture import providers
 from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there: ranks are copies of a process that has it
+if os.environ.get("HEADWAY_TEST_GPU") != "1":  # make gpu has its own
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Processes of other tests run beside these: how long an example takes says nothing.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)

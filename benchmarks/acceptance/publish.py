@@ -37,7 +37,7 @@ def main(*rest: str) -> None:
         began = time.perf_counter()
         for name, tensor in tensors.items():
             filling.put(name, tensor)
-            tensor.zero_()  # as training goes on to change them
+        torch._foreach_zero_(list(tensors.values()))  # as training goes on to change them
         filling.complete()
         seconds = time.perf_counter() - began
         filling.close()

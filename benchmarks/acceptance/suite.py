@@ -17,7 +17,7 @@ def main(*paths: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         subprocess.run([sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *paths], stdout=sys.stderr, check=False,
-                       env={**os.environ, "HEADWAY_SGLANG_DEVICE": "cuda"})
+                       env={**os.environ, "HEADWAY_SGLANG_DEVICE": "cuda", "HEADWAY_TEST_GPU": "1"})
         suites = list(ElementTree.parse(report).getroot().iter("testsuite")) if report.exists() else []
     counts = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "failures", "errors", "skipped")}
     bad = counts["failures"] + counts["errors"] + counts["skipped"]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import os
@@ -82,8 +83,13 @@ def _map(path: Path, size: int) -> mmap.mmap:
 
 
 def _pin(content: mmap.mmap) -> bool:
-    """Have CUDA copy straight into `content`; where it cannot, it copies by way of a buffer of its own."""
-    return torch.cuda.is_available() and int(torch.cuda.cudart().cudaHostRegister(_address(content), len(content), PORTABLE)) == 0
+    """Have CUDA copy straight into `content`; where it cannot (a file on a disk), it copies by way of a buffer of its own."""
+    if not torch.cuda.is_available():
+        return False
+    pinned = int(torch.cuda.cudart().cudaHostRegister(_address(content), len(content), PORTABLE)) == 0
+    if not pinned:  # the runtime keeps the error, and torch would take it for one of its next kernel's
+        ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}").cudaGetLastError()
+    return pinned
 
 
 def _address(content: mmap.mmap) -> int:

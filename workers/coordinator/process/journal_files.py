@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,13 +50,13 @@ def records_of(part: Part) -> Iterator[bytes]:
 
 
 def code() -> str:
-    """This version of Headway, and a digest of the modules that decide."""
+    """A digest of the modules that decide."""
     found = blake3()
     for pattern in DECIDES:
         for path in sorted(Path(workers.__path__[0]).glob(pattern)):
             if "process" not in path.parts:
                 found.update(path.read_bytes())
-    return f"headway {version('headway')} {found.hexdigest()[:16]}"
+    return f"headway {found.hexdigest()[:16]}"
 
 
 def prune(run: RunFolder, limit: int) -> None:

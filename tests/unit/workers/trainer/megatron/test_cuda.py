@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +34,11 @@ KINDS = ["llama", "qwen2-tied", "qwen3", "qwen3moe"]
 
 
 class Setup:
-    """The one value that the attention reads of Megatron's configuration."""
+    """What the attention reads of Megatron's configuration."""
 
     def __init__(self, kv_channels: int) -> None:
         self.kv_channels = kv_channels
+        self.multi_latent_attention = False
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +109,22 @@ def test_state_is_saved_and_loaded(folders: dict[str, Path], tmp_path: Path, dty
     assert train(resumed, make_groups(4, 2))["loss"] == pytest.approx(expected["loss"], rel=1e-3)
 
 
+@pytest.fixture
+def shm_path() -> Iterator[Path]:
+    """Where published weights lie; files on a disk cannot be pinned."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("pinned", [True, False])
-def test_weights_are_copied_from_the_device_into_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
+def test_weights_are_copied_from_the_device_into_files(shm_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
     """Straight into pinned memory, and by way of CUDA's own buffers; what changes on the device afterwards does not matter."""
     if not pinned:
         monkeypatch.setattr(safetensors_writer, "_pin", lambda content: False)
     generator = torch.Generator("cuda").manual_seed(0)
     tensors = {f"t{number}": torch.randn(1000, 1 + number, device="cuda", generator=generator) for number in range(8)}
     files = lay_out({name: tuple(tensor.shape) for name, tensor in tensors.items()}, Dtype.bfloat16)
-    filling = safetensors_writer.MappedShards(tmp_path, files, torch.bfloat16, lambda folder, name, size: allocate(folder / name, size))
+    filling = safetensors_writer.MappedShards(shm_path, files, torch.bfloat16, lambda folder, name, size: allocate(folder / name, size))
     expected = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         filling.put(name, tensor)
@@ -122,5 +132,5 @@ def test_weights_are_copied_from_the_device_into_files(tmp_path: Path, monkeypat
     filling.complete()
     assert filling._pinned == [pinned] * len(files)
     filling.close()
-    found = load_file(tmp_path / files[0].name)
+    found = load_file(shm_path / files[0].name)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

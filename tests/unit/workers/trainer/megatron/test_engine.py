@@ -41,7 +41,7 @@ def gradients(engine: MegatronEngine, groups: list[TrainGroup], proximal: Any) -
     """Gradients of one minibatch under Megatron's names, before clipping."""
     engine._policy.accumulate(groups, list(range(len(groups))), PolicyTargets(per_token(rewards_of(groups), groups), proximal=proximal),
                               float(sum(group.num_valid_tokens for group in groups)), StopGate(lambda: False))
-    return {name: parameter.main_grad.clone() for name, parameter in engine._policy.trained.model.named_parameters()}
+    return {name: parameter.main_grad.to("cpu", copy=True) for name, parameter in engine._policy.trained.model.named_parameters()}
 
 
 def off_policy(groups: list[TrainGroup], engine: MegatronEngine, seed: int = 5) -> list[list[np.ndarray]]:
@@ -125,7 +125,7 @@ def test_an_optimizer_step_is_that_of_torch_adamw_with_clipping(folders: dict[st
     for name, tensor in engine.iter_hf_tensors():
         # Adam turns gradients that are nothing but rounding into whole steps; key biases have no other gradient.
         if not name.endswith("k_proj.bias"):
-            assert relative(tensor, expected[name]) <= 1e-5, name
+            assert relative(tensor.cpu(), expected[name]) <= 1e-5, name
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -137,7 +137,7 @@ def test_export_gives_back_what_was_loaded(folders: dict[str, Path], tmp_path: P
     exported, expected = dict(engine.iter_hf_tensors()), saved_tensors(model)
     assert sorted(exported) == sorted(engine.architecture.tensor_shapes())
     for name, tensor in exported.items():
-        assert tensor.dtype == dtype and torch.equal(tensor, expected[name]), name
+        assert tensor.dtype == dtype and torch.equal(tensor.cpu(), expected[name]), name
 
 
 def test_bfloat16_follows_float32(folders: dict[str, Path]) -> None:

@@ -87,7 +87,7 @@ def test_every_proximal_policy_trains_like_hugging_face(folders: dict[str, Path]
     assert found["grad_norm"] == pytest.approx(np.mean([norm for _, norm in results]), rel=1e-4)
     for name, tensor in engine.iter_hf_tensors():
         if not name.endswith("k_proj.bias"):  # its gradient is nothing but rounding
-            assert float((tensor - model.state_dict()[name]).norm() / tensor.norm()) <= 1e-4, name
+            assert float((tensor.cpu() - model.state_dict()[name]).norm() / tensor.norm()) <= 1e-4, name
 
 
 @pytest.mark.parametrize("mode", [Proximal.loglinear, Proximal.reuse])
@@ -132,7 +132,7 @@ def test_gradients_with_a_reference_model_are_those_of_hugging_face(folders: dic
     engine._policy.accumulate(groups, [0, 1, 2, 3], targets, float(sum(group.num_valid_tokens for group in groups)), never)
     reference_loss(model, groups, None, setup, starting=starting).backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
-    found = {name: parameter.main_grad for name, parameter in engine._policy.trained.model.named_parameters()}
+    found = {name: parameter.main_grad.cpu() for name, parameter in engine._policy.trained.model.named_parameters()}
     for name, other in (("embedding.word_embeddings.weight", "model.embed_tokens.weight"),
                         ("decoder.layers.1.mlp.linear_fc2.weight", "model.layers.1.mlp.down_proj.weight"),
                         ("decoder.layers.0.input_layernorm.weight", "model.layers.0.input_layernorm.weight")):
@@ -225,7 +225,7 @@ def test_the_gradient_of_the_entropy_is_that_of_hugging_face(folders: dict[str, 
             total = total - 0.3 * entropy[torch.from_numpy(mask)].sum() / tokens
     total.backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
-    found = {name: parameter.main_grad for name, parameter in engine._policy.trained.model.named_parameters()}
+    found = {name: parameter.main_grad.cpu() for name, parameter in engine._policy.trained.model.named_parameters()}
     for name, other in (("embedding.word_embeddings.weight", "model.embed_tokens.weight"),
                         ("decoder.layers.1.mlp.linear_fc2.weight", "model.layers.1.mlp.down_proj.weight")):
         assert float((found[name] - expected[other]).norm() / expected[other].norm()) <= 1e-4, name

@@ -43,11 +43,11 @@ def flat(values: list[list[np.ndarray]]) -> np.ndarray:
 
 
 def weights(engine: MegatronEngine) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in engine.iter_hf_tensors()}
+    return {name: tensor.to("cpu", copy=True) for name, tensor in engine.iter_hf_tensors()}
 
 
 def adapters(engine: MegatronEngine) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in engine.iter_adapter_tensors()}
+    return {name: tensor.to("cpu", copy=True) for name, tensor in engine.iter_adapter_tensors()}
 
 
 def number_of(state: dict[Any, dict[str, torch.Tensor]]) -> int:

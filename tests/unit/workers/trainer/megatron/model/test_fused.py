@@ -41,7 +41,7 @@ def test_megatrons_swiglu_gives_the_gradients_of_the_plain_one(tmp_path: Path, m
 
     monkeypatch.setattr(layers, "TransformerConfig", with_fusion)
     found = gradients(folder)
-    assert fused == [False], "on CPUs it is several operators all the same"
+    assert fused == [torch.cuda.is_available()], "on CPUs it is several operators all the same"
     for name, gradient in expected.items():
         assert (found[name] - gradient).norm() <= 1e-6 * gradient.norm(), name
 

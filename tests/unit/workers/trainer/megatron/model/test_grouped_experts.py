@@ -26,8 +26,9 @@ def test_any_number_of_tokens_for_each_expert(tmp_path: Path, monkeypatch: pytes
     engine = MegatronEngine(config(dtype=dtype), write_model("qwen3moe", tmp_path))
     experts = engine._policy.trained.model.decoder.layers[0].mlp.experts
     torch.manual_seed(0)
-    rows, gradient = (torch.randn(sum(numbers), 32, dtype=next(experts.parameters()).dtype) for _ in range(2))
-    weights, results = torch.rand(len(rows), requires_grad=True), []
+    device, dtype_of = cpu_backend.device(), next(experts.parameters()).dtype
+    rows, gradient = (torch.randn(sum(numbers), 32, dtype=dtype_of, device=device) for _ in range(2))
+    weights, results = torch.rand(len(rows), requires_grad=True, device=device), []
     rows.requires_grad_()
     plain: list[int] = []
     one_by_one = grouped_experts._one_by_one
@@ -38,7 +39,7 @@ def test_any_number_of_tokens_for_each_expert(tmp_path: Path, monkeypatch: pytes
             parameter.main_grad.zero_()
         rows.grad = weights.grad = None
         with cpu_backend.redirected():
-            output, bias = experts(rows, torch.tensor(numbers), weights)
+            output, bias = experts(rows, torch.tensor(numbers, device=device), weights)
             output.backward(gradient)
         assert bias is None and rows.grad is not None and weights.grad is not None
         results.append([output.detach(), rows.grad, weights.grad, *(parameter.main_grad.clone() for parameter in experts.parameters())])
