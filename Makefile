@@ -17,6 +17,8 @@ EXPERIMENT ?= demo
 # Tests that run at once: one more than two cores, since every third one waits.
 TESTS ?= 3
 ARGS ?=
+# A run is half a dozen processes: without compiled modules each of them compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # One thread a process: oversubscribed OpenMP threads spin against each other.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
