@@ -1,4 +1,4 @@
-"""How the whole suite runs: files side by side on some processes (`-n 3`), the tests of one file in their order on one of them.
+"""How the whole suite runs: files side by side on some processes (`-n 4`), the tests of one file in their order on one of them.
 
 Tests marked `long` are left out unless HEADWAY_LONG=1 (make test-long) or they are asked for by name: whole runs that take a way to which a
 shorter test leads as well.
@@ -34,8 +34,8 @@ TOLD = pytest.StashKey[list[str]]()
 TOGETHER = ("tests/slurm/", "tests/conformance/", "tests/sglang/")
 """Folders whose tests share what is slow to start (a cluster, an engine), or must not run beside each other."""
 
-LONGEST_FIRST = (*TOGETHER, "tests/e2e/", "tests/wire/")
-"""What takes long begins first; the rest fills up."""
+LONGEST_FIRST = (*TOGETHER, "tests/e2e/", "tests/fake_device/", "tests/fuzz/", "tests/wire/")
+"""What takes long begins first; the rest fills up. A file of minutes that begins last is waited for by itself."""
 
 
 class ByFile(LoadScopeScheduling):

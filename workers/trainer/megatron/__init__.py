@@ -1,6 +1,7 @@
 """Training with Megatron-core: the model, its packed attention, conversion from and to Hugging Face, and the engine."""
 
 import logging
+import sys
 
 import torch
 
@@ -10,10 +11,13 @@ for _name in ("models.gpt.gpt_model", "distributed.distributed_data_parallel"):
 
 if not torch.backends.cuda.is_built():
     # It wraps its fused operations with torch.compile when it is imported. On CPUs none of them is used, and torch's compiler takes as long
-    # to be imported as torch itself.
+    # to be imported as torch itself. Its own inference and timers look for wandb, and take long to find it.
     _compile = torch.compile
     torch.compile = lambda function: function  # type: ignore[assignment,misc]
+    sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]
     try:
         import megatron.core  # noqa: F401
     finally:
         torch.compile = _compile  # type: ignore[misc]
+        if sys.modules["wandb"] is None:
+            del sys.modules["wandb"]
