@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workers.trainer.fake_device.operators import DEVICE, Recorder
-from workers.trainer.megatron.model import layers, moe, packed_attention
+from workers.trainer.megatron.model import layers, lm_head, moe, packed_attention
 from workers.trainer.megatron.model import model as model_module
 from workers.trainer.megatron.model.token_dispatcher import TokenDispatcher
 from workers.trainer.megatron.parallel import cpu_backend, process_group
@@ -80,6 +80,14 @@ def _stand_in_for_kernels(recorder: Recorder) -> None:
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
             return torch.empty_like(grad), None, None
 
+    def sums(logits: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        with recorder.as_one():
+            return logits.new_empty(len(logits), dtype=torch.float32), *logits.new_empty((2, len(logits)), dtype=torch.float32)
+
+    def softmax(logits: Tensor, scale: float, lse: Tensor, factors: Tensor) -> Tensor:
+        with recorder.as_one():
+            return torch.empty_like(logits, dtype=torch.float32)
+
     def compiled(function: Any) -> Any:
         def one(*arguments: Any) -> Any:
             with recorder.as_one():
@@ -89,6 +97,7 @@ def _stand_in_for_kernels(recorder: Recorder) -> None:
 
     layers.RMSNorm.forward = lambda norm, x: FusedRMSNorm.apply(x.contiguous(), norm.weight)  # type: ignore[method-assign,assignment]
     packed_attention.rotate = Rotated.apply  # type: ignore[assignment]
+    lm_head._sums, lm_head._softmax = sums, softmax
     for name in ("swiglu", "swiglu_back", "weighted_swiglu", "weighted_swiglu_back"):
         setattr(fused_bias_swiglu, name, compiled(getattr(fused_bias_swiglu, name)))
 

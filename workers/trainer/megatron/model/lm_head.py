@@ -25,13 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from workers.trainer.megatron.model.compiled import compiled
 from workers.trainer.megatron.parallel import cpu_backend
 
 # Every chunk reads and writes the whole gradient of the weight; an accelerator needs more rows to make up for that.
 MAX_LOGITS_BYTES = 128 * 2**20
 MAX_LOGITS_BYTES_ACCELERATOR = 2**29
 NUM_SLICES = 8
-"""Exponentials take the place of a chunk's logits slice by slice, so that the two are never there together as a whole."""
+"""Exponentials are made slice by slice on CPUs, and in a kernel's registers on GPUs: a chunk's are never there together with its logits."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def token_logprobs(hidden: Tensor, weight: Tensor, index: Tensor, targets: Tenso
 
 @dataclass(frozen=True)
 class _Setup:
-    """Positions in chunks of `chunk`: those of number i predict the tokens order[bounds[i]:bounds[i + 1]]."""
+    """Positions in chunks of `chunk`; sorted by position (`order`), the tokens that those of number i predict are bounds[i] to bounds[i + 1]."""
 
     scale: float
     chunk: int
@@ -84,9 +85,9 @@ class _Setup:
     vocab: VocabularyShard | None
     entropy_gradient: bool
 
-    def chunks(self, num_positions: int) -> list[tuple[slice, Tensor]]:
-        """Positions, and the numbers of the tokens they predict."""
-        return [(slice(start, start + self.chunk), self.order[self.bounds[number]:self.bounds[number + 1]])
+    def chunks(self, num_positions: int) -> list[tuple[slice, slice]]:
+        """Positions, and which of the sorted tokens they predict."""
+        return [(slice(start, start + self.chunk), slice(self.bounds[number], self.bounds[number + 1]))
                 for number, start in enumerate(range(0, num_positions, self.chunk))]
 
     def real_rows(self, weight: Tensor) -> Tensor:
@@ -102,26 +103,25 @@ class _Setup:
         return torch.where(own, columns, 0), own
 
 
-def _logits(hidden: Tensor, weight: Tensor, scale: float) -> Tensor:
-    logits = torch.matmul(hidden, weight.t()).float()
-    return logits if scale == 1.0 else logits.mul_(scale)
-
-
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, index: Tensor, targets: Tensor, setup: _Setup) -> tuple[Tensor, Tensor]:
-        rows = setup.real_rows(weight)
-        highest = hidden.new_full((len(hidden),), torch.finfo(torch.float32).min, dtype=torch.float32)
-        total, weighted = torch.zeros_like(highest), torch.zeros_like(highest)
-        chosen = hidden.new_zeros(len(index), dtype=torch.float32)
+        rows, order = setup.real_rows(weight), setup.order
         columns, own = setup.columns(targets, len(rows))
-        ctx.kept = None
+        sorted_index, sorted_columns, ctx.kept = index[order], columns[order], None
+        sums, exponents = list[tuple[Tensor, Tensor, Tensor]](), list[Tensor]()
         for part, tokens in setup.chunks(len(hidden)) if len(rows) else []:
-            highest[part], total[part], weighted[part], chosen[tokens], exponents = _sums(
-                hidden[part], rows, setup.scale, index[tokens] - part.start, columns[tokens])
+            logits, at = torch.matmul(hidden[part], rows.t()), sorted_index[tokens] - part.start
+            sums.append(_sums(logits, setup.scale))
+            exponents.append(_scaled(logits[at, sorted_columns[tokens]], setup.scale) - sums[-1][0][at])
             if len(hidden) <= setup.chunk and ctx.needs_input_grad[0] and not setup.entropy_gradient:
-                ctx.kept = exponents
-            del exponents
+                ctx.kept = _scaled(logits, setup.scale).sub_(sums[-1][0][:, None]).exp_()
+            del logits
+        none = hidden.new_zeros(len(hidden), dtype=torch.float32)
+        highest, total, weighted = map(torch.cat, zip(*sums, strict=True)) if sums else (none + torch.finfo(torch.float32).min, none, none)
+        chosen = hidden.new_zeros(len(index), dtype=torch.float32)
+        if sums:
+            chosen[order] = torch.cat(exponents)
         common = highest
         if own is not None:
             assert setup.vocab is not None
@@ -142,7 +142,8 @@ class _TokenLogprobs(torch.autograd.Function):
         setup, rows = ctx.setup, ctx.setup.real_rows(weight)
         summed = torch.zeros_like(lse).index_add_(0, index, grad).mul_(-setup.scale)
         summed_entropy = torch.zeros_like(lse).index_add_(0, index, entropy_grad).mul_(-setup.scale) if setup.entropy_gradient else None
-        at_target = (grad if own is None else grad * own) * setup.scale
+        at_target = ((grad if own is None else grad * own) * setup.scale)[setup.order]
+        index, columns = index[setup.order], columns[setup.order]
         grad_hidden = torch.empty_like(hidden) if len(rows) else torch.zeros_like(hidden)
         grad_weight = None
         if ctx.needs_input_grad[1]:
@@ -150,11 +151,11 @@ class _TokenLogprobs(torch.autograd.Function):
         for part, tokens in setup.chunks(len(hidden)) if len(rows) else []:
             # d logprob / d logit = onehot - softmax, summed over the tokens that the position predicts
             if summed_entropy is not None:
-                logprobs = _logits(hidden[part], rows, setup.scale).sub_(lse[part, None])
+                logprobs = _scaled(torch.matmul(hidden[part], rows.t()), setup.scale).sub_(lse[part, None])
                 slope = _slope_with_entropy(logprobs, summed[part], summed_entropy[part], entropy[part])
                 del logprobs
             elif ctx.kept is None:
-                slope = _logits(hidden[part], rows, setup.scale).sub_(lse[part, None]).exp_().mul_(summed[part, None])
+                slope = _softmax(torch.matmul(hidden[part], rows.t()), setup.scale, lse[part], summed[part])
             else:
                 slope = ctx.kept.mul_((summed * factor)[:, None])
                 ctx.kept = None  # overwritten; a second backward makes the logits again
@@ -185,22 +186,44 @@ def _slope_with_entropy(logprobs: Tensor, summed: Tensor, summed_entropy: Tensor
     return probabilities.mul_(logprobs.add_(entropy[:, None]).mul_(summed_entropy[:, None]).add_(summed[:, None]))
 
 
-def _sums(hidden: Tensor, weight: Tensor, scale: float, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The maxima of the logits [C]; less these: sums of exponentials, of exponentials times exponents [C], the exponents at rows
-    and columns [N], and all exponentials [C, V]."""
-    logits = _logits(hidden, weight, scale)
+def _scaled(logits: Tensor, scale: float) -> Tensor:
+    """`logits` as float32, which overwrites them where they are that, times `scale`."""
+    return logits.float() if scale == 1.0 else logits.float().mul_(scale)
+
+
+def _fused(logits: Tensor, scale: float) -> bool:
+    """Whether torch compiles what is done with them: where it was seen to on a GPU (docs/gpu.md)."""
+    return logits.is_cuda and logits.dtype is torch.bfloat16 and scale == 1.0
+
+
+def _sums(logits: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The maxima of `scale` times `logits` [C, V]; less these: sums of exponentials, and of exponentials times exponents; float32 [C]."""
+    if _fused(logits, scale):
+        return compiled(_sums_of_rows)(logits)
+    slices = logits.split(max(1, -(-len(logits) // NUM_SLICES)))
+    found = [_sums_of_rows(rows if scale == 1.0 else rows.float() * scale) for rows in slices]
+    highest, total, weighted = map(torch.cat, zip(*found, strict=True))
+    return highest, total, weighted
+
+
+def _sums_of_rows(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    logits = logits.float()
     highest = logits.amax(dim=-1)
-    chosen = logits.sub_(highest[:, None])[rows, columns]
-    total, weighted = torch.empty_like(highest), torch.empty_like(highest)
-    step = max(1, -(-len(logits) // NUM_SLICES))
-    for start in range(0, len(logits), step):
-        part = slice(start, start + step)
-        exponents = logits[part]
-        exponentials = exponents.exp()
-        torch.sum(exponentials, dim=-1, out=total[part])
-        torch.bmm(exponentials[:, None], exponents[:, :, None], out=weighted[part, None, None])
-        exponents.copy_(exponentials)
-    return highest, total, weighted, chosen, logits
+    exponents = logits - highest[:, None]
+    exponentials = exponents.exp()
+    return highest, exponentials.sum(-1), exponents.mul_(exponentials).sum(-1)
+
+
+def _softmax(logits: Tensor, scale: float, lse: Tensor, factors: Tensor) -> Tensor:
+    """The softmax of `scale` times `logits` [C, V], which may be overwritten, whose log-sums of exponentials are `lse` [C], times `factors` [C];
+    float32."""
+    if _fused(logits, scale):
+        return compiled(_softmax_of_rows)(logits, lse, factors)
+    return _softmax_of_rows(_scaled(logits, scale), lse, factors)
+
+
+def _softmax_of_rows(logits: Tensor, lse: Tensor, factors: Tensor) -> Tensor:
+    return logits.float().sub_(lse[:, None]).exp_().mul_(factors[:, None])
 
 
 def _over_ranks(group: dist.ProcessGroup, highest: Tensor, total: Tensor, weighted: Tensor, chosen: Tensor, index: Tensor,

@@ -9,7 +9,6 @@ sum over the ranks.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from typing import Any
 
@@ -20,6 +19,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from workers.trainer.megatron.model.attention_plan import PackedLayoutParams, SegmentBucket, SegmentLengths
+from workers.trainer.megatron.model.compiled import compiled
 
 HOPPER = 9
 """Major compute capability."""
@@ -34,12 +34,9 @@ def rotated(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
-_compiled = functools.cache(lambda: torch.compile(rotated, dynamic=True))
-
-
 def rotate(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`rotated`; on GPUs one kernel in each direction instead of five."""
-    return _compiled()(values, cos, sin) if values.is_cuda else rotated(values, cos, sin)
+    return compiled(rotated)(values, cos, sin) if values.is_cuda else rotated(values, cos, sin)
 
 
 def choose_flash_attention() -> str:
