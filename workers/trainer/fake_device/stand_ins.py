@@ -80,11 +80,11 @@ def _stand_in_for_kernels(recorder: Recorder) -> None:
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
             return torch.empty_like(grad), None, None
 
-    def sums(logits: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    def sums(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with recorder.as_one():
             return logits.new_empty(len(logits), dtype=torch.float32), *logits.new_empty((2, len(logits)), dtype=torch.float32)
 
-    def softmax(logits: Tensor, scale: float, lse: Tensor, factors: Tensor) -> Tensor:
+    def softmax(logits: Tensor, lse: Tensor, factors: Tensor) -> Tensor:
         with recorder.as_one():
             return torch.empty_like(logits, dtype=torch.float32)
 
@@ -97,7 +97,8 @@ def _stand_in_for_kernels(recorder: Recorder) -> None:
 
     layers.RMSNorm.forward = lambda norm, x: FusedRMSNorm.apply(x.contiguous(), norm.weight)  # type: ignore[method-assign,assignment]
     packed_attention.rotate = Rotated.apply  # type: ignore[assignment]
-    lm_head._sums, lm_head._softmax = sums, softmax
+    kernels = {lm_head._sums_of_rows: sums, lm_head._softmax_of_rows: softmax}
+    lm_head.compiled = kernels.__getitem__  # type: ignore[assignment]
     for name in ("swiglu", "swiglu_back", "weighted_swiglu", "weighted_swiglu_back"):
         setattr(fused_bias_swiglu, name, compiled(getattr(fused_bias_swiglu, name)))
 

@@ -193,7 +193,7 @@ def _scaled(logits: Tensor, scale: float) -> Tensor:
 
 def _fused(logits: Tensor, scale: float) -> bool:
     """Whether torch compiles what is done with them: where it was seen to on a GPU (docs/gpu.md)."""
-    return logits.is_cuda and logits.dtype is torch.bfloat16 and scale == 1.0
+    return logits.device.type != "cpu" and logits.dtype is torch.bfloat16 and scale == 1.0
 
 
 def _sums(logits: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
