@@ -1,12 +1,12 @@
 """How much of a device's arithmetic the training step uses (model FLOPs utilisation), and what it spends its time on.
 
-    python -m benchmarks.mfu [--tokens 8192 32768] [--length 4096] [--steps 5]
+    python -m benchmarks.mfu [--tokens 8192 32768] [--length 4096] [--steps 5] [--mixture]
 
-A Llama of 1.24 billion parameters with random weights, bfloat16 (on a CPU one of 50 million, float32, by default 512 tokens), and
-`MegatronEngine.train_step` as it is in a run: packed samples that share nothing, one minibatch of four micro-batches of `tokens` each. The limit:
-the maker's figure (`mfu`), and products of the MLP's matrices alone (`of_matmul`), in turn with the steps. Model FLOPs count 6 per parameter and
-token (without the embedding), and for causal attention 6 * layers * hidden * length per token (forward and backward, half of the square); nothing
-that is computed again counts. Prints one JSON object on its last line.
+A Llama of 1.24 billion parameters, with `--mixture` four of the 48 layers of Qwen3-30B-A3B, with random weights, bfloat16 (on a CPU one of 50
+million, or with 8 experts, float32, by default 512 tokens), and `MegatronEngine.train_step` as it is in a run: packed samples that share nothing, one minibatch of four micro-batches of `tokens` each. The limit:
+the maker's figure (`mfu`), and products of the MLP's matrices alone (`of_matmul`), in turn with the steps. Model FLOPs count 6 per parameter that
+a token passes (without the embedding), and for causal attention 6 * layers * hidden * length per token (forward and backward, half of the square:
+arXiv 2204.02311, appendix B); nothing that is computed again counts. Prints one JSON object on its last line.
 """
 
 from __future__ import annotations
@@ -26,6 +26,16 @@ import numpy as np
 # Dense bfloat16, by the makers' data sheets.
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "H800": 989.0, "A100": 312.0, "A800": 312.0, "B200": 2250.0}
 NUM_MICROBATCHES = 4
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "dense": ("LlamaConfig", {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
+                              "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072, "tie_word_embeddings": True},
+              {"intermediate_size": 2048, "num_hidden_layers": 8, "num_key_value_heads": 8}),
+    "mixture": ("Qwen3MoeConfig", {"vocab_size": 151936, "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 4, "head_dim": 128,
+                                   "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+                                   "norm_topk_prob": True, "max_position_embeddings": 40960, "tie_word_embeddings": False},
+                {"num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 2})}
+"""Llama 3.2 1B's shape, and four of the 48 layers of Qwen3-30B-A3B's; what is smaller on CPUs."""
+CPU_SIZES: dict[str, Any] = {"vocab_size": 32768, "hidden_size": 512, "num_attention_heads": 8}
 KINDS = {"attention": ("flash", "fmha"), "matrices": ("gemm", "cutlass", "nvjet", "xmma"), "optimizer": ("adam", "multi_tensor", "l2norm")}
 """Kinds of kernel by words in their names; the first that fits (a flash kernel names the library of its matrices, too)."""
 
@@ -37,26 +47,25 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096, help="tokens of a sample")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--recompute", choices=["none", "selective", "full"], default="none")
+    parser.add_argument("--mixture", action="store_true", help="a mixture of experts")
     arguments = parser.parse_args()
     import torch
 
     cuda = torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder))
+        write_model(Path(folder), arguments.mixture)
         runs = [measure(Path(folder), tokens, arguments) for tokens in arguments.tokens or ([8192, 32768] if cuda else [512])]
     print(json.dumps({"benchmark": "mfu", "device": torch.cuda.get_device_name(0) if cuda else platform.processor() or "CPU", "runs": runs}))
 
 
-def write_model(folder: Path) -> None:
-    """Llama 3.2 1B's shape, or on a CPU a smaller one's."""
+def write_model(folder: Path, mixture: bool = False) -> None:
+    """A model of MODELS, or on a CPU a smaller one."""
     import torch
     import transformers
 
     cuda = torch.cuda.is_available()
-    sizes: dict[str, Any] = {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
-    small: dict[str, Any] = {"vocab_size": 32768, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
-    shape = transformers.LlamaConfig(**(sizes if cuda else small), num_key_value_heads=8, head_dim=64, max_position_embeddings=131072,
-                                     tie_word_embeddings=True)
+    kind, sizes, small = MODELS["mixture" if mixture else "dense"]
+    shape = getattr(transformers, kind)(**sizes | ({} if cuda else CPU_SIZES | small))
     with torch.device("cuda" if cuda else "cpu"):
         transformers.AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16 if cuda else torch.float32).cpu().save_pretrained(folder)
 
@@ -65,6 +74,7 @@ def measure(folder: Path, tokens: int, arguments: argparse.Namespace) -> dict[st
     """Seconds and utilisation of a training step with micro-batches of `tokens`; the steps in turn with the plain products."""
     import torch
 
+    from launcher.prediction.costs import Shapes
     from workers.config import Config, Dtype, Recompute, TrainerConfig
     from workers.trainer.megatron.engine import MegatronEngine
     from workers.trainer.megatron.parallel import process_group
@@ -89,7 +99,7 @@ def measure(folder: Path, tokens: int, arguments: argparse.Namespace) -> dict[st
     process_group.close()
     step, limit = float(np.median(seconds[1:])), float(np.median(limits[1:]))
     processed = sum(len(group.prompt) + len(group.responses[0]) - 1 for group in groups)
-    done = model_flops(engine.architecture, processed, length)
+    done = 3 * processed * Shapes.of(engine.architecture).operations(length / 2)  # the backward pass takes twice as many as the forward pass
     peak = next((peak for name, peak in PEAK_TFLOPS.items() if cuda and name in torch.cuda.get_device_name(0)), None)
     return {"tokens": tokens, "length": length, "step_s": step, "tokens_per_s": processed / step, "tflops": done / step / 1e12,
             "mfu": done / step / 1e12 / peak if peak else None, "matmul_tflops": limit, "of_matmul": done / step / 1e12 / limit, **found}
@@ -107,12 +117,12 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def matmul_tflops(tokens: int, architecture: Any, num_products: int = 8) -> float:
-    """TFLOP/s of plain products of `tokens` hidden states with a matrix of the MLP, in the dtype of the steps."""
+    """TFLOP/s of plain products of `tokens` hidden states with a matrix of a plain MLP, in the dtype of the steps."""
     import torch
 
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     hidden = torch.randn(tokens, architecture.hidden_size, device=device, dtype=dtype)
-    matrix = torch.randn(architecture.hidden_size, architecture.intermediate_size, device=device, dtype=dtype)
+    matrix = torch.randn(architecture.hidden_size, 4 * architecture.hidden_size, device=device, dtype=dtype)
     timed(lambda: hidden @ matrix)
     seconds = timed(lambda: [hidden @ matrix for _ in range(num_products)])
     return 2 * num_products * tokens * matrix.numel() / seconds / 1e12
@@ -134,15 +144,6 @@ def samples(number: int, length: int, vocab_size: int) -> tuple[list[Any], list[
         loss_mask=[np.ones(answer, bool)], rewards=np.ones(1, np.float32), versions=[np.zeros(answer, np.int32)], head_version=0)
         for index in range(number)]
     return groups, [np.array([1.0 if index % 2 else -1.0], np.float32) for index in range(number)]
-
-
-def model_flops(architecture: Any, tokens: int, length: int) -> float:
-    """FLOPs that the model needs for a forward and a backward pass over `tokens` tokens in samples of `length` (arXiv 2204.02311, appendix B)."""
-    a = architecture
-    layer = a.hidden_size * a.head_dim * (2 * a.num_heads + 2 * a.num_kv_heads) + 3 * a.hidden_size * a.intermediate_size
-    parameters = a.num_layers * layer + a.vocab_size * a.hidden_size
-    attention = 6 * a.num_layers * a.num_heads * a.head_dim * length
-    return float(tokens) * (6 * parameters + attention)
 
 
 def shares(profile: Any, step_s: float) -> dict[str, float]:

@@ -72,7 +72,7 @@ def test_an_8b_model_at_8k_without_recomputing() -> None:
     passes, step, layers = figures["passes"], figures["step"], 36
     assert figures["num_microbatches"] == 2 and figures["num_minibatches"] == 2
     assert figures["peak"] <= 55 * GIB
-    assert passes["operators"] <= 4850 * figures["num_microbatches"]
+    assert passes["operators"] <= 4650 * figures["num_microbatches"]
     assert sum(passes["waits"].values()) == 0, passes["waits"]
     # Of each minibatch its statistics, and its norm; once a step the log-probs of the second one before the first has moved the weights.
     assert own_waits(step) <= 2 + 2 and sum(step["waits"].values()) <= 2 * figures["num_minibatches"] + 2, step["waits"]
@@ -86,28 +86,32 @@ def test_an_8b_model_at_8k_without_recomputing() -> None:
 
 
 def test_most_is_exchanged_while_something_is_computed() -> None:
-    """Of a minibatch's exchanges four fifths come before the last operator of its backward pass, of the gradients' all but the last bucket."""
-    (found,) = figures_of([Case("Qwen3-8B", 8, {"tp": 2}, (0,))])
-    step = found["ranks"][0]["step"]
-    exposed, exchanged = step["exposed"], step["exchanged"]
-    gradients = "reduce_scatter_tensor_coalesced_ x4"
-    assert sum(exposed.values()) <= 0.2 * sum(exchanged.values())
-    assert exposed[gradients] <= 0.1 * exchanged[gradients]
+    """Of a minibatch's gradients all but the last bucket are added up before the last operator of its backward pass, and most of all that is
+    exchanged comes before; with the experts of a mixture, and on the first stage, whose last backward pass is the last of all."""
+    cases = [Case("Qwen3-8B", 8, {"tp": 2}, (0,)), Case("Qwen3-8B", 64, {"tp": 2, "pp": 2}, (0,)),
+             Case("Qwen3-30B-A3B", 16, {"ep": 8}, (0,), changes={"num_hidden_layers": 12})]
+    for case, found in zip(cases, figures_of(cases), strict=True):
+        step = found["ranks"][0]["step"]
+        exposed, exchanged = ({kind: size for kind, size in step[of].items() if kind.startswith("reduce_scatter_tensor_coalesced_")}
+                              for of in ("exposed", "exchanged"))
+        assert sum(step["exposed"].values()) <= 0.25 * sum(step["exchanged"].values()), case
+        assert sum(exposed.values()) <= 0.2 * sum(exchanged.values()), (case, exposed, exchanged)
+        assert exposed.get("reduce_scatter_tensor_coalesced_ x2", 0) <= 0.05 * exchanged.get("reduce_scatter_tensor_coalesced_ x2", 0), case
 
 
 def test_adapters_take_half_the_memory() -> None:
-    """Against 55 GiB and 4800 operators: no gradients and no state of the weights, and the same waits."""
+    """Against 55 GiB and 4600 operators: no gradients and no state of the weights, and the same waits."""
     (found,) = figures_of([Case("Qwen3-8B", 8, {"tp": 2}, (0,), num_minibatches=2, lora=16)])
     (figures,) = found["ranks"]
     assert figures["held"] <= 8 * GIB and figures["peak"] <= 28 * GIB
-    assert figures["passes"]["operators"] <= 10_100 * figures["num_microbatches"] and sum(figures["passes"]["waits"].values()) == 0
+    assert figures["passes"]["operators"] <= 9850 * figures["num_microbatches"] and sum(figures["passes"]["waits"].values()) == 0
     assert own_waits(figures["step"]) <= 2 + 2
 
 
 def test_a_mixture_at_8k() -> None:
     """The host waits once a layer, for the numbers of tokens that all-to-all sends; the other operators of a layer are most of them attention's."""
     full, none = figures_of([Case("Qwen3-30B-A3B", 8, {"ep": 8}, (0,), recompute=recompute) for recompute in ("full", "none")])
-    for found, operators in ((full, 13_400), (none, 10_000)):
+    for found, operators in ((full, 12_000), (none, 9100)):
         (figures,) = found["ranks"]
         assert figures["passes"]["operators"] <= operators * figures["num_microbatches"]
         assert sum(figures["passes"]["waits"].values()) == 48 * figures["num_microbatches"], figures["passes"]["waits"]

@@ -62,7 +62,7 @@ def run_ranks(module: str, folder: Path, world: int, *arguments: str, codes: lis
     processes = [start_rank(module, path, str(folder), str(rank), str(world), port, *arguments) for rank, path in enumerate(logs)]
     ends = await_ranks(processes, SETTLED_S)
     printed = [path.read_text() for path in logs]
-    assert ends == (codes or [0] * world), "\n".join(text[-3000:] for text in printed)
+    assert ends == (codes or [0] * world), "\n".join([str(ends), *(text[-3000:] for text in printed)])
     return printed
 
 

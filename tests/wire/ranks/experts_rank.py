@@ -26,18 +26,23 @@ ROUTINGS = ("any", "the first two only", "the last one always", "the same for al
 
 
 def routed(kind: str, tokens: int, generator: torch.Generator) -> Tensor:
-    """bool [tokens, experts], two for each token."""
+    """The experts of each token, int64 [tokens, 2]."""
     order = torch.rand(tokens, NUM_EXPERTS, generator=generator)
     order[:, :2] += 2.0 * (kind == "the first two only")
     order[:, -1] += 2.0 * (kind == "the last one always")
     order = order[:1].expand(tokens, -1) if kind == "the same for all" else order
-    return torch.zeros(tokens, NUM_EXPERTS, dtype=torch.bool).scatter(1, order.topk(2).indices, True)
+    return order.topk(2).indices
 
 
 def formula(x: Tensor, weights: Tensor, matrices: list[list[Tensor]]) -> Tensor:
     """The sum of gate, up and down projections of all experts, as `weights` [tokens, experts] says."""
     outputs = [functional.linear(functional.silu(functional.linear(x, gate)) * functional.linear(x, up), down) for gate, up, down in matrices]
     return (torch.stack(outputs, dim=1) * weights[:, :, None]).sum(1)
+
+
+def dense(weights: Tensor, experts: Tensor) -> Tensor:
+    """`weights` [tokens, 2] of `experts`, as [tokens, experts]."""
+    return torch.zeros(len(weights), NUM_EXPERTS).scatter(1, experts, weights)
 
 
 def through(layer: Any, x: Tensor, routing: Tensor, weights: Tensor) -> Tensor:
@@ -56,17 +61,17 @@ def check(layer: Any, matrices: list[list[Tensor]], rank: int, world: int, kind:
     generator = torch.Generator().manual_seed(ROUTINGS.index(kind))
     batches = []
     for number in range(world):
-        x, weights, gradient = (torch.randn(7 + 6 * number, size, generator=generator) for size in (HIDDEN, NUM_EXPERTS, HIDDEN))
+        x, weights, gradient = (torch.randn(7 + 6 * number, size, generator=generator) for size in (HIDDEN, 2, HIDDEN))
         batches.append((x.requires_grad_(), routed(kind, len(x), generator), weights.requires_grad_(), gradient))
     of_all = [parameter for expert in matrices for parameter in expert]
-    expected = [formula(x, weights * routing, matrices) for x, routing, weights, _ in batches]
+    expected = [formula(x, dense(weights, routing), matrices) for x, routing, weights, _ in batches]
     grads = torch.autograd.grad(expected, [*of_all, batches[rank][0], batches[rank][2]], [gradient for *_, gradient in batches])
     x, routing, weights, gradient = batches[rank]
     layer.token_dispatcher.begin(gradients=made_again)
     if made_again:  # the rows are those of the first pass, whatever the router says in the second
         with torch.no_grad():
             assert close(through(layer, x, routing, weights), expected[rank])
-        routing = routing.flip(1)
+        routing = (routing + 1) % NUM_EXPERTS
     output = through(layer, x, routing, weights)
     for parameter in layer.experts.parameters():
         parameter.main_grad.zero_()

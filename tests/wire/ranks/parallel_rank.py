@@ -5,6 +5,7 @@ A layout is a name of LAYOUTS. What rank 0 has found goes to FOLDER/LAYOUT.KIND.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from workers.config import Advantage, AlgorithmConfig, Config, LoraConfig, LoraT
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel.gang import Gang
-from workers.trainer.megatron.parallel.stop_gate import StopGate
+from workers.trainer.megatron.parallel.stop_gate import StepAbandoned, StopGate
 
 NUM_STEPS = 3
 DENSE = ("qwen3-tied", "qwen2", "llama")
@@ -60,6 +61,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2vpp2-critic": {"pp": 2, "vpp": 2},
     "tp2pp2vpp2": {"tp": 2, "pp": 2, "vpp": 2},
     "pp2vpp2dp2": {"pp": 2, "vpp": 2},
+    "pp2dp2": {"pp": 2},
+    "ep2dp2": {"ep": 2},
+    "pp2ep2": {"pp": 2, "ep": 2},
     "tp2-replay": {"tp": 2},
     "pp2-recompute-replay": {"pp": 2},
     "cp2-selective-replay": {"cp": 2},
@@ -137,6 +141,11 @@ def found(folder: Path, gang: Gang | None, layout: str, kind: str) -> dict[str, 
     result["logprobs"], result["entropies"] = (np.concatenate([row for rows in values for row in rows]) for values in (logprobs, entropies))
     for step in range(NUM_STEPS):
         groups, proximal = batch(step, routing)
+        if step == 1:  # the first step in which gradients are added up while others are made
+            asked = iter([False, *[True] * 99])
+            with contextlib.suppress(StepAbandoned):
+                train(engine, groups, proximal, stop_requested=asked.__next__)
+                raise AssertionError("every rank was asked to stop, after the step's beginning")
         metrics = train(engine, groups, proximal)
         result |= {f"{step}:{name}": np.array(value) for name, value in metrics.items()}
     if engine._critic is not None:

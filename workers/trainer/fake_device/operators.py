@@ -79,6 +79,7 @@ class Recorder(TorchDispatchMode):
     def exchange(self, kind: str, ranks: tuple[int, ...], what: list[tuple[tuple[int, ...], str]], number_of_bytes: int) -> None:
         """A collective among `ranks`, or a message from or to a rank, of tensors as `what` describes them."""
         key = f"{kind} x{len(ranks)}"
+        number_of_bytes *= len(ranks) > 1  # in place, to itself
         self.counts.exchanges[key] += 1
         self.counts.exchanged[key] += number_of_bytes
         self.counts.exposed[key] += number_of_bytes

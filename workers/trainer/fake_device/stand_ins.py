@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workers.trainer.fake_device.operators import DEVICE, Recorder
-from workers.trainer.megatron.model import layers, lm_head, moe, packed_attention
+from workers.trainer.megatron.model import layers, lm_head, mla, moe, self_attention
 from workers.trainer.megatron.model import model as model_module
 from workers.trainer.megatron.model.token_dispatcher import TokenDispatcher
 from workers.trainer.megatron.parallel import cpu_backend, process_group
@@ -96,7 +96,7 @@ def _stand_in_for_kernels(recorder: Recorder) -> None:
         return one
 
     layers.RMSNorm.forward = lambda norm, x: FusedRMSNorm.apply(x.contiguous(), norm.weight)  # type: ignore[method-assign,assignment]
-    packed_attention.rotate = Rotated.apply  # type: ignore[assignment]
+    mla.rotate = self_attention.rotate = Rotated.apply  # type: ignore[assignment]
     kernels = {lm_head._sums_of_rows: sums, lm_head._softmax_of_rows: softmax}
     lm_head.compiled = kernels.__getitem__  # type: ignore[assignment]
     for name in ("swiglu", "swiglu_back", "weighted_swiglu", "weighted_swiglu_back"):
@@ -120,8 +120,8 @@ def _stand_in_for_experts() -> None:
     """Every expert gets as many tokens as every other."""
     real = TokenDispatcher.count_rows
 
-    def count_rows(self: TokenDispatcher, routing: Tensor) -> tuple[Tensor, Tensor]:
-        rows, of_all = len(routing) * self.config.moe_router_topk, real(self, routing)[0]
+    def count_rows(self: TokenDispatcher, experts: Tensor) -> tuple[Tensor, Tensor]:
+        rows, of_all = len(experts), real(self, experts)[0]
         shares = [rows // self.num_experts + (number < rows % self.num_experts) for number in range(self.num_experts)]
         return of_all, torch.tensor(shares).expand(of_all.shape)
 

@@ -71,7 +71,8 @@ class PackedPasses:
         batches = self._packed(groups, indices)
         if not batches:
             return []
-        point_of_no_return = batches[-1] if not forward_only and self._pieces[0].ddp_config.overlap_grad_reduce else None
+        sums_begin = not forward_only and not self._in_lockstep and self._pieces[0].ddp_config.overlap_grad_reduce
+        point_of_no_return = batches[-1] if sums_begin else None
         config, parallel = self._pieces[0].config, self._trainer.parallel
         lengths = [len(batch.tokens) // parallel.cp // (parallel.tp if config.sequence_parallel else 1) for batch in batches]
         if parallel.pp > 1 and not forward_only:

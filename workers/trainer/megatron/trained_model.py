@@ -9,7 +9,6 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
 from workers.algorithms.loss_statistics import Stats
@@ -33,11 +32,14 @@ class TrainedModel:
         """`model`: of `build_model`. Call within `cpu_backend.redirected()`; `lr_key` is where `trainer.lr` comes from. Raises ConfigError where the
         warm-up of the learning rate does not end within the run."""
         self.model, self._lr_key, self._clip_norm = model, lr_key, trainer.clip_grad
-        overlap = _overlaps(model, trainer)
+        # Whether gradients are added up over copies while the last micro-batch's backward pass still makes some.
+        overlap = parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1
         ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=overlap)
         self.parallel = [DistributedDataParallel(piece.config, ddp, in_dtype(piece, dtype)) for piece in pieces_of(model)]
+        if overlap:
+            each = [part.no_sync for part in self.parallel]
+            self.parallel[0].config.no_sync_func = each if len(each) > 1 else each[0]
         for part in self.parallel:
-            part.config.no_sync_func = part.no_sync if overlap else None
             if process_group.world_size() == 1:
                 _leave_out_exchanges(part)
         self.optimizer: Any = build_optimizer(self.parallel, trainer, dtype)
@@ -52,6 +54,7 @@ class TrainedModel:
     def zero_gradients(self) -> None:
         """Before the passes of a minibatch."""
         for part in self.parallel:
+            _end_what_was_abandoned(part)
             part.zero_grad_buffer()
         self.optimizer.zero_grad()
 
@@ -95,16 +98,21 @@ def in_dtype(model: PackedGPTModel, dtype: torch.dtype) -> torch.nn.Module:
     return Float16Module(model.config, model) if dtype is torch.bfloat16 else model
 
 
-def _overlaps(model: torch.nn.Module, trainer: TrainerConfig) -> bool:
-    """Whether gradients of `model` are added up over its copies while the last micro-batch's backward pass still makes some. Not with stages, which
-    come to it one after the other, nor with experts, some of which have no tokens, and so no gradient."""
-    copies = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
-    return copies > 1 and trainer.parallel.pp == 1 and not any(isinstance(module, MoELayer) for module in model.modules())
+def _groups(parallel: DistributedDataParallel) -> list[Any]:
+    return [*parallel.bucket_groups, *parallel.expert_parallel_bucket_groups]
+
+
+def _end_what_was_abandoned(parallel: DistributedDataParallel) -> None:
+    """A step that ranks in lockstep give up after its passes has sums over copies under way, on all of them."""
+    for group in _groups(parallel):
+        if group.grad_reduce_handle is not None:
+            group.grad_reduce_handle.wait()
+            group.grad_reduce_handle = None
 
 
 def _start_what_waits(parallel: DistributedDataParallel) -> None:
     """A minibatch without gradients has no backward pass that starts the sums over copies."""
-    for group in parallel.bucket_groups:
+    for group in _groups(parallel):
         if group.grad_reduce_handle is None and not group.is_first_batch:
             group.start_grad_sync()
 
@@ -114,5 +122,5 @@ def _leave_out_exchanges(parallel: DistributedDataParallel) -> None:
     def nothing(*arguments: Any, **keywords: Any) -> None:
         pass
 
-    for group in [*parallel.bucket_groups, *parallel.expert_parallel_bucket_groups]:
+    for group in _groups(parallel):
         group.start_grad_sync = group.start_param_sync = nothing

@@ -8,11 +8,12 @@ They are laid next to each other for a product and then forgotten: copying an ex
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
-from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
+from megatron.core.fusions.fused_bias_swiglu import WeightedSwiGLUFunction
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
@@ -35,11 +36,17 @@ def _forward(experts: Any, rows: Tensor, rows_per_expert: Tensor, weights: Tenso
     ends = rows_per_expert.cumsum(0, dtype=torch.int32)
     inner = _GroupedLinear.apply(rows, ends, *up)
     if experts.config.bias_activation_fusion:
-        inner = weighted_bias_swiglu_impl(inner, None, weights[:, None], False)
+        inner = WeightedSwiGLUFunction.apply(inner, weights[:, None], False)
     else:
         gate, linear = inner.chunk(2, dim=-1)
         inner = (functional.silu(gate) * linear * weights[:, None]).to(inner.dtype)
     return _GroupedLinear.apply(inner, ends, *down), None
+
+
+@functools.cache
+def _placeholder(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A gradient that takes the place of one in the hands of Megatron-core's wrapper, and is a single number."""
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -59,4 +66,6 @@ class _GroupedLinear(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             sums = [weight.main_grad for weight in weights]
             torch._foreach_add_(sums, functional.grouped_mm(grad.t(), x, offs=ends).to(sums[0].dtype).unbind())
+            for weight in weights:  # so the wrapper's hook knows that there was one
+                weight.grad, weight.grad_added_to_main_grad = _placeholder(weight.shape, weight.dtype, weight.device), True
         return of_x, None, *[None] * len(weights)

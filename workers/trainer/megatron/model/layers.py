@@ -19,6 +19,7 @@ from workers.config import Recompute, TrainerConfig
 from workers.model.architecture import Architecture
 from workers.trainer.megatron.model import mla, moe
 from workers.trainer.megatron.model.packed_attention import PackedAttention
+from workers.trainer.megatron.model.self_attention import PackedSelfAttention
 from workers.trainer.megatron.parallel import cpu_backend
 
 
@@ -144,8 +145,10 @@ def _local_layer(config: TransformerConfig, architecture: Architecture, number: 
 def _finish(layer: ModuleSpec, architecture: Architecture, number: int, norm: type, matrix: type) -> None:
     """Put our modules in, whatever the others are; `norm` and `matrix` (split by its outputs) are theirs."""
     layer.submodules.self_attention.submodules.core_attention = PackedAttention
+    layer.submodules.self_attention.module = PackedSelfAttention
     if architecture.latent is not None:
         mla.put_in(layer.submodules.self_attention, architecture, norm, matrix)
-    if architecture.mixture is not None and architecture.mixture.sigmoid and architecture.has_experts(number):
+    if architecture.mixture is not None and architecture.has_experts(number):
         mlp = layer.submodules.mlp  # from Megatron-core 0.19 on no spec
-        (mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules).router = moe.BiasedRouter
+        submodules = mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
+        submodules.router = moe.BiasedRouter if architecture.mixture.sigmoid else moe.Router

@@ -54,9 +54,30 @@ def _router_keywords(mixture: MixtureOfExperts) -> dict[str, Any]:
     return {"moe_router_score_function": "sigmoid", "moe_router_topk_scaling_factor": mixture.scale, **groups}
 
 
-class BiasedRouter(TopKRouter):
-    """Megatron-core's router, whose choice among experts has a bias that nothing updates (its own `moe_router_enable_expert_bias` does): float32
-    [num_experts], whatever the model is in, and no part of checkpoints, as it is always the starting model's (workers/model/frozen.py)."""
+class Router(TopKRouter):
+    """Megatron-core's router, which says of each token its experts only: its own puts them, and their weights, among the zeros of all others."""
+
+    def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The weights, float32, and numbers, int64, of each token's experts, [t, k]; `logits` float32 [.., experts]."""
+        logits, early = logits.view(-1, self.num_experts), self.config.moe_router_pre_softmax
+        scores, experts = self._chosen(logits.softmax(-1) if early else logits)
+        return scores if early else scores.softmax(-1), experts
+
+    def _chosen(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The highest of `scores` [t, experts], or those that are replayed, and whose they are, [t, k]."""
+        arguments = (scores, self.topk, self.config.moe_router_num_groups, self.config.moe_router_group_topk)
+        return _highest(*arguments) if self.router_replay is None else self.router_replay.get_replay_topk(*arguments, _highest)
+
+
+def _highest(scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None) -> tuple[Tensor, Tensor]:
+    if not group_topk:
+        return scores.topk(topk, dim=1)
+    return moe_utils.group_limited_topk(scores, topk, *scores.shape, num_groups, group_topk)
+
+
+class BiasedRouter(Router):
+    """A router with sigmoids, whose choice among experts has a bias that nothing updates (Megatron-core's `moe_router_enable_expert_bias` does):
+    float32 [num_experts], whatever the model is in, and no part of checkpoints, as it is always the starting model's (workers/model/frozen.py)."""
 
     expert_bias: Tensor
 
@@ -64,6 +85,15 @@ class BiasedRouter(TopKRouter):
         super().__init__(*arguments, **keywords)
         del self.expert_bias
         self.register_buffer("expert_bias", torch.zeros(self.num_experts, dtype=torch.float32, device=cpu_backend.device()), persistent=False)
+
+    def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As Router.routing."""
+        scores = logits.view(-1, self.num_experts).sigmoid()
+        _, experts = self._chosen(scores + self.expert_bias)
+        weights = scores.gather(1, experts)
+        if self.topk > 1:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return weights * (self.config.moe_router_topk_scaling_factor or 1.0), experts
 
     def _apply(self, change: Any, recurse: bool = True) -> BiasedRouter:
         bias = self.expert_bias

@@ -1,6 +1,6 @@
 """Attention over a packed micro-batch whose responses share their prompts, as Megatron-core's core attention.
 
-    query, key, value of this rank's tokens --rotary embedding--> keys and values of all ranks of the context-parallel group
+    query, key (rotated), value of this rank's tokens --> keys and values of all ranks of the context-parallel group
         --> segment by segment, as attention_plan.py has worked out --> outputs of this rank's tokens
 
 Heads are those of this tensor-parallel rank. Keys and values are exchanged in one all-gather a layer; its gradient is the
@@ -56,28 +56,19 @@ def choose_flash_attention() -> str:
 
 
 class PackedAttention(torch.nn.Module):
-    """Megatron-core's core attention for packed trunks and branches, with rotary embedding and grouped queries.
-
-    Rotary embedding is applied here, as its positions are those of the layout: they go on from the trunk in every
-    branch, which Megatron's own packed rotary embedding cannot say. Latent attention (mla.py) has done it before.
-    """
+    """Megatron-core's core attention for packed trunks and branches, with grouped queries, of what self_attention.py or mla.py has rotated."""
 
     def __init__(self, config: Any, layer_number: int, *args: Any, softmax_scale: float | None = None, **kwargs: Any) -> None:
         super().__init__()
-        self._rotates = not config.multi_latent_attention
         self.scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, *,
                 packed_seq_params: PackedLayoutParams, **kwargs: Any) -> Tensor:
         """`query` [t, heads, d], `key` [t, kv_heads, d], `value` [t, kv_heads, e], e <= d; returns [t, heads * e] in the dtype of `query`."""
-        plan = packed_seq_params
-        assert plan.cos is not None and plan.sin is not None
         width = value.shape[-1]
-        if self._rotates:
-            query, key = rotate(query, plan.cos, plan.sin), rotate(key, plan.cos, plan.sin)
         # The kernels that keep no scores take one size. A view of query, key and value would keep all of them for the backward pass.
         value = functional.pad(value, (0, key.shape[-1] - width)) if width < key.shape[-1] else value.contiguous()
-        output = self._attended(plan, query, key, value)
+        output = self._attended(packed_seq_params, query, key, value)
         return output if width == key.shape[-1] else output.unflatten(-1, (query.shape[1], -1))[..., :width].flatten(-2)
 
     def _attended(self, plan: PackedLayoutParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class _Rows:
-    """Of a layer and a micro-batch. `chosen` int64 [n]: where in [experts, tokens] this rank's rows stand, `tokens` [n] their tokens; `per_expert`
+    """Of a layer and a micro-batch. `chosen` int64 [n]: where in [tokens, k] this rank's rows stand, `tokens` [n] their tokens; `per_expert`
     int64 [experts of this rank]: the rows that each computes. Where experts are on several ranks, `sent` and `received` are the rows for and from
     each, `gathered` those of each rank that shares an expert; `order` int64 [m] sorts by expert what arrives, `inverse` undoes it."""
 
@@ -53,12 +53,13 @@ class TokenDispatcher(MoEAlltoAllTokenDispatcher):
         self._rows, self._made_again = None, deque() if gradients else None
 
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """`hidden_states` [.., hidden], of t tokens; `routing_map` bool, `probs` float [t, experts]. Returns rows and their weights."""
+        """`hidden_states` [.., hidden], of t tokens; `routing_map` int64, `probs` float [t, k]: the numbers of each token's experts and their weights
+        (moe.py's routers). Returns rows and their weights."""
         self.hidden_shape = hidden_states.shape
         self._rows = self._rows_of(routing_map)
         self.input_splits, self.output_splits = self._rows.sent, self._rows.received  # of token_dispatch, which is Megatron-core's
         rows = hidden_states.view(-1, self.hidden_shape[-1]).index_select(0, self._rows.tokens)
-        return rows, probs.t().reshape(-1).index_select(0, self._rows.chosen)
+        return rows, probs.view(-1).index_select(0, self._rows.chosen)
 
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What has arrived, sorted by expert; how many rows each of them has; the rows' weights."""
@@ -90,34 +91,40 @@ class TokenDispatcher(MoEAlltoAllTokenDispatcher):
     def _maybe_dtoh_and_synchronize(self, point: str, tokens_per_expert: Tensor | None = None) -> Tensor | None:
         return tokens_per_expert  # the host has what it needs
 
-    def count_rows(self, routing: Tensor) -> tuple[Tensor, Tensor]:
-        """How many rows each rank has for each expert, int64 [ranks, experts], on the device and on the host, which waits for it."""
-        own = routing.sum(0)
+    def _own_counts(self, experts: Tensor) -> Tensor:
+        """How many rows this rank has for each expert, int64 [experts]."""
+        return experts.new_zeros(self.num_experts).scatter_add_(0, experts, torch.ones_like(experts))
+
+    def count_rows(self, experts: Tensor) -> tuple[Tensor, Tensor]:
+        """How many rows each rank has for each expert, int64 [ranks, experts], on the device and on the host, which waits for it; `experts` [n] are
+        those of this rank's."""
+        own = self._own_counts(experts)
         of_all = own.new_empty(self.tp_ep_group.size() * self.num_experts)
         dist.all_gather_into_tensor(of_all, own, group=self.tp_ep_group)
         of_all = of_all.view(-1, self.num_experts)
         return of_all, of_all.cpu()
 
-    def _rows_of(self, routing: Tensor) -> _Rows:
+    def _rows_of(self, experts: Tensor) -> _Rows:
         if self._made_again and torch.is_grad_enabled():
             return self._made_again.popleft()  # micro-batches come back in the order in which they went
-        rows = self._new_rows(routing)
+        rows = self._new_rows(experts)
         if self._made_again is not None and not torch.is_grad_enabled():
             self._made_again.append(rows)
         return rows
 
-    def _new_rows(self, routing: Tensor) -> _Rows:
-        tokens, num_local = len(routing), self.num_local_experts
-        chosen = torch.nonzero_static(routing.t().reshape(-1), size=tokens * self.config.moe_router_topk)[:, 0]
+    def _new_rows(self, experts: Tensor) -> _Rows:
+        each, experts, num_local = experts.shape[1], experts.reshape(-1), self.num_local_experts
+        chosen = experts.argsort(stable=True)
+        tokens = chosen // each
         if self.tp_ep_group.size() == 1:
-            return _Rows(chosen, chosen % tokens, routing.sum(0))
-        on_device, on_host = self.count_rows(routing)
+            return _Rows(chosen, tokens, self._own_counts(experts))
+        on_device, on_host = self.count_rows(experts)
         mine = slice(self.local_expert_indices[0], self.local_expert_indices[0] + num_local)
         # [ranks that share an expert, expert-parallel ranks, experts of this rank]: the order in which rows arrive.
         here, told = (counts.view(self.ep_size, self.tp_size, -1)[:, :, mine].transpose(0, 1) for counts in (on_device, on_host))
         sent = on_host[self.tp_ep_group.rank()].view(self.ep_size, -1).sum(1)
         order = (torch.repeat_interleave(here.reshape(-1), output_size=int(told.sum())) % num_local).argsort(stable=True)
-        return _Rows(chosen, chosen % tokens, here.sum((0, 1)), sent.tolist(), told[self.tp_rank].sum(1).tolist(), told.sum((1, 2)).tolist(),
+        return _Rows(chosen, tokens, here.sum((0, 1)), sent.tolist(), told[self.tp_rank].sum(1).tolist(), told.sum((1, 2)).tolist(),
                      order, order.argsort())
 
 

@@ -5,7 +5,8 @@ boundary. There the ranks agree (one all-reduce): if any noticed, all raise Step
 ranks are in step and before anything of theirs has changed: at the beginning, before the first minibatch, and between
 its gradients and their reduction, or before its last micro-batch, where that begins the reduction (trained_model.py). From then on
 the step is finished and nobody is asked. The ranks of a copy of the model need each other for every micro-batch, so they
-agree before each; where stages or experts are spread out, nobody is asked before the next boundary.
+agree before each; where stages or experts are spread out, nobody is asked before the next boundary: all ranks have begun the reduction
+by then, and end it before the next minibatch.
 """
 
 from __future__ import annotations

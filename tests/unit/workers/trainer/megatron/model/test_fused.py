@@ -14,7 +14,7 @@ pytest.importorskip("megatron.core")
 
 from tests.support.megatron_case import config, make_groups, write_model
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.megatron.model import layers
+from workers.trainer.megatron.model import layers, lm_head
 from workers.trainer.megatron.model.packed_attention import choose_flash_attention, rotated
 from workers.trainer.megatron.objective import PolicyTargets, per_token
 from workers.trainer.megatron.parallel.stop_gate import StopGate
@@ -54,6 +54,23 @@ def test_the_rotary_embedding_is_one_graph_for_any_number_of_tokens_and_heads() 
         results = [(output := function(values, cos, sin), *torch.autograd.grad(output.square().sum(), values)) for function in (rotated, compiled)]
         for expected, found in zip(*results, strict=True):
             assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_chunks_sums_and_softmax_are_one_graph_each(dtype: torch.dtype) -> None:
+    sums, softmax = ((each, torch.compile(each, dynamic=True, fullgraph=True, backend="aot_eager"))
+                     for each in (lm_head._sums_of_rows, lm_head._softmax_of_rows))
+    for rows, columns in ((5, 100), (9, 100), (33, 7)):
+        logits, factors = torch.randn(rows, columns, dtype=dtype), torch.randn(rows)
+        exact = logits.double()
+        probabilities = exact.softmax(-1)
+        for function in sums:
+            highest, total, weighted = function(logits)
+            lse = highest + total.log()
+            assert torch.allclose(lse.double(), exact.logsumexp(-1), atol=1e-5)
+            assert torch.allclose((weighted / total).double(), (probabilities * (exact - highest[:, None])).sum(-1), atol=1e-5)
+        for function in softmax:
+            assert torch.allclose(function(logits.clone(), lse, factors).double(), probabilities * factors[:, None], atol=1e-5)
 
 
 @pytest.mark.parametrize(("capability", "installed", "chosen"), [((9, 0), True, "FA3"), ((9, 0), False, ""), ((8, 0), True, ""), ((10, 0), True, "")])

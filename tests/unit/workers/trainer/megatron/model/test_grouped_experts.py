@@ -35,8 +35,7 @@ def test_any_number_of_tokens_for_each_expert(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(grouped_experts, "_one_by_one", lambda *arguments: plain.append(0) or one_by_one(*arguments))
     for alignment in (grouped_experts.ALIGNMENT, 2**20):  # as if their rows were not of a length that the kernel takes
         monkeypatch.setattr(grouped_experts, "ALIGNMENT", alignment)
-        for parameter in experts.parameters():
-            parameter.main_grad.zero_()
+        engine._policy.trained.zero_gradients()
         rows.grad = weights.grad = None
         with cpu_backend.redirected():
             output, bias = experts(rows, torch.tensor(numbers, device=device), weights)

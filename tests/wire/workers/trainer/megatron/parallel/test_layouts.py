@@ -32,7 +32,7 @@ from workers.trainer.megatron.parallel import process_group
 
 TWO = ["tp2", "pp2", "cp2", "dp2", "ep2", "ep2-recompute", "tp2-recompute", "cp2-selective", "pp2vpp2"]
 WITH_CRITIC = ["tp2-critic", "tp2-whole-critic", "pp2-critic", "cp2-critic", "dp2-critic", "pp2vpp2-critic"]
-FOUR = ["tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2", "tp2ep2", "pp4", "tp2pp2vpp2", "pp2vpp2dp2"]
+FOUR = ["tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2", "tp2ep2", "pp4", "tp2pp2vpp2", "pp2vpp2dp2", "pp2dp2", "ep2dp2", "pp2ep2"]
 LORA = ["tp2-lora", "tp2-whole-lora", "pp2-recompute-lora", "cp2-lora", "dp2-lora", "ep2-lora"]
 REPLAY = {2: ["tp2-replay", "pp2-recompute-replay", "cp2-selective-replay", "dp2-replay", "ep2-recompute-replay",
                "pp2vpp2-recompute-replay"],
