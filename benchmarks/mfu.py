@@ -3,10 +3,11 @@
     python -m benchmarks.mfu [--tokens 8192 32768] [--length 4096] [--steps 5] [--mixture]
 
 A Llama of 1.24 billion parameters, with `--mixture` four of the 48 layers of Qwen3-30B-A3B, with random weights, bfloat16 (on a CPU one of 50
-million, or with 8 experts, float32, by default 512 tokens), and `MegatronEngine.train_step` as it is in a run: packed samples that share nothing, one minibatch of four micro-batches of `tokens` each. The limit:
-the maker's figure (`mfu`), and products of the MLP's matrices alone (`of_matmul`), in turn with the steps. Model FLOPs count 6 per parameter that
-a token passes (without the embedding), and for causal attention 6 * layers * hidden * length per token (forward and backward, half of the square:
-arXiv 2204.02311, appendix B); nothing that is computed again counts. Prints one JSON object on its last line.
+million, or with 8 experts, float32, by default 512 tokens), and `MegatronEngine.train_step` as it is in a run: packed samples that share nothing, one
+minibatch of four micro-batches of `tokens` each. The limit: the maker's figure (`mfu`), and products of a plain MLP's matrices alone (`of_matmul`),
+in turn with the steps. Model FLOPs count 6 per parameter that a token passes (without the embedding), and for causal attention
+6 * layers * hidden * length per token (forward and backward, half of the square: arXiv 2204.02311, appendix B); what is computed again counts not.
+Prints one JSON object on its last line.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ ONE = (
     check("conformance", "every call that Headway makes, against SGLang with CUDA graphs", "all pass, none is left out", 900,
           "suite", "tests/conformance", small=False, sglang=True),
     check("log-probs", "mean difference between SGLang's and the trainer's, nats a token", "<= 0.03", 600, "runs", "agreement", sglang=True),
-    check("resumed", "a run is killed and goes on from its checkpoint to its end", "it ends, with every step once", 900, "runs", "killed"),
+    check("resumed", "a run is killed and goes on from its checkpoint to its end", "it ends, with every step once", 900, "runs", "killed",
+          sglang=True),
 )
 EIGHT = (
     check("layouts", "training in ten layouts over NCCL against Hugging Face's models and one rank, float32", "all pass, none is left out", 1200,

@@ -107,13 +107,13 @@ def _norm(config: Config, spread: Layout) -> int:
 
 def _mlp(architecture: Architecture, spread: Layout, experts: bool) -> float:
     """Numbers that the MLP keeps of each token: gate and up, and their product; on CPUs also up once more and gate's SiLU (TransformerConfig
-    without bias_activation_fusion). In a mixture also what goes into the router and into each of a token's experts, on CPUs its product before
-    it is weighted. Experts are taken to be equally busy."""
+    without bias_activation_fusion). In a mixture also what goes into the router and into each of a token's experts; on CPUs gate's SiLU and the
+    product before it is weighted. Experts are taken to be equally busy."""
     mixture = architecture.mixture if experts else None
     if mixture is None:
         return (3 if spread.gpu else 5) * architecture.intermediate_size / spread.tp
     hidden = architecture.hidden_size / (spread.tp // spread.etp)  # ranks that hold whole experts have tokens of their own
-    kept = (3 if spread.gpu else 6) * mixture.intermediate_size / spread.tp
+    kept = (3 if spread.gpu else 5) * mixture.intermediate_size / spread.tp
     shared = (3 if spread.gpu else 5) * mixture.shared_size / spread.tp
     return mixture.experts_per_token * (kept + hidden) + architecture.hidden_size / spread.tp + shared
 

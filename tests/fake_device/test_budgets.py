@@ -72,7 +72,7 @@ def test_an_8b_model_at_8k_without_recomputing() -> None:
     passes, step, layers = figures["passes"], figures["step"], 36
     assert figures["num_microbatches"] == 2 and figures["num_minibatches"] == 2
     assert figures["peak"] <= 55 * GIB
-    assert passes["operators"] <= 4650 * figures["num_microbatches"]
+    assert passes["operators"] <= 4350 * figures["num_microbatches"]
     assert sum(passes["waits"].values()) == 0, passes["waits"]
     # Of each minibatch its statistics, and its norm; once a step the log-probs of the second one before the first has moved the weights.
     assert own_waits(step) <= 2 + 2 and sum(step["waits"].values()) <= 2 * figures["num_minibatches"] + 2, step["waits"]
@@ -100,7 +100,7 @@ def test_most_is_exchanged_while_something_is_computed() -> None:
 
 
 def test_adapters_take_half_the_memory() -> None:
-    """Against 55 GiB and 4600 operators: no gradients and no state of the weights, and the same waits."""
+    """Against 55 GiB and 4300 operators: no gradients and no state of the weights, and the same waits."""
     (found,) = figures_of([Case("Qwen3-8B", 8, {"tp": 2}, (0,), num_minibatches=2, lora=16)])
     (figures,) = found["ranks"]
     assert figures["held"] <= 8 * GIB and figures["peak"] <= 28 * GIB
@@ -111,7 +111,7 @@ def test_adapters_take_half_the_memory() -> None:
 def test_a_mixture_at_8k() -> None:
     """The host waits once a layer, for the numbers of tokens that all-to-all sends; the other operators of a layer are most of them attention's."""
     full, none = figures_of([Case("Qwen3-30B-A3B", 8, {"ep": 8}, (0,), recompute=recompute) for recompute in ("full", "none")])
-    for found, operators in ((full, 12_000), (none, 9100)):
+    for found, operators in ((full, 11_900), (none, 9000)):
         (figures,) = found["ranks"]
         assert figures["passes"]["operators"] <= operators * figures["num_microbatches"]
         assert sum(figures["passes"]["waits"].values()) == 48 * figures["num_microbatches"], figures["passes"]["waits"]

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workers.trainer.fake_device.operators import DEVICE, Recorder
-from workers.trainer.megatron.model import layers, lm_head, mla, moe, self_attention
+from workers.trainer.megatron.model import layers, lm_head, mla, moe, self_attention, weight_gradient
 from workers.trainer.megatron.model import model as model_module
 from workers.trainer.megatron.model.token_dispatcher import TokenDispatcher
 from workers.trainer.megatron.parallel import cpu_backend, process_group
@@ -88,6 +88,10 @@ def _stand_in_for_kernels(recorder: Recorder) -> None:
         with recorder.as_one():
             return torch.empty_like(logits, dtype=torch.float32)
 
+    def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+        with recorder.as_one():
+            total.add_(0)
+
     def compiled(function: Any) -> Any:
         def one(*arguments: Any) -> Any:
             with recorder.as_one():
@@ -97,6 +101,7 @@ def _stand_in_for_kernels(recorder: Recorder) -> None:
 
     layers.RMSNorm.forward = lambda norm, x: FusedRMSNorm.apply(x.contiguous(), norm.weight)  # type: ignore[method-assign,assignment]
     mla.rotate = self_attention.rotate = Rotated.apply  # type: ignore[assignment]
+    lm_head.add_product = weight_gradient.add_product = add_product  # type: ignore[assignment]
     kernels = {lm_head._sums_of_rows: sums, lm_head._softmax_of_rows: softmax}
     lm_head.compiled = kernels.__getitem__  # type: ignore[assignment]
     for name in ("swiglu", "swiglu_back", "weighted_swiglu", "weighted_swiglu_back"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from workers.config import Recompute, TrainerConfig
 from workers.model.architecture import Architecture
-from workers.trainer.megatron.model import mla, moe
+from workers.trainer.megatron.model import mla, moe, weight_gradient
 from workers.trainer.megatron.model.packed_attention import PackedAttention
 from workers.trainer.megatron.model.self_attention import PackedSelfAttention
 from workers.trainer.megatron.parallel import cpu_backend
@@ -39,6 +38,7 @@ def transformer_config(architecture: Architecture, dtype: torch.dtype, trainer: 
     """Megatron-core's configuration of `architecture`, spread as `trainer.parallel` says: no dropout; SwiGLU and, with Transformer Engine, its layers
     are fused."""
     parallel, on_cpu = trainer.parallel, cpu_backend.device().type == "cpu"
+    weight_gradient.install()
     return (MLATransformerConfig if architecture.latent else TransformerConfig)(
         num_layers=architecture.num_layers,
         hidden_size=architecture.hidden_size,
@@ -65,8 +65,7 @@ def transformer_config(architecture: Architecture, dtype: torch.dtype, trainer: 
         bias_activation_fusion=not on_cpu,  # SwiGLU keeps its input only; without CUDA it would not be one kernel
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
-        # Megatron's own output layer, which is made but never run, wants apex for it; Transformer Engine's layers do not.
-        gradient_accumulation_fusion=uses_transformer_engine() and importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None,
+        gradient_accumulation_fusion=True,
         persist_layer_norm=False,
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from workers.trainer.megatron.model.compiled import compiled
+from workers.trainer.megatron.model.weight_gradient import add_product
 from workers.trainer.megatron.parallel import cpu_backend
 
 # Every chunk reads and writes the whole gradient of the weight; an accelerator needs more rows to make up for that.
@@ -162,12 +163,8 @@ class _TokenLogprobs(torch.autograd.Function):
             slope.index_put_((index[tokens] - part.start, columns[tokens]), at_target[tokens], accumulate=True)
             slope = slope.to(hidden.dtype)
             torch.matmul(slope, rows, out=grad_hidden[part])
-            if grad_weight is None:
-                pass
-            elif hidden.dtype is torch.float32:
-                grad_weight[:len(rows)].addmm_(slope.t(), hidden[part])
-            else:
-                grad_weight[:len(rows)].add_(slope.t() @ hidden[part])
+            if grad_weight is not None:
+                add_product(grad_weight[:len(rows)], slope.t(), hidden[part])
             del slope
         own_grad = None
         if grad_weight is not None:  # where it is added up already, one without entries tells that it is ready to be added up over copies

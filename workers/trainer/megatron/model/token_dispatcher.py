@@ -24,12 +24,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class _Rows:
-    """Of a layer and a micro-batch. `chosen` int64 [n]: where in [tokens, k] this rank's rows stand, `tokens` [n] their tokens; `per_expert`
-    int64 [experts of this rank]: the rows that each computes. Where experts are on several ranks, `sent` and `received` are the rows for and from
-    each, `gathered` those of each rank that shares an expert; `order` int64 [m] sorts by expert what arrives, `inverse` undoes it."""
+    """Of a layer and a micro-batch. `chosen` int64 [n]: where in [tokens, k] this rank's rows stand, `tokens` [n] their tokens, `places` int64
+    [tokens, k] the rows of each token; `per_expert` int64 [experts of this rank]: the rows that each computes. Where experts are on several ranks,
+    `sent` and `received` are the rows for and from each, `gathered` those of each rank that shares an expert; `order` int64 [m] sorts by expert what
+    arrives, `inverse` undoes it."""
 
     chosen: Tensor
     tokens: Tensor
+    places: Tensor
     per_expert: Tensor
     sent: list[int] | None = None
     received: list[int] | None = None
@@ -58,8 +60,8 @@ class TokenDispatcher(MoEAlltoAllTokenDispatcher):
         self.hidden_shape = hidden_states.shape
         self._rows = self._rows_of(routing_map)
         self.input_splits, self.output_splits = self._rows.sent, self._rows.received  # of token_dispatch, which is Megatron-core's
-        rows = hidden_states.view(-1, self.hidden_shape[-1]).index_select(0, self._rows.tokens)
-        return rows, probs.view(-1).index_select(0, self._rows.chosen)
+        rows = _Spread.apply(hidden_states.view(-1, self.hidden_shape[-1]), self._rows.tokens, self._rows.places)
+        return rows, _Reordered.apply(probs.view(-1), self._rows.chosen, self._rows.places.view(-1))
 
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What has arrived, sorted by expert; how many rows each of them has; the rows' weights."""
@@ -84,9 +86,7 @@ class TokenDispatcher(MoEAlltoAllTokenDispatcher):
     def combine_postprocess(self, permutated_local_input_tokens: Tensor) -> Tensor:
         """Each token's rows, added up, in the shape of what was dispatched."""
         assert self._rows is not None
-        rows = permutated_local_input_tokens
-        total = rows.new_zeros(self.hidden_shape[:-1].numel(), self.hidden_shape[-1]).index_add(0, self._rows.tokens, rows)
-        return total.view(self.hidden_shape)
+        return _AddedUp.apply(permutated_local_input_tokens, self._rows.tokens, self._rows.places).view(self.hidden_shape)
 
     def _maybe_dtoh_and_synchronize(self, point: str, tokens_per_expert: Tensor | None = None) -> Tensor | None:
         return tokens_per_expert  # the host has what it needs
@@ -115,16 +115,16 @@ class TokenDispatcher(MoEAlltoAllTokenDispatcher):
     def _new_rows(self, experts: Tensor) -> _Rows:
         each, experts, num_local = experts.shape[1], experts.reshape(-1), self.num_local_experts
         chosen = experts.argsort(stable=True)
-        tokens = chosen // each
+        tokens, places = chosen // each, chosen.argsort().view(-1, each)
         if self.tp_ep_group.size() == 1:
-            return _Rows(chosen, tokens, self._own_counts(experts))
+            return _Rows(chosen, tokens, places, self._own_counts(experts))
         on_device, on_host = self.count_rows(experts)
         mine = slice(self.local_expert_indices[0], self.local_expert_indices[0] + num_local)
         # [ranks that share an expert, expert-parallel ranks, experts of this rank]: the order in which rows arrive.
         here, told = (counts.view(self.ep_size, self.tp_size, -1)[:, :, mine].transpose(0, 1) for counts in (on_device, on_host))
         sent = on_host[self.tp_ep_group.rank()].view(self.ep_size, -1).sum(1)
         order = (torch.repeat_interleave(here.reshape(-1), output_size=int(told.sum())) % num_local).argsort(stable=True)
-        return _Rows(chosen, tokens, here.sum((0, 1)), sent.tolist(), told[self.tp_rank].sum(1).tolist(), told.sum((1, 2)).tolist(),
+        return _Rows(chosen, tokens, places, here.sum((0, 1)), sent.tolist(), told[self.tp_rank].sum(1).tolist(), told.sum((1, 2)).tolist(),
                      order, order.argsort())
 
 
@@ -135,6 +135,33 @@ class _Reordered(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)
         return x.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Spread(torch.autograd.Function):
+    """A row of x for each of its `tokens`; the gradients of a token's rows, at `places` [tokens, k], are added up in one order, which
+    index_add on GPUs does not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        return x.index_select(0, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return grad[ctx.saved_tensors[0]].sum(1), None, None
+
+
+class _AddedUp(torch.autograd.Function):
+    """The way back: rows, added up for each token."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        return rows[places].sum(1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]

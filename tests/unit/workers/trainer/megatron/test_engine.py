@@ -271,6 +271,7 @@ EXPECTED_HITS = {
     ("optimizer/distrib_optimizer.py:_build_model_and_main_param_groups", ".type()"),
     ("optimizer/optimizer.py:__init__", "device='cuda'"),
     ("pipeline_parallel/schedules.py:forward_backward_no_pipelining", "device='cuda'"),
+    ("tensor_parallel/layers.py:backward", "current_device()"),
     ("tensor_parallel/random.py:add", "RNG state"),
 }
 
