@@ -28,6 +28,7 @@ from workers.data.examples import Examples, end_token
 from workers.data.limits import tokens_within
 from workers.data.prompt import Prompt, PromptSource
 from workers.data.prompts import open_prompts
+from workers.model.adapter_shapes import pair_shapes
 from workers.model.architecture import Architecture, ModelError, read_architecture
 from workers.model.initialize import make_smollm2, make_tiny
 from workers.model.parallel_limits import check_training
@@ -46,6 +47,8 @@ from workers.weights.locations import places
 NUM_CHECKED = 512
 NUM_VERSIONS = 3
 """As many versions of the weights are there at once, at least."""
+MERGED = 2
+"""The same of whole ones where only adapters are published (workers/rollout/weights/merging.py)."""
 
 
 def resolve_model(config: Config, run: RunFolder) -> Path:
@@ -144,10 +147,14 @@ def check_weights_folder(config: Config, run: RunFolder, architecture: Architect
         parent = next(parent for parent in folder.parents if parent.exists())
         require(not folder.exists() and os.access(parent, os.W_OK), "weights.dir", config.weights.dir,
                 f"{folder} must not exist, and {parent} must be writable", "Choose another weights.dir")
-        size = sum(math.prod(shape) for shape in architecture.tensor_shapes().values()) * (4 if config.engine.dtype is Dtype.float32 else 2)
+        merges = config.weights.adapter_only and folder == store
+        number, shapes, dtype = MERGED if merges else NUM_VERSIONS, architecture.tensor_shapes(), config.engine.dtype
+        if config.weights.adapter_only and not merges:
+            shapes, dtype = {**pair_shapes(architecture, config.trainer.lora)}, config.trainer.dtype
+        size = number * sum(map(math.prod, shapes.values())) * (4 if dtype is Dtype.float32 else 2)
         free = shutil.disk_usage(parent).free
-        require(free >= NUM_VERSIONS * size, "weights.dir", config.weights.dir,
-                f"{NUM_VERSIONS} versions of the weights take {NUM_VERSIONS * size >> 20} MiB in {parent}, where {free >> 20} MiB are free",
+        require(free >= size, "weights.dir", config.weights.dir,
+                f"{number} versions of the weights take {size >> 20} MiB in {parent}, where {free >> 20} MiB are free",
                 "Free some space there, or choose another weights.dir")
 
 

@@ -115,7 +115,7 @@ class FullConfig(workers.Config):
 
     def _takes_broadcasts(self) -> bool:
         """Whether weights can go from GPU to GPU, as far as the config tells; the versions of NCCL are compared later, on both sides."""
-        plain = self.weights.security is workers.Security.digest and not self.weights.delta
+        plain = self.weights.security is workers.Security.digest and not self.weights.delta and not self.weights.adapter_only
         on_gpus = self.cluster.kind is ClusterKind.slurm and self.gives_gpus("train") and self.gives_gpus("inference")
         try:
             check_broadcasts(self.engine)

@@ -20,7 +20,7 @@ from pathlib import Path
 from launcher.memory.activations import BYTES, GIB, MIB, Layout, kept_bytes, transient_bytes
 from launcher.memory.parameters import Weights, count_weights, layers_of
 from workers.config import Config, Dtype, LoraConfig, Server, Transport
-from workers.model.adapter_shapes import INPUT_SPLIT, adapter_shapes
+from workers.model.adapter_shapes import INPUT_SPLIT, adapter_shapes, pair_shapes
 from workers.model.architecture import Architecture, read_architecture
 from workers.trainer.batch.pipeline_schedule import most_ahead
 
@@ -40,6 +40,8 @@ REPLICA_PROCESSES = 700 * MIB
 """A rollout worker, its engine and one verifier with hardly any model and cache (620 MiB measured)."""
 EMBEDDED_PROCESS, SYNTHETIC_PROCESS = 300 * MIB, 100 * MIB
 """One more engine on the same replica."""
+MERGING_PROCESS = 200 * MIB
+"""What torch takes in a rollout worker that merges adapters (190 MiB measured)."""
 SGLANG_SHARE = 0.9
 """About what SGLang takes of a GPU for weights and cache where engine.mem_fraction does not say it."""
 
@@ -164,15 +166,16 @@ def adapters_of_a_layer(architecture: Architecture, lora: LoraConfig, tp: int) -
 def replica_memory(config: Config, architecture: Architecture, weights: Weights, num_nodes: int = 1) -> dict[str, float]:
     """Bytes of one inference replica in the host's memory, on each of its nodes, by what takes them. The embedded engine runs on CPUs; SGLang's
     models are on GPUs, but for engine.device=cpu, which is not estimated."""
+    merging = {"merging": MERGING_PROCESS + 12.0 * weights.largest} if config.weights.adapter_only and not config.evaluates else {}
     if config.engine.server is Server.synthetic:
-        return {"processes": REPLICA_PROCESSES + (config.num_servers - 1) * SYNTHETIC_PROCESS}
+        return merging | {"processes": REPLICA_PROCESSES + (config.num_servers - 1) * SYNTHETIC_PROCESS}
     if config.engine.server is Server.sglang:
-        return {"processes": REPLICA_PROCESSES + config.allocation.replica_size / num_nodes * CUDA_PROCESS}
+        return merging | {"processes": REPLICA_PROCESSES + config.allocation.replica_size / num_nodes * CUDA_PROCESS}
     size, number = BYTES[config.engine.dtype], config.num_servers
     head = weights.embedding if weights.tied else 0  # packed for its kernel, besides the embedding
     cache = (config.engine.num_slots + 1) * cache_bytes(config, architecture)
-    return {"weights": number * 2 * (weights.total + head) * size, "KV cache": number * cache,
-            "processes": REPLICA_PROCESSES + (number - 1) * EMBEDDED_PROCESS}
+    return merging | {"weights": number * 2 * (weights.total + head) * size, "KV cache": number * cache,
+                      "processes": REPLICA_PROCESSES + (number - 1) * EMBEDDED_PROCESS}
 
 
 def cache_bytes(config: Config, architecture: Architecture) -> float:
@@ -197,13 +200,21 @@ class StoredWeights:
     held: float
 
 
-def stored_weights(config: Config, weights: Weights, local: bool) -> StoredWeights:
+def stored_weights(config: Config, architecture: Architecture, local: bool) -> StoredWeights:
     """What lies there (workers/trainer/weights/rank_publisher.py); `local`: all of it on one machine."""
     disk, in_memory = config.weights.transport is Transport.disk, config.weights.dir == "auto"
-    version = weights.total * BYTES[config.engine.dtype]
+    model = count_weights(architecture).total * BYTES[config.engine.dtype]
+    version, merged = published_bytes(config, architecture), HELD * model if config.weights.adapter_only else 0.0
     if disk:
-        return StoredWeights((PUBLISHED if in_memory and local else STAGED) * version, 0.0)
-    return StoredWeights(PUBLISHED * version, HELD * version) if in_memory else StoredWeights(0.0, 0.0)
+        return StoredWeights((PUBLISHED if in_memory and local else STAGED) * version, merged)
+    return StoredWeights(PUBLISHED * version, HELD * version + merged) if in_memory else StoredWeights(0.0, 0.0)
+
+
+def published_bytes(config: Config, architecture: Architecture) -> float:
+    """Of one version: the model, or adapters alone."""
+    if config.weights.adapter_only:
+        return sum(map(math.prod, pair_shapes(architecture, config.trainer.lora).values())) * BYTES[config.trainer.dtype]
+    return count_weights(architecture).total * BYTES[config.engine.dtype]
 
 
 def node_share(num_ranks: int, ranks_per_node: int, num_stages: int) -> float:

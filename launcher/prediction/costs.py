@@ -40,6 +40,7 @@ class Shapes:
     cache: int
     attention: float
     num_layers: int
+    architecture: Architecture
 
     @staticmethod
     def of(architecture: Architecture) -> Shapes:
@@ -50,7 +51,7 @@ class Shapes:
         layers = weights.of(range(architecture.num_layers))
         active = layers.split + layers.whole + layers.experts * used + weights.embedding  # of the output, not of the lookup
         attention = 4.0 * architecture.num_layers * architecture.num_heads * architecture.head_dim
-        return Shapes(weights, active, architecture.num_layers * architecture.cache_width, attention, architecture.num_layers)
+        return Shapes(weights, active, architecture.num_layers * architecture.cache_width, attention, architecture.num_layers, architecture)
 
     def operations(self, context: float) -> float:
         """Of a forward pass for a token with `context` tokens before it."""
@@ -111,5 +112,5 @@ def updating(config: Config, shapes: Shapes, device: DeviceSpeed, num_devices: i
 
 
 def weights_bytes(config: Config, shapes: Shapes) -> float:
-    """Of one version."""
+    """Of the model, as engines load it."""
     return shapes.weights.total * BYTES[config.engine.dtype]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SLOW = ("workers/trainer/megatron/", "workers/trainer/selftest/test_self_test", "workers/trainer/saving/", "workers/reward/pool/",
-        "workers/coordinator/groups/test_concurrency", "workers/rollout/engines/servers/embedded/test_model", "workers/model/test_initialize",
-        "workers/reward/verifiers/test_mathematics", "launcher/memory/test_estimate", "launcher/launch/test_selftest", "test_wheel")
+SLOW = ("workers/trainer/megatron/", "workers/trainer/selftest/test_self_test", "workers/trainer/saving/", "workers/weights/test_peft_folder",
+        "workers/reward/pool/", "workers/coordinator/groups/test_concurrency", "workers/rollout/engines/servers/embedded/test_model",
+        "workers/model/test_initialize", "workers/reward/verifiers/test_mathematics", "launcher/memory/test_estimate",
+        "launcher/launch/test_selftest", "test_wheel")
 """How the paths of files begin that train models, simulate long runs, or start many processes."""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.conftest import megatron_groups as megatron_groups
 from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys
 

@@ -219,6 +219,8 @@ class Config:
         if self.replayed is not None:
             self.engine.check_tells_routing()
         self.weights.check_engine(self.engine)
+        require(not self.weights.adapter_only or self.trainer.lora.rank > 0, "weights.adapter_only", True, "must be false with trainer.lora.rank=0",
+                "The whole model is trained, and there are no adapters: leave it out, or give trainer.lora.rank=16")
 
     def _check_supervised(self) -> None:
         """What has no meaning without generated answers and their rewards."""

@@ -182,6 +182,7 @@ class WeightsConfig:
     dir: str = "auto"  # where weights lie: auto, run, or a folder; docs/weights.md
     security: Security = Security.digest  # of streamed weights: digests, or encryption too
     delta: bool = False  # only what has changed is sent
+    adapter_only: bool = False  # adapters are sent without the model (trainer.lora), and merged on each node that generates
     chunk_mb: int = 4  # of one streamed piece
     streams: int = 4  # connections over which a node fetches from each source
     fanout: int = 2  # workers that fetch from the trainer, and from each worker
@@ -200,6 +201,8 @@ class WeightsConfig:
                 "One connection brings 1 to 2 GB/s at most; each takes a thread on both sides")
         require(self.swap is Swap.pause or self.transport is not Transport.nccl, "weights.swap", self.swap.value, "must be pause with weights=nccl",
                 "A broadcast is of one moment, for which all engines of the group stand still; use weights=zmq")
+        require(not self.adapter_only or self.transport is not Transport.nccl, "weights.adapter_only", True, "must be false with weights=nccl",
+                "A broadcast goes into the engines' own tensors; use weights=zmq")
         require(self.timeout_s > 0, "weights.timeout_s", self.timeout_s, "must be positive",
                 "A transport that brings nothing for so long has failed")
 

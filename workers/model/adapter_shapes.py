@@ -10,6 +10,8 @@ from workers.model.architecture import Architecture
 OF_MLP = (LoraTarget.gate_proj, LoraTarget.up_proj, LoraTarget.down_proj)
 INPUT_SPLIT = (LoraTarget.o_proj, LoraTarget.down_proj)
 """What tensor parallelism divides by its inputs; the others by their outputs."""
+A, B = "lora_A.weight", "lora_B.weight"
+"""How PEFT ends the names of a pair."""
 
 
 def adapter_shapes(architecture: Architecture, targets: Sequence[LoraTarget]) -> dict[str, tuple[int, int]]:
@@ -21,6 +23,12 @@ def adapter_shapes(architecture: Architecture, targets: Sequence[LoraTarget]) ->
         if len(shape) == 2 and module.rpartition(".")[2] in leaves and ".experts." not in module:
             found[module] = (shape[0], shape[1])
     return found
+
+
+def pair_shapes(architecture: Architecture, lora: LoraConfig) -> dict[str, tuple[int, int]]:
+    """Shapes of A [rank, in] and B [out, rank] of each matrix that has adapters, by the names that PEFT gives them below the model."""
+    return {f"{module}.{end}": shape for module, (outputs, inputs) in adapter_shapes(architecture, lora.targets).items()
+            for end, shape in ((A, (lora.rank, inputs)), (B, (outputs, lora.rank)))}
 
 
 def check_adapters(architecture: Architecture, lora: LoraConfig) -> None:

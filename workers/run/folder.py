@@ -93,7 +93,7 @@ class RunFolder(RunPaths):
 
     def remove_weights(self, where: str) -> None:
         """Remove all versions on shared storage and in this node's store; to be called when nobody reads them any more."""
-        for folder in {self.store("auto"), self.store(where), self.weights("run"), self.weights(where)}:
+        for folder in {self.store("auto"), self.store(where), self.merged("auto"), self.merged(where), self.weights("run"), self.weights(where)}:
             shutil.rmtree(folder, ignore_errors=True)
 
     def newest_epoch(self) -> int:

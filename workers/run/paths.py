@@ -116,3 +116,8 @@ class RunPaths:
             return self.weights(where)
         parent = self.path if where in ("auto", "run") else Path(where)
         return parent / f"headway-{os.getuid()}-{hashlib.sha256(f'{self.path}@{socket.gethostname()}'.encode()).hexdigest()[:16]}"
+
+    def merged(self, where: str) -> Path:
+        """The root of the store of versions that this node has merged itself (weights.adapter_only)."""
+        store = self.store(where)
+        return store.with_name(f"{store.name}-merged")

@@ -55,11 +55,12 @@ def lay_out(shapes: Mapping[str, tuple[int, ...]], dtype: Dtype, sources: Mappin
                 sizes.append(0)
             groups[-1][1].append(tensor)
             sizes[-1] += size
-    return [_file(f"{name}-{number:05d}.safetensors", source, {tensor: shapes[tensor] for tensor in tensors}, dtype)
+    return [lay_out_file(f"{name}-{number:05d}.safetensors", source, {tensor: shapes[tensor] for tensor in tensors}, dtype)
             for number, (source, tensors) in enumerate(groups)]
 
 
-def _file(name: str, source: int, shapes: dict[str, tuple[int, ...]], dtype: Dtype) -> ShardFile:
+def lay_out_file(name: str, source: int, shapes: Mapping[str, tuple[int, ...]], dtype: Dtype) -> ShardFile:
+    """The file `name` of tensors of `shapes`, in this order, that `source` has."""
     code, size_of = NAMES[dtype]
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     starts, end = {}, 0

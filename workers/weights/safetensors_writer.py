@@ -117,7 +117,7 @@ def write_hf_folder(folder: Path, tensors: Iterable[tuple[str, Tensor]], model_f
         raise WeightsError(str(error)) from error
     except OSError as error:
         raise WeightsError(f"{folder}: {free >> 20} MiB are free, the weights take {size >> 20} MiB ({error}). Free some space, or choose "
-                           "another run.dir") from error
+                           "another folder: run.dir, or weights.dir for what a node holds") from error
 
 
 def _write(folder: Path, files: Sequence[ShardFile], tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:

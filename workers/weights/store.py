@@ -21,6 +21,7 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from workers.messages.parts import Version
@@ -139,6 +140,20 @@ class NodeStore:
         """Allocate the files of `version`, or take over what another fetch left. Call with the lock. Raises `WeightsError` when full."""
         return Incoming.begin(self.held(version), manifest_content, version, threads)
 
+    @contextlib.contextmanager
+    def make(self, version: Version) -> Iterator[tuple[Path, Callable[[], None]]]:
+        """Inside the block, the folder in which `version` is made on this node, and what is to be called as it grows, so that whoever waits for it
+        knows; after the block it is held. Call with the lock."""
+        final = self.held(version)
+        part, arrived = final.with_name(f".{final.name}.part"), final.with_name(f".{final.name}.arrived")
+        Incoming.abandon(final)
+        try:
+            part.mkdir(mode=0o700)
+            yield part, arrived.touch
+            part.rename(final)
+        finally:
+            Incoming.abandon(final)
+
     # -- leaving -------------------------------------------------------------------------------------------------------
 
     def remove_older(self, keep: set[Version]) -> None:
@@ -178,6 +193,13 @@ class NodeStore:
         if self._in_use.alone():
             _remove_store(self.root)
         self._in_use.release()
+
+
+def open_store(root: Path) -> NodeStore:
+    """As `NodeStore`, once what other runs have left beside it is removed, and said."""
+    for stale in clean_stale(root.parent):
+        print(f"removed {stale}: weights of a run that has ended", flush=True)
+    return NodeStore(root)
 
 
 def clean_stale(parent: Path) -> list[Path]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +13,8 @@ pytest.importorskip("transformers")
 
 from tests.support.model_folders import write_random_model
 from workers import prepare
-from workers.config import ClusterKind, Config, ConfigError, Dtype, RouterReplay, RoutingShape, Transport
+from workers.config import ClusterKind, Config, ConfigError, Dtype, LoraConfig, RouterReplay, RoutingShape, Transport
+from workers.model.adapter_shapes import pair_shapes
 from workers.model.architecture import Architecture
 from workers.prepare import check_model, check_weights_folder
 from workers.run import paths
@@ -78,3 +81,19 @@ def test_too_little_room_is_said_before_anything_starts(run: RunFolder, architec
         check_weights_folder(config(Transport.zmq, "auto", ClusterKind.local), run, architecture)
     check_weights_folder(config(Transport.zmq, "auto", ClusterKind.slurm), run, architecture)
     shutil.rmtree(run.path)
+
+
+def test_adapters_alone_need_room_for_merged_versions_on_this_machine_and_little_on_shared_storage(
+        run: RunFolder, architecture: Architecture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = config(Transport.disk, str(tmp_path / "given"), ClusterKind.local)
+    setup.weights.adapter_only, setup.trainer.lora = True, LoraConfig(rank=1)
+    model = 2 * sum(map(math.prod, architecture.tensor_shapes().values()))
+    adapters = 4 * sum(map(math.prod, pair_shapes(architecture, setup.trainer.lora).values()))
+    free = {tmp_path: 3 * adapters, tmp_path / "memory": 2 * model}
+    monkeypatch.setattr(prepare.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[folder]))
+    check_weights_folder(setup, run, architecture)
+    for short, words in ((tmp_path, "3 versions"), (tmp_path / "memory", "2 versions")):
+        free[short] -= 1
+        with pytest.raises(ConfigError, match=f"{words} of the weights take .* in {short}, "):
+            check_weights_folder(setup, run, architecture)
+        free[short] += 1

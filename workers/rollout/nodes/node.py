@@ -25,6 +25,7 @@ from workers.rollout.engines.client import EngineError
 from workers.rollout.engines.replica import local_devices
 from workers.rollout.engines.servers.process import ServerProcess, Span
 from workers.rollout.nodes.other_nodes import tell_whereabouts
+from workers.rollout.weights.merging import Merging
 from workers.rollout.weights.shared_storage import from_shared_storage
 from workers.rollout.weights.streaming import Streaming
 from workers.run.folder import RunFolder
@@ -47,6 +48,7 @@ class EngineNode:
         self._socket = ElementSocket(run, config.transport, ToNode)
         weights = not config.evaluates and config.weights.transport is not Transport.disk
         self._streaming = Streaming(run, config) if weights else None
+        self._merging = Merging(run, config) if config.weights.adapter_only and not config.evaluates else None
         self._rank: asyncio.Task[None] | None = None
         self._fetch: asyncio.Task[None] | None = None
         self._number = -1
@@ -60,8 +62,9 @@ class EngineNode:
             for task in filter(None, (self._rank, self._fetch)):
                 task.cancel()
                 await _to_its_end(task)
-            if self._streaming is not None:
-                await asyncio.to_thread(self._streaming.close)
+            for part in (self._streaming, self._merging):
+                if part is not None:
+                    await asyncio.to_thread(part.close)
             self._socket.close()
 
     async def _serve(self) -> None:
@@ -141,9 +144,12 @@ class EngineNode:
             if wanted.source and self._streaming is not None:
                 self._streaming.expect(announcement.version)
                 self._streaming.held = wanted.held
-                await self._streaming.fetch(announcement, Sources(announcement.version, [wanted.source]), lambda _: None)
+                folder = await self._streaming.fetch(announcement, Sources(announcement.version, [wanted.source]), lambda _: None)
             else:
-                await from_shared_storage(announcement, self._config.weights.timeout_s, lambda: True)
+                folder = await from_shared_storage(announcement, self._config.weights.timeout_s, lambda: True)
+            if self._merging is not None:
+                self._merging.held = wanted.held
+                await self._merging.merge(announcement.version, folder)
         except WeightsError as error:
             cause = str(error)
         await self._socket.send(peer, VersionFetched(wanted.number, cause))

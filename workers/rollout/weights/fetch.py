@@ -4,6 +4,7 @@
                            disk: shared_storage.py: seen on storage that all nodes share, verified where it lies ------------------> folder
                            none is left: TransportFailed -> the trainer offers another one -> the same announcement, with more ways
 
+    folder of adapters alone (weights.adapter_only) --merging.py--> folder
     folder --> LoadRequest -> LoadGranted --> (the holder loads it) --> Heartbeat(held)
 
 Waits, each named by `waiting_for`: for the coordinator's answers, for another way, each at most weights.timeout_s while there is a
@@ -23,6 +24,7 @@ from workers.config import Config, Transport
 from workers.messages.from_coordinator import LoadGranted, Sources
 from workers.messages.from_worker import LoadRequest, SourcesRequest, TransportFailed
 from workers.messages.parts import Announcement, Message, Version
+from workers.rollout.weights.merging import Merging
 from workers.rollout.weights.news import News
 from workers.rollout.weights.shared_storage import from_shared_storage
 from workers.rollout.weights.streaming import Streaming
@@ -55,6 +57,7 @@ class WeightFetch:
                  elsewhere: Callable[[Announcement, str, Version | None], AbstractAsyncContextManager[None]] = lambda *_: nullcontext()) -> None:
         self._config, self._send, self._in_touch, self._elsewhere = config.weights, send, in_touch, elsewhere
         self._streaming = None if config.weights.transport is Transport.disk else Streaming(run, config)
+        self._merging = Merging(run, config) if config.weights.adapter_only else None
         self.endpoint = self._streaming.endpoint if self._streaming else ""
         self.waiting_for = self.via = ""
         self.fetch_s, self.num_fallbacks, self._num_skipped = 0.0, 0, 0
@@ -95,9 +98,10 @@ class WeightFetch:
         self._news.tell()
 
     async def close(self) -> None:
-        """Serve others no more, and leave the node's store."""
-        if self._streaming is not None:
-            await asyncio.to_thread(self._streaming.close)
+        """Serve others no more, and leave the node's stores."""
+        for part in (self._streaming, self._merging):
+            if part is not None:
+                await asyncio.to_thread(part.close)
 
     # -- fetching ------------------------------------------------------------------------------------------------------
 
@@ -107,7 +111,11 @@ class WeightFetch:
         async with self._one_at_a_time:
             started = time.monotonic()
             try:
-                return await self._fetch(announcement)
+                folder = await self._fetch(announcement)
+                if self._merging is not None:
+                    self.waiting_for = f"the adapters of version {announcement.version} to be merged"
+                    folder = await self._merging.merge(announcement.version, folder)
+                return folder
             finally:
                 self.fetch_s += time.monotonic() - started
                 self.waiting_for = ""
@@ -120,7 +128,8 @@ class WeightFetch:
                 announcement = await self._another_way(announcement.version, causes)
                 continue
             try:
-                async with self._elsewhere(announcement, "" if way == DISK else self.endpoint, self._streaming.held if self._streaming else None):
+                kept = self._merging or self._streaming
+                async with self._elsewhere(announcement, "" if way == DISK else self.endpoint, kept.held if kept else None):
                     folder = await (self._from_storage if way == DISK else self._stream)(announcement)
             except WeightsError as error:
                 print(f"version {announcement.version} could not be had by {way}: {error}", flush=True)

@@ -24,7 +24,7 @@ from workers.run.folder import RunFolder
 from workers.transport.weights.fetcher import FetchProgress, fetch
 from workers.transport.weights.server import WeightKeys, WeightServer
 from workers.weights.manifest import MANIFEST, WeightsError
-from workers.weights.store import NodeStore, clean_stale
+from workers.weights.store import open_store
 
 HEAD_START_S, LOOK_S = 1.0, 0.05
 
@@ -35,11 +35,8 @@ class Streaming:
 
     def __init__(self, run: RunFolder, config: Config) -> None:
         self._config = config.weights
-        root = run.store(config.weights.dir)
-        for stale in clean_stale(root.parent):
-            print(f"removed {stale}: weights of a run that has ended", flush=True)
         self._keys = WeightKeys.read(run)
-        self._store = NodeStore(root)
+        self._store = open_store(run.store(config.weights.dir))
         try:
             self._server = WeightServer(config.transport, config.weights, self._keys)
         except BaseException:

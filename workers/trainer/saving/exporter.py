@@ -32,8 +32,8 @@ from workers.trainer.background import LEAVE_S, Background
 from workers.trainer.megatron.model.model import DTYPES
 from workers.trainer.orders import StillThere
 from workers.trainer.ranks import IDLE_S, Ranks
-from workers.trainer.saving.peft_folder import write_peft_folder
 from workers.weights.manifest import WeightsError, make_manifest
+from workers.weights.peft_folder import write_peft_folder
 from workers.weights.safetensors_writer import write_hf_folder
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json")

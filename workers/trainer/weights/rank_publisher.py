@@ -5,7 +5,7 @@
     rank 0's thread    parts of all ranks -> manifest -> announced (announcer.py)
     another thread     serves the files' chunks (transport/weights/server.py)
 
-A rank publishes what no rank of an earlier copy holds too: the first tensor-parallel rank of each pipeline stage and group of experts.
+A rank publishes what no rank of an earlier copy holds too (content.py): the first tensor-parallel rank of each pipeline stage and group of experts.
 What goes wrong on any rank is in its part: then rank 0 announces nothing, and fails.
 """
 
@@ -25,17 +25,16 @@ from workers.messages.parts import Version
 from workers.run.folder import RunFolder
 from workers.trainer.background import LEAVE_S, Background
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.megatron.hf_conversion import own_source, sources
 from workers.trainer.megatron.parallel import process_group
 from workers.trainer.megatron.parallel.mailbox import Mailbox
 from workers.trainer.orders import PublishWeights, ShareWeights
+from workers.trainer.weights.content import content_of
 from workers.transport.weights.messages import WeightKeys
 from workers.transport.weights.server import ServerCounters, WeightServer
-from workers.weights.layout import lay_out, small_files
 from workers.weights.locations import places
 from workers.weights.manifest import FileEntry, Manifest, WeightsError, write_manifest
 from workers.weights.publisher import Publisher, SharedFolder
-from workers.weights.store import NodeStore, clean_stale
+from workers.weights.store import NodeStore, open_store
 
 START_S = 120.0
 PART_S = 600.0
@@ -74,7 +73,7 @@ class RankPublisher:
     time (monotonic clock)."""
 
     def __init__(self, run: RunFolder, config: Config, engine: MegatronEngine, epoch: int, ended: Callable[[], None] = lambda: None) -> None:
-        self._config, self._engine, self._epoch = config, engine, epoch
+        self._config, self._epoch = config, epoch
         self._chunk_bytes, self._threads = config.weights.chunk_mb << 20, GPU_THREADS if torch.cuda.is_available() else 1
         self.places = places(run, config)
         self.working = Background("publish", ended)
@@ -84,19 +83,14 @@ class RankPublisher:
         self._server: WeightServer | None = None
         self._delta: Path | None = None
         self.copied_at = 0.0
-        source = own_source()
-        if source is not None:
-            self._open(run, source)
-        self.endpoints = self._meet(source)
+        self._content = content_of(config, engine)
+        if self._content.source is not None:
+            self._open(run, self._content.source)
+        self.endpoints = self._meet(self._content.source)
 
     def _open(self, run: RunFolder, source: int) -> None:
-        parallel, dtype, architecture = self._config.trainer.parallel, self._config.engine.dtype, self._engine.architecture
-        files = lay_out(architecture.tensor_shapes(), dtype, sources(architecture, parallel))
-        small = small_files(files, Path(self._config.model.path), dtype) if source == 0 else {}
-        for stale in clean_stale(self.places.store.parent):
-            print(f"removed {stale}: weights of a run that has ended", flush=True)
-        self._store = NodeStore(self.places.store)
-        self._own = Publisher(self._store, source, [file for file in files if file.source == source], small, dtype)
+        self._store = open_store(self.places.store)
+        self._own = Publisher(self._store, source, self._content.files, self._content.small, self._content.dtype)
         self._own.remove_earlier(self._epoch)
         if self.serves:
             try:
@@ -170,7 +164,7 @@ class RankPublisher:
     # -- training stands still -----------------------------------------------------------------------------------------
 
     def _copy(self, version: Version) -> None:
-        tensors = self._engine.iter_held_tensors()
+        tensors = self._content.tensors()
         try:
             if self._own is not None:
                 self._own.fill(tensors, version)

@@ -108,6 +108,8 @@ MISTAKES = [
     ("experiment=demo trainer.lora=16", "trainer.lora is a section of keys. Give one of them, such as trainer.lora.rank=VALUE"),
     ("experiment=demo trainer.lora.targets=[qkv]", "must be a list of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"),
     ("experiment=demo trainer.lor.rank=8", "there is no key trainer.lor.rank. Did you mean trainer.lora.rank"),
+    ("experiment=demo weights.adapter_only=true", "weights.adapter_only=True: must be false with trainer.lora.rank=0"),
+    ("experiment=demo trainer.lora.rank=8 weights=nccl weights.adapter_only=true", "weights.adapter_only=True: must be false with weights=nccl"),
     ("experiment=demo run=3", "run is a section of keys. Give one of them"),
     ("experiment=demo workflow.stop=a,b", "a list is written workflow.stop=[a,b]"),
     ("experiment=demo workflow.stop=[a", "its value cannot be read. Lists are written workflow.stop=[a,b]"),

@@ -253,6 +253,6 @@ def test_gpus_that_are_asked_for_by_hand_are_gpus() -> None:
     assert not composed("cluster=slurm", "cluster.train.gpus=none", "+cluster.train.sbatch.gres=nvme:1").gives_gpus("train")
 
 
-@pytest.mark.parametrize("more", ["weights.security=curve", "weights.delta=true"])
+@pytest.mark.parametrize("more", ["weights.security=curve", "weights.delta=true", "trainer.lora.rank=8 weights.adapter_only=true"])
 def test_what_broadcasts_do_not_do_is_not_lost_by_auto(more: str) -> None:
-    assert composed(*ON_GPUS, "allocation.num_devices=8", more).weights.transport.value == "zmq"
+    assert composed(*ON_GPUS, "allocation.num_devices=8", *more.split()).weights.transport.value == "zmq"

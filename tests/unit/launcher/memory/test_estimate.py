@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ from launcher.memory.estimate import rank_memory
 from launcher.memory.parameters import count_weights
 from tests.support.model_folders import write_random_model
 from workers.config import Advantage, AlgorithmConfig, Config, Dtype, LoraConfig, LoraTarget, Recompute, TrainerConfig, Transport
+from workers.model.adapter_shapes import pair_shapes
 from workers.trainer.batch import sequence_layout as packed_layout
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
@@ -184,10 +186,15 @@ def test_constants_of_the_workers_are_what_the_estimate_takes_them_for() -> None
     ("zmq", "auto", True, 3, 2), ("zmq", "auto", False, 3, 2), ("nccl", "auto", False, 3, 2), ("zmq", "/fast", False, 0, 0),
     ("disk", "auto", True, 3, 0), ("disk", "run", True, 2, 0), ("disk", "run", False, 2, 0), ("disk", "/shared", False, 2, 0)])
 def test_weights_in_the_memory_of_nodes(tmp_path: Path, transport: str, where: str, local: bool, published: int, held: int) -> None:
-    weights, setup = count_weights(write_random_model(tmp_path, "llama", **SHAPE)), config("float32")
+    architecture, setup = write_random_model(tmp_path, "llama", **SHAPE), config("float32")
     setup.weights.transport, setup.weights.dir, setup.engine.dtype = Transport(transport), where, Dtype.bfloat16
-    stored, version = memory.stored_weights(setup, weights, local), 2 * weights.total
-    assert (stored.published, stored.held) == (published * version, held * version)
+    stored, model = memory.stored_weights(setup, architecture, local), 2 * count_weights(architecture).total
+    assert (stored.published, stored.held) == (published * model, held * model)
+    setup.weights.adapter_only, setup.trainer.lora = True, LoraConfig(rank=4)
+    adapters = 4 * sum(map(math.prod, pair_shapes(architecture, setup.trainer.lora).values()))
+    stored = memory.stored_weights(setup, architecture, local)
+    merged = 2 * model if where == "auto" or transport == "disk" else 0
+    assert adapters < model / 3 and (stored.published, stored.held) == (published * adapters, held * adapters + merged)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 8])

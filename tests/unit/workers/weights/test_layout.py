@@ -169,7 +169,7 @@ def test_a_full_disk_is_said(model: Path, tmp_path: Path, monkeypatch: pytest.Mo
     """Before anything is written where that is known, else when it happens."""
     with monkeypatch.context() as little:
         little.setattr(safetensors_writer.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(9, 9, 1 << 20))  # type: ignore[attr-defined]
-        with pytest.raises(WeightsError, match=r"1 MiB are free, the weights take 0 MiB .*Free some space, or choose another run\.dir"):
+        with pytest.raises(WeightsError, match=r"1 MiB are free, the weights take 0 MiB .*Free some space, or choose another folder: run\.dir,"):
             write_hf_folder(tmp_path, weights(model).items(), model, Dtype.float32)
     assert list(tmp_path.iterdir()) == []
 

@@ -321,7 +321,8 @@ def test_removing_all_versions(model: Path, tmp_path: Path, monkeypatch: pytest.
     for folder in (run, other):
         publish(make(folder.store(where), model), model, Version(1, 7))
         SharedFolder(folder.weights("run"))
+        NodeStore(folder.merged(where))
     run.remove_weights(where)
-    assert not any(path.exists() for path in (run.store(where), run.weights(where), run.weights("run")))
-    assert other.store(where).is_dir() and other.weights("run").is_dir() and run.jobs.is_dir() and parent.is_dir()
+    assert not any(path.exists() for path in (run.store(where), run.merged(where), run.weights(where), run.weights("run")))
+    assert other.store(where).is_dir() and other.merged(where).is_dir() and other.weights("run").is_dir() and run.jobs.is_dir() and parent.is_dir()
     run.remove_weights(where)  # nothing there is nothing to do

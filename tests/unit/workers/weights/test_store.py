@@ -311,6 +311,23 @@ def test_what_was_left_is_believed_only_as_far_as_it_is_right(store: NodeStore, 
     verify(again.finish(), VERSION, digest_of(source.content))
 
 
+def test_what_is_made_here_is_held_complete_or_not_at_all(store: NodeStore, tmp_path: Path) -> None:
+    """Also where who made it was killed: the next one begins anew. Who waits sees it grow."""
+    half = "store.lock(VERSION, 60, NEVER); making = store.make(VERSION); part, grows = making.__enter__(); (part / 'half').touch(); grows()"
+    dead = Process(store.root, half)
+    assert Incoming.last_arrival(store.held(VERSION)) > 0 and not store.is_held(VERSION)
+    dead.kill()
+    assert store.lock(VERSION, WAIT_S, NEVER)
+    with pytest.raises(OSError, match="input/output"), store.make(VERSION) as (folder, _):
+        raise OSError("input/output error")
+    assert sorted(path.name for path in (store.root / "held").iterdir()) == [f".{VERSION}.lock"]
+    with store.make(VERSION) as (folder, _):
+        (folder / "whole").touch()
+    store.unlock(VERSION)
+    assert not store.lock(VERSION, WAIT_S, NEVER) and [path.name for path in store.held(VERSION).iterdir()] == ["whole"]
+    assert sorted(path.name for path in (store.root / "held").iterdir()) == [f".{VERSION}.lock", str(VERSION)]
+
+
 # -- full memory -----------------------------------------------------------------------------------------------------------
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
@@ -49,18 +50,21 @@ from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys
 from workers.transport.peer import Peer
 from workers.weights.manifest import verify
+from workers.weights.peft_folder import iter_merged
 
 DEADLINE_S = 300.0
 NUM_STEPS, BATCH, SIZE = 3, 6, 4
 
 
-def make_run(folder: Path, model: Path, parallel: ParallelConfig, kind: ClusterKind = ClusterKind.local, rank: int = 0) -> RunFolder:
+def make_run(folder: Path, model: Path, parallel: ParallelConfig, kind: ClusterKind = ClusterKind.local, rank: int = 0,
+             adapter_only: bool = False) -> RunFolder:
     run = RunFolder.create(folder)
     make_keys(run)
     config = Config(
         run=RunConfig(num_steps=NUM_STEPS), model=ModelConfig(path=str(model)), data=DataConfig(num_heldout=2),
         workflow=WorkflowConfig(group_size=SIZE), engine=EngineConfig(context_length=64), staleness=StalenessConfig(eta=1),
-        algorithm=AlgorithmConfig(advantage=Advantage.batch_norm), weights=WeightsConfig(dir="run"), checkpoint=CheckpointConfig(every_steps=2),
+        algorithm=AlgorithmConfig(advantage=Advantage.batch_norm), weights=WeightsConfig(dir="run", adapter_only=adapter_only),
+        checkpoint=CheckpointConfig(every_steps=2),
         trainer=TrainerConfig(batch_groups=BATCH, num_minibatches=2, microbatch_tokens=128, lr=1e-3, parallel=parallel,
                               lora=LoraConfig(rank=rank)),
         transport=TransportConfig(heartbeat_s=0.2), selftest=SelfTestConfig(SelfTestAction.off), cluster=ClusterConfig(kind))
@@ -183,10 +187,15 @@ def test_ranks_that_fetch_their_shares_train_like_one(model: Path, alone: RunFol
         assert np.linalg.norm(found[name] - tensor) <= 1e-5 * np.linalg.norm(tensor), name
 
 
-def test_two_ranks_export_the_model_and_its_adapters(model: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", model, ParallelConfig(tp=2), rank=4)
-    check(run, asyncio.run(play(run, 2)))
+def test_two_ranks_export_the_model_and_its_adapters_which_may_be_sent_alone(model: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", model, ParallelConfig(tp=2), ClusterKind.slurm, rank=4, adapter_only=True)
+    rollout = asyncio.run(play(run, 2, CutOff))
+    check(run, rollout)
     base, trained, pairs = (weights_in(folder) for folder in (model, run.final_model, run.final_adapter))
+    merged = {name: tensor.numpy() for name, tensor in iter_merged(run.final_adapter, LoraConfig(rank=4), model, torch.float32)}
+    assert isinstance(rollout, CutOff) and all(len(announcement.sources) == 1 for announcement in rollout.announced)
+    for found, expected in ((rollout.read[Version(1, NUM_STEPS)], pairs), (merged, trained)):
+        assert found.keys() == expected.keys() and all(np.array_equal(found[name], tensor) for name, tensor in expected.items())
     assert base.keys() == trained.keys() and len(pairs) == 2 * 2 * 7
     for name, tensor in trained.items():
         a, b = (pairs.get(f"base_model.model.{name.removesuffix('.weight')}.lora_{which}.weight") for which in "AB")

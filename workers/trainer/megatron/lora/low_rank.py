@@ -38,14 +38,12 @@ from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_shar
 from torch import Tensor
 
 from workers.config import LoraConfig
-from workers.model.adapter_shapes import adapter_shapes, check_adapters
+from workers.model.adapter_shapes import A, B, adapter_shapes, check_adapters, pair_shapes
 from workers.model.architecture import Architecture
 from workers.trainer.megatron.hf_conversion import iter_other_tensors
 from workers.trainer.megatron.hf_conversion.names import HFTensors, Split, all_hf_tensors, share_of
-from workers.trainer.megatron.hf_conversion.shards import join, own_parameters
-
-A, B = "lora_A.weight", "lora_B.weight"
-"""How PEFT ends their names."""
+from workers.trainer.megatron.hf_conversion.shards import join, own_parameters, separate
+from workers.weights.peft_folder import merged
 
 
 def adapter_tensors(module: str, of_weight: HFTensors) -> tuple[HFTensors, HFTensors]:
@@ -63,7 +61,7 @@ class LinearAdapters(torch.nn.Module):
         super().__init__()
         self.weight_of, self._rank, self._scale, self._sequence = id(weight), lora.rank, lora.alpha / lora.rank, sequence
         self._by_rows, tp = tensors.split is Split.rows, parallel_state.get_tensor_model_parallel_world_size()
-        self._kv_heads = architecture.num_kv_heads // tp
+        self._kv_heads, self._head_dim = architecture.num_kv_heads // tp, architecture.head_dim
         self._modules_joined = [name.removesuffix(".weight") for name in tensors.names]
         whole = architecture.tensor_shapes()
         self._rows = [whole[name][0] // (tp if self._by_rows else 1) for name in tensors.names]
@@ -100,9 +98,10 @@ class LinearAdapters(torch.nn.Module):
         return torch.addmm(output.flatten(0, -2), low.flatten(0, -2), b.t(), alpha=self._scale).view_as(output)
 
     def merged(self, weight: Tensor) -> Tensor:
-        """This rank's part of W + s B A, computed in float32, in the dtype of `weight`."""
-        a, b = self.factors()
-        return torch.addmm(weight.float(), b.float(), a.float(), alpha=self._scale).to(weight.dtype)
+        """This rank's part of W + s B A: matrix by matrix, as it is merged by whoever has Hugging Face's (`merged` of weights/peft_folder.py)."""
+        leaves = [module.rpartition(".")[2] for module in self._modules_joined]
+        parts = zip(leaves, separate(weight, len(leaves), self._kv_heads, self._head_dim), strict=True)
+        return join([merged(part, self.a[leaf], self.b[leaf], self._scale) if leaf in self.a else part for leaf, part in parts], self._kv_heads)
 
 
 class Adapters(torch.nn.Module):
@@ -148,15 +147,9 @@ class Adapters(torch.nn.Module):
 def iter_adapter_tensors(model: Any, architecture: Architecture, lora: LoraConfig) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of all adapters on rank 0, nothing on the others, as `iter_hf_tensors` does; names as PEFT has them below the model,
     'model.layers.0.self_attn.q_proj.lora_A.weight'."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    whole: list[HFTensors] = []
-    targets = adapter_shapes(architecture, lora.targets)
-    for of_weight in all_hf_tensors(architecture):
-        for module in (name.removesuffix(".weight") for name in of_weight.names):
-            if module in targets:
-                of_a, of_b = adapter_tensors(module, of_weight)
-                shapes |= {of_a.names[0]: (lora.rank, targets[module][1]), of_b.names[0]: (targets[module][0], lora.rank)}
-                whole += [of_a, of_b]
+    shapes: dict[str, tuple[int, ...]] = {**pair_shapes(architecture, lora)}
+    pairs = (adapter_tensors(name.removesuffix(".weight"), of_weight) for of_weight in all_hf_tensors(architecture) for name in of_weight.names)
+    whole = [tensors for pair in pairs for tensors in pair if pair[0].names[0] in shapes]
     own = {tensors.names: parameter for tensors, parameter in model.adapters.own()}
     return iter_other_tensors(model, architecture, own, shapes, whole)
 

@@ -17,7 +17,7 @@ pytest.importorskip("megatron.core")
 from safetensors.torch import load_file
 
 from tests.support.megatron_case import config, make_groups, train, write_model
-from workers.config import Transport
+from workers.config import LoraConfig, Transport
 from workers.messages.from_worker import Republished
 from workers.messages.parts import Announcement, Version
 from workers.run import checkpoints, incarnations
@@ -82,8 +82,8 @@ class Link:
 class Trainer:
     """What TrainerWorker has to do with publishing."""
 
-    def __init__(self, run: RunFolder, model: Path, **settings: Any) -> None:
-        self.config, self.run, self.link = config(), run, Link()
+    def __init__(self, run: RunFolder, model: Path, rank: int = 0, **settings: Any) -> None:
+        self.config, self.run, self.link = config(lora=LoraConfig(rank=rank)), run, Link()
         self.config.model.path, self.config.weights.dir = str(model), str(run.path / "memory")
         for name, value in settings.items():
             setattr(self.config.weights, name, value)

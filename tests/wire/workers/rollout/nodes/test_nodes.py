@@ -15,16 +15,20 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from tests.support.model_folders import write_random_model
 from tests.wire.fetching_worker import make_config as fetching_config
 from tests.wire.fleet import DEADLINE_S, Weights, ended, engine_state, generated, make_config, make_lease, make_run, playing, working
 from tests.wire.weight_nodes import Origin, make_weights, read
 from tests.wire.workers.rollout.leases.test_drain import assert_nothing_runs, versions_of
-from workers.config import Config, EngineParallelConfig, Interrupt, TransportConfig
+from workers.config import Config, EngineParallelConfig, Interrupt, LoraConfig, TransportConfig
 from workers.messages.from_coordinator import Finish, Sources, VersionAnnounced
 from workers.messages.from_worker import GroupFailed, GroupFinished, GroupParked, Heartbeat, WorkerFailed
 from workers.messages.groups import check_group, check_partial
-from workers.messages.parts import Version
+from workers.messages.parts import Announcement, Version
+from workers.model.adapter_shapes import pair_shapes
 from workers.rollout.nodes import node as node_module
 from workers.rollout.nodes.node import EngineNode, run_node
 from workers.rollout.nodes.other_nodes import OtherNodes
@@ -33,7 +37,8 @@ from workers.run.folder import RunFolder
 from workers.slurm.job import Place
 from workers.slurm.termination import Termination
 from workers.transport.door import PortError
-from workers.weights.manifest import WeightsError
+from workers.weights.manifest import WeightsError, make_manifest
+from workers.weights.peft_folder import iter_merged, write_peft_folder
 
 V1, V2 = Version(1, 1), Version(1, 2)
 TASK = "import sys; from workers.entry import Element; Element('rollout', sys.argv[1])()"
@@ -213,9 +218,9 @@ def origin(run: RunFolder, tmp_path: Path) -> Iterator[Origin]:
 
 
 @asynccontextmanager
-async def two_nodes(run: RunFolder, folder: Path, **changes: object) -> AsyncIterator[tuple[OtherNodes, list[str]]]:
+async def two_nodes(run: RunFolder, folder: Path, given: Config | None = None, **changes: object) -> AsyncIterator[tuple[OtherNodes, list[str]]]:
     """The first node's view of the second one, which lives in this process, with a store below `folder`; and what it hears of its loss."""
-    config, lost = fetching_config(str(folder), changes), list[str]()
+    config, lost = given or fetching_config(str(folder), changes), list[str]()
     node = EngineNode(run, config, Place("17", "17_0", "17", 0, 1, 2, 0))
     serving = asyncio.create_task(node.work())
     others = OtherNodes(run, config, Place("17", "17_0", "17", 0, 0, 2, 0), lost.append)
@@ -240,6 +245,20 @@ async def test_weights_come_to_the_other_node_from_this_one_as_they_arrive_here(
             assert (read(folder) == content).all() and lost == []
     finally:
         await asyncio.to_thread(here.close)
+
+
+async def test_adapters_that_come_alone_are_merged_on_the_other_node_too(run: RunFolder, tmp_path: Path) -> None:
+    config, model, folder = fetching_config(str(tmp_path / "there"), {"adapter_only": True}), tmp_path / "model", tmp_path / "1.1"
+    architecture, lora = write_random_model(model, "llama"), LoraConfig(rank=4)
+    config.model.path, config.trainer.lora = str(model), lora
+    write_peft_folder(folder, ((name, torch.randn(shape)) for name, shape in pair_shapes(architecture, lora).items()), lora, model)
+    announcement = Announcement(V1, str(folder), make_manifest(folder, V1))
+    async with two_nodes(run, tmp_path / "there", config) as (others, lost):
+        async with others.fetching(announcement, "", None):
+            pass
+        found = load_file(run.merged(str(tmp_path / "there")) / "held" / str(V1) / "model-00000.safetensors")
+        expected = dict(iter_merged(folder, lora, model, torch.float32))
+        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found) and lost == []
 
 
 async def test_what_the_other_node_cannot_have_is_told(run: RunFolder, tmp_path: Path, origin: Origin) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.wire.fetching_worker import make_config
 from tests.wire.weight_nodes import Origin, make_weights, read, step
+from workers.config import Config
 from workers.messages.from_coordinator import LoadGranted, Sources
 from workers.messages.from_worker import LoadRequest, SourcesRequest, TransportFailed
 from workers.messages.parts import Announcement, Message, Version
@@ -27,10 +28,11 @@ LONG_S = 30.0  # a heartbeat that no test waits for
 
 
 class Hand:
-    """A worker's fetch, and a coordinator that names no other workers; `in_touch` with it or not."""
+    """A worker's fetch, and a coordinator that names no other workers; `in_touch` with it or not. `given`: a config instead of `changes`."""
 
-    def __init__(self, run: RunFolder, folder: Path, *, beat_s: float = 0.05, answers: bool = True, **changes: object) -> None:
-        config = make_config(str(folder / "node"), changes)
+    def __init__(self, run: RunFolder, folder: Path, *, beat_s: float = 0.05, answers: bool = True, given: Config | None = None,
+                 **changes: object) -> None:
+        config = given or make_config(str(folder / "node"), changes)
         config.transport.heartbeat_s = beat_s
         self.sent: list[Message] = []
         self.in_touch, self._answers = True, answers

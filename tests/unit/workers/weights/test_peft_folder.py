@@ -1,4 +1,4 @@
-"""Adapters as a PEFT folder: what PEFT makes of it, or, where it is not installed, its layout computed with by hand."""
+"""Adapters as a PEFT folder: what PEFT makes of it, or, where it is not installed, its layout computed with by hand; and what nodes make of it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ pytest.importorskip("megatron.core")
 
 from tests.support.hf_reference import load_reference, merged, saved_tensors, with_adapters
 from tests.support.megatron_case import VOCAB, config, make_groups, train, write_model
-from workers.config import LoraConfig, LoraTarget
+from workers.config import Dtype, LoraConfig, LoraTarget
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.saving.peft_folder import PREFIX, write_peft_folder
+from workers.weights.manifest import WeightsError
+from workers.weights.peft_folder import PREFIX, iter_merged, write_peft_folder
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")
 
@@ -72,3 +73,23 @@ def test_peft_loads_it_and_computes_what_the_merged_model_does(trained: tuple[Pa
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max() and (found - starting).abs().max() > 0.1
     together = logits(model.merge_and_unload())
     assert (together - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "qwen2-tied", "qwen3moe", "glm4moe"])
+def test_whoever_merges_them_gets_the_bits_of_training(tmp_path: Path, kind: str, dtype: Dtype) -> None:
+    """At the start, too. In some matrices of those that Megatron-core joins, or in all; other adapters than those of the config are refused."""
+    base, attention = write_model(kind, tmp_path / "base"), list(LoraTarget)[:4]
+    targets = {"qwen2-tied": [LoraTarget.k_proj, LoraTarget.up_proj], "llama": list(LoraTarget)}.get(kind, attention)
+    setup = config(dtype=dtype, lora=LoraConfig(rank=4, alpha=12.0, targets=targets))
+    engine, number = MegatronEngine(setup, base), 0
+    for step in range(3):
+        write_peft_folder(tmp_path / str(step), engine.iter_adapter_tensors(), setup.trainer.lora, base)
+        found = dict(iter_merged(tmp_path / str(step), setup.trainer.lora, base, getattr(torch, dtype.value)))
+        weights = dict(engine.iter_hf_tensors())
+        assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)
+        number += sum(not torch.equal(found[name], tensor) for name, tensor in load_file(base / "model.safetensors").items() if name in found)
+        train(engine, make_groups(seed=step))
+    assert number > len(targets)
+    with pytest.raises(WeightsError, match=r"not the adapters of trainer\.lora\.rank=8 and its targets, of the model in .*base"):
+        next(iter_merged(tmp_path / "0", LoraConfig(rank=8, targets=targets), base, torch.float32))
