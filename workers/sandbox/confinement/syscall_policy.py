@@ -7,6 +7,7 @@ by the server (counting.py): no limit of the kernel's bounds them for one proces
 from __future__ import annotations
 
 import errno
+import json
 import os
 
 from workers.sandbox.confinement import seccomp
@@ -81,6 +82,12 @@ def without_hidden_memory(architecture: Architecture) -> Block:
     """The filter for a container, which keeps processes from files by other means: refuses memory that counts for no process and no file system."""
     refused = [(architecture.numbers[name], answer(UNKNOWN)) for name in (*HIDDEN_MEMORY, *KERNEL)]
     return seccomp.assemble(architecture.audit, refused, newest=(FIRST_UNKNOWN, UNKNOWN), other=ALLOW)
+
+
+def profile_without_hidden_memory(machine: str) -> str:
+    """The same for Apptainer, in the form of the OCI's runtime specification (its section on seccomp); newer calls than these it lets through."""
+    return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "architectures": [f"SCMP_ARCH_{machine.upper()}"],
+                       "syscalls": [{"names": [*HIDDEN_MEMORY, *KERNEL], "action": "SCMP_ACT_ERRNO"}]})
 
 
 def _conditions(pid: int, *, counted: bool, writes: bool) -> dict[str, Block]:

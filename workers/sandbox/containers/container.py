@@ -70,6 +70,14 @@ exit $((status == {NOT_RUN} ? 1 : status))
 """$1: the command, $2: seconds, $3: MiB of a file, $4: MiB of memory, $5: processes, $6: the process namespace outside, in which nothing must be
 killed; $7: bytes of the files: what comes behind them no file can swallow. Needs bash, coreutils and GNU tar."""
 
+_BOUNDED = ("unshare", "--user", "--map-current-user", "--keep-caps", "--mount", "bash", "-c", f"""
+mount -t tmpfs -o "size=$1m" tmpfs /tmp && mount -t tmpfs -o size={OUTPUT_MB}m tmpfs /run && mount -t tmpfs -o ro,size=4k tmpfs /dev/shm &&
+mount -o remount,bind,ro /dev && echo 0 > /proc/sys/user/max_user_namespaces && shift && cd /tmp &&
+exec setpriv --no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all "$@"
+""", "bash")
+"""What Apptainer leaves open, closed within its container: file systems get bounds, no more namespaces can be made, and no capability is left. $1:
+MiB; behind it, what runs then. Needs util-linux 2.36 or newer."""
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -114,7 +122,7 @@ class Container:
             try:
                 failure = self._watch(process)
             finally:
-                _end(process)
+                _end(process, usage.OWN[self.backend])
             ran = _read(result, errors, process.returncode, failure, files)
         late = ran.status == KILLED and time.monotonic() - begun >= config.wall_s
         return replace(ran, status=-1, failure=f"no end in {config.wall_s:g} s") if late else ran
@@ -122,13 +130,14 @@ class Container:
     def _watch(self, process: subprocess.Popen[bytes]) -> str:
         """Wait for the end; why there is to be one now, '' where it came by itself."""
         config, ends = self.config, time.monotonic() + self.config.wall_s + GRACE_S
+        most = config.num_processes + usage.OWN[self.backend]
         while time.monotonic() < ends:
             try:
                 process.wait(POLL_S)
                 return ""
             except subprocess.TimeoutExpired:
-                used = usage.of(process.pid, config.num_processes + usage.OWN)
-            if used.num_tasks > config.num_processes + usage.OWN:
+                used = usage.of(process.pid, most)
+            if used.num_tasks > most:
                 return f"more than {config.num_processes} processes at once"
             if used.memory_bytes > config.memory_mb << 20:
                 return f"more than {config.memory_mb} MiB of memory"
@@ -140,8 +149,12 @@ class Container:
     def _prefix(self) -> Iterator[tuple[list[str], list[int]]]:
         """What the command line begins with, and the descriptors that go with it."""
         if self.config.backend is ContainerBackend.apptainer:
-            yield [self.program, "--quiet", "exec", "--userns", "--containall", "--no-privs", "--no-home", "--net", "--network", "none",
-                   "--pwd", "/tmp", self.config.image], []
+            with tempfile.NamedTemporaryFile("w", prefix="headway-seccomp-", suffix=".json") as rules:
+                os.chmod(rules.name, 0o644)
+                rules.write(syscall_policy.profile_without_hidden_memory(os.uname().machine))
+                rules.flush()
+                yield [self.program, "--quiet", "exec", "--userns", "--containall", "--no-privs", "--no-home", "--net", "--network", "none",
+                       "--security", f"seccomp:{rules.name}", "--pwd", "/tmp", self.config.image, *_BOUNDED, str(self.config.disk_mb)], []
             return
         block = syscall_policy.without_hidden_memory(ARCHITECTURES[os.uname().machine])
         with open(os.memfd_create("seccomp"), "wb", buffering=0) as rules:
@@ -166,11 +179,11 @@ def _readable(path: Path) -> bool:
     return path.exists() and all(part.stat().st_mode & 1 for part in path.parents) and bool(path.stat().st_mode & 4)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], num_makers: int) -> None:
     """Kill the container, with all that is in it: first what it was made by, since the kernel starts nothing more in a process namespace whose first
     process is gone, and looking for all the others may take long."""
     if process.poll() is None:
-        for maker in itertools.islice(usage.below(process.pid), 1, 1 + usage.OWN):
+        for maker in itertools.islice(usage.below(process.pid), 1, 1 + num_makers):
             process_tree.send(maker, signal.SIGKILL)
         process_tree.kill(process.pid)
         process.wait()

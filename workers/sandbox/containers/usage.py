@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-OWN = 5
-"""Processes of a container beside the command's."""
+from workers.config import ContainerBackend
+
+OWN = {ContainerBackend.bubblewrap: 5, ContainerBackend.apptainer: 32}
+"""Processes and threads of a container beside the command's: the first one of Apptainer's has as many threads as it likes, about ten."""
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
@@ -23,20 +25,25 @@ class Usage:
 
 
 def of(pid: int, enough: int) -> Usage:
-    """What `pid` and all below it take; no more are looked at once there are more than `enough` tasks."""
+    """What `pid` and all below it take, tasks in a process namespace of their own; no more are looked at once there are more than `enough` tasks."""
     tasks = memory = files = 0
+    outside = len(_status("self")["NSpid"].split())
     for one in below(pid):
         with contextlib.suppress(*_GONE):
-            tasks += len(os.listdir(f"/proc/{one}/task"))
-            for line in Path(f"/proc/{one}/status").read_text().splitlines():
-                name, _, value = line.partition(":")
-                memory += int(value.split()[0]) << 10 if name in ("RssAnon", "RssShmem") else 0
-            if not files and os.stat(place := f"/proc/{one}/root/tmp").st_dev != os.stat("/tmp").st_dev:  # it has a file system of its own already
+            status = _status(one)
+            tasks += int(status["Threads"]) * (len(status["NSpid"].split()) > outside)
+            memory += sum(int(status.get(name, "0 kB").split()[0]) << 10 for name in ("RssAnon", "RssShmem"))
+            if os.stat(place := f"/proc/{one}/root/tmp").st_dev != os.stat("/tmp").st_dev:  # it has a file system of its own already
                 there = os.statvfs(place)
-                files = there.f_files - there.f_ffree
+                files = max(files, there.f_files - there.f_ffree)
         if tasks > enough:
             break
     return Usage(tasks, memory, files)
+
+
+def _status(pid: int | str) -> dict[str, str]:
+    """What the kernel says of a process."""
+    return dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
 
 
 def of_user(uid: int) -> int:
