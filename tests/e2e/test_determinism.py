@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ OF_PROCESSES = {"num_retries", "weight_updates", "weight_fetch_bytes", "num_toke
 """What counts what processes have done: those of a resumed run begin again, lease again, and compare engine with trainer again."""
 
 
-def told(run: LiveRun, besides: set[str]) -> dict[str, object]:
+def told(run: LiveRun, besides: set[str]) -> dict[str, Any]:
     """All that a run has come to."""
     lines = [*read_lines(run.run.metrics), *read_lines(run.run.evaluations)]
     return {
@@ -30,8 +31,10 @@ def told(run: LiveRun, besides: set[str]) -> dict[str, object]:
         "weights": {path.name: path.read_bytes() for path in run.run.final_model.glob("*.safetensors")}}
 
 
-def assert_equal(one: dict[str, object], other: dict[str, object]) -> None:
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one["weights"]
+    lines = zip(*(each.pop("metrics and evaluations") for each in (one, other)), strict=True)
+    assert [(key, line.get(key), same.get(key)) for line, same in lines for key in line | same if line.get(key) != same.get(key)] == []
     assert [name for name in one if one[name] != other[name]] == []
 
 
