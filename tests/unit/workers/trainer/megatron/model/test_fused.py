@@ -40,7 +40,9 @@ def test_megatrons_swiglu_gives_the_gradients_of_the_plain_one(tmp_path: Path, m
         return plain(**keywords | {"bias_activation_fusion": True})
 
     monkeypatch.setattr(layers, "TransformerConfig", with_fusion)
-    found = gradients(folder)
+    # On CPUs, where training does without, what torch's compiler makes of it was seen to give NaN with AVX2 settings.
+    with torch.compiler.set_stance("default" if torch.cuda.is_available() else "force_eager"):
+        found = gradients(folder)
     assert fused == [torch.cuda.is_available()], "on CPUs it is several operators all the same"
     for name, gradient in expected.items():
         assert (found[name] - gradient).norm() <= 1e-6 * gradient.norm(), name
