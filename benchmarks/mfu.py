@@ -54,18 +54,18 @@ def main() -> None:
 
     cuda = torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), arguments.mixture)
+        write_model(Path(folder), "mixture" if arguments.mixture else "dense")
         runs = [measure(Path(folder), tokens, arguments) for tokens in arguments.tokens or ([8192, 32768] if cuda else [512])]
     print(json.dumps({"benchmark": "mfu", "device": torch.cuda.get_device_name(0) if cuda else platform.processor() or "CPU", "runs": runs}))
 
 
-def write_model(folder: Path, mixture: bool = False) -> None:
+def write_model(folder: Path, name: str = "dense") -> None:
     """A model of MODELS, or on a CPU a smaller one."""
     import torch
     import transformers
 
     cuda = torch.cuda.is_available()
-    kind, sizes, small = MODELS["mixture" if mixture else "dense"]
+    kind, sizes, small = MODELS[name]
     shape = getattr(transformers, kind)(**sizes | ({} if cuda else CPU_SIZES | small))
     with torch.device("cuda" if cuda else "cpu"):
         transformers.AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16 if cuda else torch.float32).cpu().save_pretrained(folder)

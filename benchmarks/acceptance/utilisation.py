@@ -16,7 +16,7 @@ LEAST = {"dense": 0.35, "mixture": 0.25}
 def main(tokens: str, kind: str = "dense") -> None:
     """Measure, and tell."""
     with tempfile.TemporaryDirectory() as folder:
-        mfu.write_model(Path(folder), kind == "mixture")
+        mfu.write_model(Path(folder), kind)
         found = mfu.measure(Path(folder), int(tokens), argparse.Namespace(recompute="none", length=4096, steps=5))
     share = found["mfu"]
     tell(f"{share:.3f}" if share else "-", bool(share) and share >= LEAST[kind],

@@ -200,21 +200,21 @@ class StoredWeights:
     held: float
 
 
-def stored_weights(config: Config, architecture: Architecture, local: bool) -> StoredWeights:
+def stored_weights(config: Config, architecture: Architecture, weights: Weights, local: bool) -> StoredWeights:
     """What lies there (workers/trainer/weights/rank_publisher.py); `local`: all of it on one machine."""
     disk, in_memory = config.weights.transport is Transport.disk, config.weights.dir == "auto"
-    model = count_weights(architecture).total * BYTES[config.engine.dtype]
-    version, merged = published_bytes(config, architecture), HELD * model if config.weights.adapter_only else 0.0
+    version = published_bytes(config, architecture, weights)
+    merged = HELD * weights.total * BYTES[config.engine.dtype] if config.weights.adapter_only else 0.0
     if disk:
         return StoredWeights((PUBLISHED if in_memory and local else STAGED) * version, merged)
     return StoredWeights(PUBLISHED * version, HELD * version + merged) if in_memory else StoredWeights(0.0, 0.0)
 
 
-def published_bytes(config: Config, architecture: Architecture) -> float:
+def published_bytes(config: Config, architecture: Architecture, weights: Weights) -> float:
     """Of one version: the model, or adapters alone."""
     if config.weights.adapter_only:
         return sum(map(math.prod, pair_shapes(architecture, config.trainer.lora).values())) * BYTES[config.trainer.dtype]
-    return count_weights(architecture).total * BYTES[config.engine.dtype]
+    return weights.total * BYTES[config.engine.dtype]
 
 
 def node_share(num_ranks: int, ranks_per_node: int, num_stages: int) -> float:

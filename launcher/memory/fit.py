@@ -75,7 +75,7 @@ def needs(config: FullConfig, architecture: Architecture, weights: Weights, capa
         return _needs_of_evaluation(config, architecture, weights, capacities)
     rank = rank_memory(config, architecture, weights, layout(config, plan.num_train_devices, capacities.on_gpus))
     replica = replica_memory(config, architecture, weights, config.replica_nodes)
-    stored = stored_weights(config, architecture, config.cluster.kind is ClusterKind.local) if plan.num_replicas else StoredWeights(0.0, 0.0)
+    stored = stored_weights(config, architecture, weights, config.cluster.kind is ClusterKind.local) if plan.num_replicas else StoredWeights(0.0, 0.0)
     found = [Need("a training rank takes", rank.parts(), capacities.gpu, TRAINING)]
     if capacities.machine is None and plan.num_replicas:
         found.append(Need("an inference replica takes", replica | {"held weights": stored.held}, capacities.replica, INFERENCE))
@@ -101,7 +101,7 @@ def in_shared_memory(config: FullConfig, architecture: Architecture) -> dict[str
     plan = config.plan()
     if not plan.num_replicas or not plan.num_train_devices:
         return {}
-    stored = stored_weights(config, architecture, local=False)
+    stored = stored_weights(config, architecture, count_weights(architecture), local=False)
     ranks = math.ceil(plan.num_train_devices / num_train_nodes(plan, config.devices_per_node("train")))
     return {"train": stored.published * node_share(plan.num_train_devices, ranks, config.trainer.parallel.pp), "inference": stored.held}
 

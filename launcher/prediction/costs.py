@@ -39,7 +39,6 @@ class Shapes:
     active: float
     cache: int
     attention: float
-    num_layers: int
     architecture: Architecture
 
     @staticmethod
@@ -51,7 +50,7 @@ class Shapes:
         layers = weights.of(range(architecture.num_layers))
         active = layers.split + layers.whole + layers.experts * used + weights.embedding  # of the output, not of the lookup
         attention = 4.0 * architecture.num_layers * architecture.num_heads * architecture.head_dim
-        return Shapes(weights, active, architecture.num_layers * architecture.cache_width, attention, architecture.num_layers, architecture)
+        return Shapes(weights, active, architecture.num_layers * architecture.cache_width, attention, architecture)
 
     def operations(self, context: float) -> float:
         """Of a forward pass for a token with `context` tokens before it."""
@@ -70,7 +69,7 @@ def decoding(config: Config, shapes: Shapes, device: DeviceSpeed, context: float
     operations = shapes.operations(context)
     fixed = LAUNCH_S[engine.server is Server.sglang] + shapes.weights.total * size / bandwidth
     if parallel.tp > 1 and engine.server is Server.sglang:
-        fixed += shapes.num_layers * (EXCHANGE_OVER_NODES_S if num_nodes > parallel.pp else EXCHANGE_S)
+        fixed += shapes.architecture.num_layers * (EXCHANGE_OVER_NODES_S if num_nodes > parallel.pp else EXCHANGE_S)
     return fixed * assumed.engine_factor, (shapes.cache * context * size / bandwidth + operations / flops) * assumed.engine_factor
 
 

@@ -66,7 +66,8 @@ def _of(config: FullConfig, shapes: Shapes, assumed: Assumptions) -> Forecast:
     (generates, trains), split = devices(config), config.plan()
     engine, num_engines = _engine(config, shapes, generates, assumed), split.num_replicas * config.num_servers
     size = costs.weights_bytes(config, shapes)  # with weights.adapter_only it is merged on each node instead, in about that time
-    publish_s = published_bytes(config, shapes.architecture) / (assumed.publish_gbs * 1e9) if assumed.publish_s is None else assumed.publish_s
+    published = published_bytes(config, shapes.architecture, shapes.weights)
+    publish_s = published / (assumed.publish_gbs * 1e9) if assumed.publish_s is None else assumed.publish_s
     train_s = costs.training(config, shapes, trains, split.num_train_devices, assumed) + publish_s
     return Forecast(predict(engine, num_engines, work(config, assumed), train_s), ARRIVALS * size / (assumed.network_gbs * 1e9), split.num_devices)
 

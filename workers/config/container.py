@@ -36,4 +36,5 @@ class ContainerConfig:
         require(not self.image or os.path.isabs(self.image), "workflow.container.image", self.image, "must be an absolute path, or ''",
                 "Give a folder with a root file system, or Apptainer's image")
         require(bool(self.image) or self.backend is not ContainerBackend.apptainer, "workflow.container.image", self.image,
-                "must be given with workflow.container.backend=apptainer", "Give an image (.sif), or a folder, with bash, coreutils, GNU tar and util-linux")
+                "must be given with workflow.container.backend=apptainer",
+                "Give an image (.sif), or a folder, with bash, coreutils, GNU tar and util-linux")

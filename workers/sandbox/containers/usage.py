@@ -27,11 +27,10 @@ class Usage:
 def of(pid: int, enough: int) -> Usage:
     """What `pid` and all below it take, tasks in a process namespace of their own; no more are looked at once there are more than `enough` tasks."""
     tasks = memory = files = 0
-    outside = len(_status("self")["NSpid"].split())
     for one in below(pid):
         with contextlib.suppress(*_GONE):
             status = _status(one)
-            tasks += int(status["Threads"]) * (len(status["NSpid"].split()) > outside)
+            tasks += int(status["Threads"]) * (_depth(status) > _DEPTH)
             memory += sum(int(status.get(name, "0 kB").split()[0]) << 10 for name in ("RssAnon", "RssShmem"))
             if os.stat(place := f"/proc/{one}/root/tmp").st_dev != os.stat("/tmp").st_dev:  # it has a file system of its own already
                 there = os.statvfs(place)
@@ -44,6 +43,14 @@ def of(pid: int, enough: int) -> Usage:
 def _status(pid: int | str) -> dict[str, str]:
     """What the kernel says of a process."""
     return dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+
+
+def _depth(status: dict[str, str]) -> int:
+    """Process namespaces around a process, its own among them."""
+    return len(status["NSpid"].split())
+
+
+_DEPTH = _depth(_status("self"))
 
 
 def of_user(uid: int) -> int:

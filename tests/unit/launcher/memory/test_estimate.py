@@ -188,11 +188,11 @@ def test_constants_of_the_workers_are_what_the_estimate_takes_them_for() -> None
 def test_weights_in_the_memory_of_nodes(tmp_path: Path, transport: str, where: str, local: bool, published: int, held: int) -> None:
     architecture, setup = write_random_model(tmp_path, "llama", **SHAPE), config("float32")
     setup.weights.transport, setup.weights.dir, setup.engine.dtype = Transport(transport), where, Dtype.bfloat16
-    stored, model = memory.stored_weights(setup, architecture, local), 2 * count_weights(architecture).total
+    stored, model = memory.stored_weights(setup, architecture, count_weights(architecture), local), 2 * count_weights(architecture).total
     assert (stored.published, stored.held) == (published * model, held * model)
     setup.weights.adapter_only, setup.trainer.lora = True, LoraConfig(rank=4)
     adapters = 4 * sum(map(math.prod, pair_shapes(architecture, setup.trainer.lora).values()))
-    stored = memory.stored_weights(setup, architecture, local)
+    stored = memory.stored_weights(setup, architecture, count_weights(architecture), local)
     merged = 2 * model if where == "auto" or transport == "disk" else 0
     assert adapters < model / 3 and (stored.published, stored.held) == (published * adapters, held * adapters + merged)
 

@@ -60,8 +60,8 @@ class TokenDispatcher(MoEAlltoAllTokenDispatcher):
         self.hidden_shape = hidden_states.shape
         self._rows = self._rows_of(routing_map)
         self.input_splits, self.output_splits = self._rows.sent, self._rows.received  # of token_dispatch, which is Megatron-core's
-        rows = _Spread.apply(hidden_states.view(-1, self.hidden_shape[-1]), self._rows.tokens, self._rows.places)
-        return rows, _Reordered.apply(probs.view(-1), self._rows.chosen, self._rows.places.view(-1))
+        rows = _Gathered.apply(hidden_states.view(-1, self.hidden_shape[-1]), self._rows.tokens, self._rows.places)
+        return rows, _Gathered.apply(probs.view(-1), self._rows.chosen, self._rows.places.view(-1))
 
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What has arrived, sorted by expert; how many rows each of them has; the rows' weights."""
@@ -70,14 +70,14 @@ class TokenDispatcher(MoEAlltoAllTokenDispatcher):
             hidden_states, probs = (gather_from_sequence_parallel_region(each, group=self.tp_group, output_split_sizes=self._rows.gathered)
                                     for each in (hidden_states, probs))
         if self._rows.order is not None:
-            hidden_states, probs = (_Reordered.apply(each, self._rows.order, self._rows.inverse) for each in (hidden_states, probs))
+            hidden_states, probs = (_Gathered.apply(each, self._rows.order, self._rows.inverse) for each in (hidden_states, probs))
         return hidden_states, self._rows.per_expert, probs
 
     def combine_preprocess(self, hidden_states: Tensor) -> Tensor:
         """The experts' rows in the order in which they came, added up over the ranks that share an expert."""
         assert self._rows is not None
         if self._rows.order is not None:
-            hidden_states = _Reordered.apply(hidden_states, self._rows.inverse, self._rows.order)
+            hidden_states = _Gathered.apply(hidden_states, self._rows.inverse, self._rows.order)
         if self.tp_size == 1:
             return hidden_states
         total = reduce_scatter_to_sequence_parallel_region(hidden_states.float(), group=self.tp_group, input_split_sizes=self._rows.gathered)
@@ -86,7 +86,7 @@ class TokenDispatcher(MoEAlltoAllTokenDispatcher):
     def combine_postprocess(self, permutated_local_input_tokens: Tensor) -> Tensor:
         """Each token's rows, added up, in the shape of what was dispatched."""
         assert self._rows is not None
-        return _AddedUp.apply(permutated_local_input_tokens, self._rows.tokens, self._rows.places).view(self.hidden_shape)
+        return _Gathered.apply(permutated_local_input_tokens, self._rows.places, self._rows.tokens).view(self.hidden_shape)
 
     def _maybe_dtoh_and_synchronize(self, point: str, tokens_per_expert: Tensor | None = None) -> Tensor | None:
         return tokens_per_expert  # the host has what it needs
@@ -128,41 +128,19 @@ class TokenDispatcher(MoEAlltoAllTokenDispatcher):
                      order, order.argsort())
 
 
-class _Reordered(torch.autograd.Function):
-    """Rows of x in `order`, a permutation whose `inverse` brings the gradient back."""
+class _Gathered(torch.autograd.Function):
+    """Rows of x at `there`, and of the gradient at `back`, which undoes it: int64 [n], or [t, k] for rows that are added up, always in that order,
+    which index_add on GPUs does not keep."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return x.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return grad.index_select(0, ctx.saved_tensors[0]), None, None
-
-
-class _Spread(torch.autograd.Function):
-    """A row of x for each of its `tokens`; the gradients of a token's rows, at `places` [tokens, k], are added up in one order, which
-    index_add on GPUs does not."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        return x.index_select(0, tokens)
+    def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return _gather(x, there)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return grad[ctx.saved_tensors[0]].sum(1), None, None
+        return _gather(grad, ctx.saved_tensors[0]), None, None
 
 
-class _AddedUp(torch.autograd.Function):
-    """The way back: rows, added up for each token."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(tokens)
-        return rows[places].sum(1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+def _gather(x: Tensor, places: Tensor) -> Tensor:
+    return x.index_select(0, places) if places.dim() == 1 else x[places].sum(1)
