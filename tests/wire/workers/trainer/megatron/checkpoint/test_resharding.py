@@ -77,11 +77,11 @@ def test_every_layout_loads_and_saves_every_number(folder: Path, kind: str, layo
 
 @pytest.mark.parametrize(("kind", "layout"), EACH)
 def test_training_goes_on_alike_in_every_layout(folder: Path, kind: str, layout: str) -> None:
-    """In float32 to 1e-6; a weight in bfloat16 is right to 2**-8."""
+    """In float32 to 1e-6; a weight in bfloat16 is right to 2**-8, and so is the mean of what advantages of size 1, which cancel, are multiplied by."""
     expected, result = (dict(np.load(folder / f"{name}.{kind}.npz")) for name in ("one", layout))
     assert expected.keys() == result.keys() and result["num_tokens"] == expected["num_tokens"]
     exact = KINDS[kind] is Dtype.float32
-    assert result["loss"] == pytest.approx(expected["loss"], rel=1e-5 if exact else 1e-1, abs=1e-7 if exact else 1e-3)
+    assert result["loss"] == pytest.approx(expected["loss"], rel=1e-5 if exact else 1e-1, abs=1e-7 if exact else 2**-8)
     for name in (name for name in expected if name.startswith("weight:")):
         assert np.linalg.norm(result[name] - expected[name]) <= (1e-6 if exact else 2**-8) * np.linalg.norm(expected[name]), name
 
