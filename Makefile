@@ -15,7 +15,7 @@ INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m p
 RUN ?= $(shell ls -dt runs/*/ 2>/dev/null | head -n 1)
 EXPERIMENT ?= demo
 # Tests that run at once: two for each of two cores, since half of their time they wait.
-TESTS ?= 4
+TESTS ?= 3
 ARGS ?=
 # A run is half a dozen processes: without compiled modules each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from launcher.monitoring.stop import stop
 from tests.e2e.runs import START_S, LiveRun, live_run, wait_for
 from workers.run.files import read_lines
@@ -27,6 +29,7 @@ def goes_to_both(run: LiveRun, since: int) -> bool:
     return broadcast and status["weights"]["broadcast_to"] == 2 and ways == ["nccl", "nccl"]
 
 
+@pytest.mark.long  # the same between real servers and ranks, and none of the run around them: tests/wire/workers/rollout/weights/test_broadcast.py
 def test_weights_are_broadcast_again_after_an_engine_has_died(tmp_path: Path) -> None:
     with live_run(tmp_path / "run", *OVERRIDES) as run:
         run.after_steps(1)

@@ -89,7 +89,7 @@ def test_another_element_does_what_a_killed_one_had_claimed(tmp_path: Path) -> N
 
 def test_a_runs_checkpoint_and_its_final_model_are_the_same_to_an_evaluation(tmp_path: Path) -> None:
     trained = RunFolder(tmp_path / "trained")
-    done = headway("--plain", "experiment=tiny", "run.num_steps=2", "checkpoint.every_steps=1", "evaluation.every_steps=0",
+    done = headway("--plain", "experiment=tiny", "weights=disk", "run.num_steps=2", "checkpoint.every_steps=1", "evaluation.every_steps=0",
                    "evaluation.num_samples=2", "evaluation.temperature=1", "evaluation.pass_at=[2]", f"run.dir={trained.path}")
     assert done.returncode == 0, done.stdout + done.stderr
     records = read_lines(trained.evaluations)

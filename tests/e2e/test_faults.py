@@ -23,7 +23,7 @@ NO_MODEL = ("engine.server=synthetic", "selftest.action=off")
 
 @pytest.mark.parametrize(("victim", "words"), [
     ("launcher", "launcher has died"),
-    ("inference controller", "rollout 0"),
+    pytest.param("inference controller", "rollout 0", marks=pytest.mark.long),  # as the other one, below
     pytest.param("inference task", "rollout 0", marks=pytest.mark.long),  # as in test_evaluation
     ("engine", "killed by SIGKILL"),
     ("coordinator", "killed by SIGKILL"),

@@ -8,10 +8,11 @@ from pathlib import Path
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.e2e.runs import START_S, headway, live_run
+from tests.e2e.test_faults import NO_MODEL
 from workers.run.files import read_lines
 
 CONSTANT = ("reward.verifier=tests.support.hostile_verifiers:truth", "data.num_heldout=2", "evaluation.every_steps=0", "run.num_steps=8",
-            "alarms.window=2", "alarms.steps=2", "alarms.off=[starving_trainer,idle_rollouts,stale_data]", "trainer.export_final=false")
+            "alarms.window=2", "alarms.steps=2", "alarms.off=[starving_trainer,idle_rollouts,stale_data]", "trainer.export_final=false", *NO_MODEL)
 """Every answer is right: no group has any spread. The alarms that depend on the speed of the machine are off."""
 
 

@@ -38,7 +38,7 @@ def test_two_ranks_train_a_model(tmp_path: Path, layout: str) -> None:
     assert "2 for training" in run.output.read_text() and "a training rank takes about" in run.output.read_text()
 
 
-@pytest.mark.parametrize(("victim", "words"), [(1, "training rank 1 "), (0, "trainer")])
+@pytest.mark.parametrize(("victim", "words"), [(1, "training rank 1 "), pytest.param(0, "trainer", marks=pytest.mark.long)])
 def test_killing_a_rank_ends_the_run(tmp_path: Path, victim: int, words: str) -> None:
     with live_run(tmp_path / "run", *TWO_RANKS, *ENDLESS) as run:
         run.after_steps(1)
@@ -48,6 +48,7 @@ def test_killing_a_rank_ends_the_run(tmp_path: Path, victim: int, words: str) ->
         run.assert_nothing_left()
 
 
+@pytest.mark.long  # of one rank: test_faults; an end in order of two: test_supervised
 def test_a_signal_to_the_launcher_ends_all_ranks_in_order(tmp_path: Path) -> None:
     with live_run(tmp_path / "run", *TWO_RANKS, *ENDLESS, "trainer.parallel.tp=2") as run:
         run.after_steps(1)

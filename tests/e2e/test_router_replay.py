@@ -27,7 +27,6 @@ def test_a_mixture_learns_by_its_engines_choice_of_experts(tmp_path: Path) -> No
         run.assert_nothing_left()
     assert load(run.run.config).model.routing == read_architecture(model).routing
     assert len(read_lines(run.run.metrics)) == 6
-    assert len(read_lines(run.run.metrics)) == 6
     assert "refused" not in run.output.read_text(), "the coordinator takes training groups with routing only"
 
 

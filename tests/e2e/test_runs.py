@@ -123,9 +123,9 @@ ONE, TWO_REPLICAS, TWO_SERVERS = (), ("allocation.num_devices=3",), ("allocation
 
 @pytest.mark.parametrize(("bound", "eta", "engines", "variants"), [
     ("hard", 2, TWO_REPLICAS, ["engine.interrupt=in_place", "weights.swap=overlap"]),
-    ("admission", 2, TWO_SERVERS, ["engine.interrupt=abort", "algorithm.advantage=batch_norm"]),
-    ("admission", 0, ONE, ["algorithm=ppo"]),
-    ("hard", 0, ONE, ["weights=disk"]),
+    pytest.param("admission", 2, TWO_SERVERS, ["engine.interrupt=abort", "algorithm.advantage=batch_norm"], marks=pytest.mark.long),
+    pytest.param("admission", 0, ONE, ["algorithm=ppo"], marks=pytest.mark.long),  # eta=0: test_determinism
+    pytest.param("hard", 0, ONE, ["weights=disk"], marks=pytest.mark.long),  # weights=disk: test_evaluation
 ], ids=["hard-2", "admission-2", "admission-0", "hard-0"])
 def test_variants_run_and_keep_their_bound(tmp_path: Path, bound: str, eta: int, engines: tuple[str, ...], variants: list[str]) -> None:
     """Every option and every number of engines once; each bound with and without staleness."""

@@ -30,6 +30,7 @@ def test_a_run_that_would_spoil_the_model_refuses_to_begin(tmp_path: Path, layou
     assert not read_lines(run.metrics) and not list(run.checkpoints.iterdir()) and not run.final_model.exists()
 
 
+@pytest.mark.long  # that it refuses: above; a checkpoint that is resumed: test_determinism, test_supervised
 def test_a_run_that_goes_on_with_a_broken_engine_keeps_its_checkpoint(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     given = ("run.num_steps=1000", "data.num_heldout=2", "evaluation.every_steps=0", "staleness.eta=0", "reward=array")

@@ -1,11 +1,9 @@
-"""Models and layouts of the tests, and the process that runs them: `python -m tests.fake_device.cases` reads cases and writes figures."""
+"""Models and layouts of the tests, and the process that runs them: `python -m tests.fake_device.cases` is given cases, and answers with figures."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.children import answer_orders
 from launcher.preflight.fake_step import WITHOUT_GPU
 from tests.support.documented import MODELS
 from workers.config import Config, Dtype, LoraConfig, ParallelConfig, Recompute, TrainerConfig
@@ -71,15 +70,6 @@ class Case:
         return folder
 
 
-def figures_of(cases: list[Case]) -> list[dict[str, Any]]:
-    """Of each case, in a process of their own: `ranks`: the figures of each; where all of several run, of their first step, and `mismatches`."""
-    asked = msgspec.json.encode(cases).decode()
-    done = subprocess.run([sys.executable, "-m", "tests.fake_device.cases"], input=asked, capture_output=True, text=True, check=False,
-                          env={**os.environ, **WITHOUT_GPU}, cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def _run(case: Case, folder: Path) -> dict[str, Any]:
     from workers.trainer.fake_device.step import fake_step
 
@@ -90,7 +80,11 @@ def _run(case: Case, folder: Path) -> dict[str, Any]:
             "mismatches": mismatches(calls) if whole else []}
 
 
+def _answer(order: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return _run(msgspec.convert(order, Case), Path(folder))
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        for number, each in enumerate(msgspec.json.decode(sys.stdin.read(), type=list[Case])):
-            print(json.dumps(_run(each, Path(scratch) / str(number))), flush=True)
+    os.environ.update(WITHOUT_GPU)  # before torch is there
+    answer_orders(_answer)

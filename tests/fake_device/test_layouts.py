@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from tests.fake_device.cases import Case, figures_of
+from tests.fake_device.cases import Case
+from tests.fake_device.conftest import FiguresOf
 
 WORLD = 8
 DENSE: list[dict[str, Any]] = [
@@ -28,14 +29,21 @@ def cases(model: str, layouts: list[dict[str, Any]], changes: dict[str, Any], **
             for number, layout in enumerate(layouts)]
 
 
+# In the second minibatch gradients are added up while others are made.
+SHARED: dict[str, Any] = {"group": 4, "num_minibatches": 2}
+# Fewer experts: each costs the same, and every rank has more than one.
+SOME_EXPERTS = {"num_experts": 16}
+
+
 @pytest.mark.parametrize("tried", [
     pytest.param(cases("Qwen3-8B", DENSE + INTERLEAVED, {}), id="8B"),
-    # In the second minibatch gradients are added up while others are made.
-    pytest.param(cases("Qwen3-0.6B", DENSE[::2] + INTERLEAVED, {}, group=4, num_minibatches=2), id="0.6B, shared prompts, two minibatches"),
-    pytest.param(cases("Qwen3-8B", DENSE[::-2], {}, lora=8), id="8B with adapters"),
-    # Fewer experts: each costs the same, and every rank has more than one.
-    pytest.param(cases("Qwen3-30B-A3B", MIXTURE, {"num_experts": 16}, num_minibatches=2), id="30B-A3B")])
-def test_the_exchanges_of_all_ranks_match(tried: list[Case]) -> None:
+    pytest.param(cases("Qwen3-0.6B", [DENSE[-1], INTERLEAVED[0]], {}, **SHARED), id="0.6B, shared prompts, two minibatches"),
+    pytest.param(cases("Qwen3-0.6B", [*DENSE[:-1:2], INTERLEAVED[1]], {}, **SHARED), id="0.6B in other layouts", marks=pytest.mark.long),
+    pytest.param(cases("Qwen3-8B", [DENSE[2], DENSE[-1]], {}, lora=8), id="8B with adapters"),
+    pytest.param(cases("Qwen3-8B", [DENSE[0], *DENSE[4:-1:2]], {}, lora=8), id="8B with adapters in other layouts", marks=pytest.mark.long),
+    pytest.param(cases("Qwen3-30B-A3B", MIXTURE[-4:], SOME_EXPERTS, num_minibatches=2), id="30B-A3B"),
+    pytest.param(cases("Qwen3-30B-A3B", MIXTURE[:-4], SOME_EXPERTS, num_minibatches=2), id="30B-A3B in other layouts", marks=pytest.mark.long)])
+def test_the_exchanges_of_all_ranks_match(tried: list[Case], figures_of: FiguresOf) -> None:
     for case, found in zip(tried, figures_of(tried), strict=True):
         assert found["mismatches"] == [], case
         assert len(found["ranks"]) == WORLD and min(figures["calls"] for figures in found["ranks"]) > 0

@@ -21,11 +21,12 @@ HBM = 79 * GIB
 """Of a GPU of 80 GB."""
 register()
 
+pytestmark = pytest.mark.long  # ten minutes; all recipes by the launcher's estimate: tests/unit/test_recipes.py; that it holds: test_budgets.py
+
 
 @pytest.mark.parametrize(("recipe", "model", "num_train_devices"), [
-    ("math_qwen3_8b", "Qwen3-8B", 8), pytest.param("code_qwen3_8b", "Qwen3-8B", 8, marks=pytest.mark.long),
-    pytest.param("math_qwen3_32b", "Qwen3-32B", 32, marks=pytest.mark.long),
-    pytest.param("math_qwen3_30b_a3b", "Qwen3-30B-A3B", 16, marks=pytest.mark.long)])  # six minutes; mixtures are also in test_budgets
+    ("math_qwen3_8b", "Qwen3-8B", 8), ("code_qwen3_8b", "Qwen3-8B", 8), ("math_qwen3_32b", "Qwen3-32B", 32),
+    ("math_qwen3_30b_a3b", "Qwen3-30B-A3B", 16)])
 def test_a_step_fits_with_what_is_no_tensor(recipe: str, model: str, num_train_devices: int, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODELS[model]))
     with initialize_config_dir(str(CONF), version_base="1.3"):

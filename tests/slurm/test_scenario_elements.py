@@ -16,7 +16,6 @@ from tests.slurm.runs import ENDLESS, FAST_BACKOFF, HARD, ROOT, kill, occupy, sl
 from workers.coordinator.groups.ledger import ATTEMPTS_PER_EPOCH
 
 
-@pytest.mark.quick
 def test_hard_kill_of_the_trainer_costs_the_steps_since_the_last_checkpoint_and_no_prompt(cluster: LocalCluster, tmp_path: Path) -> None:
     with slurm_run(cluster, tmp_path / "run", *ENDLESS, *FAST_BACKOFF, HARD, "checkpoint.every_steps=10") as run:
         run.after_steps(15)

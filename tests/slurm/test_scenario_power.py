@@ -13,7 +13,6 @@ from tests.slurm.cluster import LocalCluster
 from tests.slurm.runs import ENDLESS, HARD, headway, slurm_run
 
 
-@pytest.mark.quick
 def test_power_cut_of_an_inference_node(cluster: LocalCluster, tmp_path: Path) -> None:
     with slurm_run(cluster, tmp_path / "run", *ENDLESS) as run:
         run.with_replicas(3).after_steps(3)

@@ -35,7 +35,6 @@ def test_start_to_finish_with_three_inference_nodes_and_one_for_training(cluster
         assert "finished" in headway(cluster, "status", run.run.path, check=False)
 
 
-@pytest.mark.quick
 def test_a_drained_run_is_resumed_where_it_was_and_completes(cluster: LocalCluster, tmp_path: Path) -> None:
     with slurm_run(cluster, tmp_path / "run", "run.num_steps=60") as run:
         run.after_steps(5).drain()

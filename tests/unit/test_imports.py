@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,7 +44,9 @@ def names_of(node: ast.AST) -> Iterator[str]:
             yield node.args[0].value
 
 
+@functools.cache
 def read_imports() -> list[Import]:
+    """All of ours, read once, by the process that asks."""
     found = []
     for top in OURS:
         for path in sorted((ROOT / top).rglob("*.py")):
@@ -51,9 +54,6 @@ def read_imports() -> list[Import]:
             found += [Import(module, name, getattr(node, "lineno", 0))
                       for node in ast.walk(ast.parse(path.read_text(), str(path))) for name in names_of(node)]
     return found
-
-
-IMPORTS = read_imports()
 
 
 def below(name: str, *parents: str) -> bool:
@@ -66,13 +66,13 @@ def assert_none(wrong: list[Import]) -> None:
 
 def only(module: str, *allowed: str) -> list[Import]:
     """Imports of ours in `module` and below it that are not below `allowed` or `module` itself."""
-    return [entry for entry in IMPORTS if below(entry.module, module) and below(entry.name, *OURS) and not below(entry.name, module, *allowed)]
+    return [entry for entry in read_imports() if below(entry.module, module) and below(entry.name, *OURS) and not below(entry.name, module, *allowed)]
 
 
 def test_the_sources_are_read() -> None:
-    modules = {entry.module for entry in IMPORTS}
+    modules = {entry.module for entry in read_imports()}
     assert len(modules) > 60 and {"launcher.__main__", "workers.transport.client", "workers.trainer.megatron.engine"} <= modules
-    inside = [entry for entry in IMPORTS if entry.module == "workers.entry" and entry.name == "workers.trainer.element"]
+    inside = [entry for entry in read_imports() if entry.module == "workers.entry" and entry.name == "workers.trainer.element"]
     assert inside, "imports inside functions count"
 
 
@@ -92,27 +92,28 @@ def test_the_launcher_knows_light_modules_of_the_workers_alone() -> None:
 
 
 def test_the_launcher_imports_nothing_heavy() -> None:
-    assert_none([entry for entry in IMPORTS if below(entry.module, "launcher") and below(entry.name, *HEAVY)])
+    assert_none([entry for entry in read_imports() if below(entry.module, "launcher") and below(entry.name, *HEAVY)])
 
 
 def test_workers_never_import_the_launcher() -> None:
-    assert_none([entry for entry in IMPORTS if below(entry.module, "workers") and below(entry.name, "launcher")])
+    assert_none([entry for entry in read_imports() if below(entry.module, "workers") and below(entry.name, "launcher")])
 
 
 def test_only_the_transport_imports_zmq() -> None:
-    importers = [entry for entry in IMPORTS if below(entry.name, "zmq")]
+    importers = [entry for entry in read_imports() if below(entry.name, "zmq")]
     assert importers
     assert_none([entry for entry in importers if not below(entry.module, "workers.transport")])
 
 
 def test_rollout_and_trainer_do_not_know_each_other() -> None:
-    assert_none([entry for entry in IMPORTS if below(entry.module, "workers.rollout") and below(entry.name, "workers.trainer")])
-    assert_none([entry for entry in IMPORTS if below(entry.module, "workers.trainer") and below(entry.name, "workers.rollout")])
+    assert_none([entry for entry in read_imports() if below(entry.module, "workers.rollout") and below(entry.name, "workers.trainer")])
+    assert_none([entry for entry in read_imports() if below(entry.module, "workers.trainer") and below(entry.name, "workers.rollout")])
 
 
 def test_the_coordinator_is_pure_but_for_its_process() -> None:
     impure = ("asyncio", "time", "datetime", "random", "socket", "threading", "subprocess", "os", "zmq", "torch", "workers.coordinator.process")
-    pure = [entry for entry in IMPORTS if below(entry.module, "workers.coordinator") and not below(entry.module, "workers.coordinator.process")]
+    pure = [entry for entry in read_imports()
+            if below(entry.module, "workers.coordinator") and not below(entry.module, "workers.coordinator.process")]
     assert pure
     others = only("workers.coordinator", "workers.messages", "workers.config", "workers.evaluation.statistics", "workers.run.own_pause")
     assert_none([entry for entry in others if entry in pure])
@@ -132,9 +133,9 @@ def test_the_coordinators_process_changes_its_state_by_inputs_alone() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports inside functions and for type checkers count: they only hide a circle."""
-    packages = {module.removesuffix(".__init__"): module for module in {entry.module for entry in IMPORTS}}
+    packages = {module.removesuffix(".__init__"): module for module in {entry.module for entry in read_imports()}}
     graph: dict[str, set[str]] = {module: set() for module in packages.values()}
-    for entry in IMPORTS:
+    for entry in read_imports():
         if (name := packages.get(entry.name, entry.name)) in graph and name != entry.module:
             graph[entry.module].add(name)
     while leaves := [module for module, names in graph.items() if not names & graph.keys()]:
@@ -153,27 +154,28 @@ def test_messages_stand_alone() -> None:
 
 def test_config_stands_alone_and_light() -> None:
     assert_none(only("workers.config"))
-    assert_none([entry for entry in IMPORTS if below(entry.module, "workers.config") and below(entry.name, *HEAVY, "hydra", "omegaconf", "numpy")])
+    assert_none([entry for entry in read_imports()
+                 if below(entry.module, "workers.config") and below(entry.name, *HEAVY, "hydra", "omegaconf", "numpy")])
 
 
 def test_data_knows_neither_sockets_nor_workers() -> None:
-    assert_none([entry for entry in IMPORTS if below(entry.module, "workers.data") and below(
+    assert_none([entry for entry in read_imports() if below(entry.module, "workers.data") and below(
         entry.name, "workers.transport", "workers.coordinator", "workers.rollout", "workers.trainer")])
 
 
 def test_transport_carries_without_knowing_what_for() -> None:
     """But for weights, which are too large for messages: what streams them reads and writes the node's store."""
     store = tuple(f"workers.weights.{name}" for name in ("manifest", "mmap", "store", "partial_version", "delta"))
-    known = [entry for entry in IMPORTS if below(entry.name, *store) and below(entry.module, "workers.transport.weights")]
+    known = [entry for entry in read_imports() if below(entry.name, *store) and below(entry.module, "workers.transport.weights")]
     others = only("workers.transport", "workers.messages", "workers.config", "workers.run.folder", "workers.run.files", "workers.run.digests",
                   "workers.run.own_pause")
     assert known
     assert_none([entry for entry in others if entry not in known])
-    assert_none([entry for entry in IMPORTS if entry.module in store and below(entry.name, *HEAVY)])
+    assert_none([entry for entry in read_imports() if entry.module in store and below(entry.name, *HEAVY)])
 
 
 def test_nothing_is_pickled() -> None:
-    assert_none([entry for entry in IMPORTS if below(entry.name, *PICKLES)])
+    assert_none([entry for entry in read_imports() if below(entry.name, *PICKLES)])
 
 
 @pytest.mark.parametrize("module", ["launcher.__main__", "launcher.launch.on_slurm", "launcher.monitoring.status", "launcher.monitoring.watch",

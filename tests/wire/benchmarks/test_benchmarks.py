@@ -25,6 +25,7 @@ def last_line(module: str, *options: str) -> dict[str, Any]:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.long  # what carries them: tests/wire/workers/transport/weights
 def test_weights_reach_all_receivers_and_the_trainer_sends_no_more_than_fanout_copies() -> None:
     figures = last_line("benchmarks.weights", "--quick")
     assert figures["ratio"] == pytest.approx(figures["value"] / figures["against"], rel=0.01)
@@ -45,6 +46,7 @@ def test_interruption_is_measured_against_waiting() -> None:
     assert figures["reprefilled_tokens"] > 0 and min(figures[part] for part in ("pause_s", "load_s", "first_token_s", "reprefill_s")) > 0
 
 
+@pytest.mark.long
 def test_loading_beside_decode_is_measured_against_standing_still() -> None:
     figures = last_line("benchmarks.interruption.swap", "--quick")
     assert set(figures["lost"]) == {f"{swap} {mode}" for swap in ("pause", "overlap") for mode in ("in_place", "retract")}
@@ -96,6 +98,7 @@ def test_rewards_are_judged_beside_generation() -> None:
         assert source["items"] == source["right_passed"] == source["wrong_failed"] > 0 and source["agreed"] == 1
 
 
+@pytest.mark.long
 def test_the_time_to_an_accuracy_is_that_of_a_whole_run(tmp_path: Path) -> None:
     figures = last_line("benchmarks.time_to_accuracy", "--quick", "--out", str(tmp_path / "out"))
     [record] = [json.loads(line) for line in (tmp_path / "out" / "runs.jsonl").read_text().splitlines()]

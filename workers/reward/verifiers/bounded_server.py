@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from workers.run.processes import end_with_parent
+
 EXTRA_MEMORY_BYTES = 512 * 1024 * 1024
 _REPLY = struct.Struct("d")
 
@@ -40,9 +42,10 @@ def _in_a_copy(judge: Callable[[str], float], answer: str, cpu_s: int, wall_s: f
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("this process has threads, and must not fork: a module that it has imported starts them")
     receive, send = os.pipe()
-    child = os.fork()
+    server, child = os.getpid(), os.fork()
     if child == 0:
         try:
+            end_with_parent(server)
             os.close(receive)
             _confine(cpu_s)
             os.write(send, _REPLY.pack(judge(answer)))
@@ -60,7 +63,7 @@ def _in_a_copy(judge: Callable[[str], float], answer: str, cpu_s: int, wall_s: f
 
 
 def _confine(cpu_s: int) -> None:
-    """Limit this process, so that it ends soon even where nobody is left to kill it."""
+    """Limit what this process takes, even where nobody is left to kill it."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     memory = pages * resource.getpagesize() + EXTRA_MEMORY_BYTES
     for limit, value in ((resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0)):

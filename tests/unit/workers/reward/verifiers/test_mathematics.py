@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from math_verify import parse, verify
 
+from tests.e2e.runs import lives, wait_for
 from workers.reward.verifiers import bounded, notation
 from workers.reward.verifiers.matching import number
 from workers.reward.verifiers.mathematics import check_reference, score
@@ -231,19 +232,27 @@ def test_bounded_gives_up_on_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> 
     assert bounded.bounded(hostile, "", "waits") is None
 
 
-def test_a_call_that_is_interrupted_leaves_no_reply_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_is_interrupted_leaves_no_reply_for_the_next_and_no_process() -> None:
     """As a verifier does that gives itself a time limit."""
+    waiting: list[psutil.Process] = []
+
     def interrupt(number: int, frame: object) -> None:
-        raise TimeoutError
+        assert bounded._server is not None
+        waiting.extend(psutil.Process(bounded._server.pid).children())
+        if waiting:
+            raise TimeoutError
 
     assert bounded.bounded(length, "", "1") == 1.0
     previous = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
     try:
         with pytest.raises(TimeoutError):
             bounded.bounded(hostile, "", "waits")
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+    assert len(waiting) == 1
+    wait_for("the end of its copy, which has lost the server", lambda: not lives(waiting[0]), 60.0)
     assert bounded.bounded(length, "", "12") == 2.0
 
 

@@ -77,7 +77,7 @@ def test_every_layout_loads_and_saves_every_number(folder: Path, kind: str, layo
 
 @pytest.mark.parametrize(("kind", "layout"), EACH)
 def test_training_goes_on_alike_in_every_layout(folder: Path, kind: str, layout: str) -> None:
-    """In float32 to 1e-6; a weight in bfloat16 is right to 2**-8, and so is the mean of what advantages of size 1, which cancel, are multiplied by."""
+    """In float32 to 1e-6; in bfloat16 a weight is right to 2**-8, and so is a loss: the mean of advantages of size 1, which cancel."""
     expected, result = (dict(np.load(folder / f"{name}.{kind}.npz")) for name in ("one", layout))
     assert expected.keys() == result.keys() and result["num_tokens"] == expected["num_tokens"]
     exact = KINDS[kind] is Dtype.float32
