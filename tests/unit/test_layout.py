@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_imports import IMPORTS, ROOT
+from tests.unit.test_imports import ROOT, read_imports
 
 SOURCES = [path for top in ("launcher", "workers", "benchmarks") for path in sorted((ROOT / top).rglob("*.py"))]
 PARTS = {
@@ -55,7 +55,7 @@ def test_folders_import_in_one_direction() -> None:
     """What lies in a folder may know what lies in the folder around it, and the other way round; nothing else goes in a circle."""
     graph: dict[str, set[str]] = defaultdict(set)
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path.parent for path in SOURCES}
-    for entry in IMPORTS:
+    for entry in read_imports():
         here, there = modules.get(entry.module), modules.get(entry.name) or modules.get(f"{entry.name}.__init__")
         if here is not None and there is not None and not here.is_relative_to(there) and not there.is_relative_to(here):
             graph[str(here)].add(str(there))

@@ -1,6 +1,6 @@
 """One rank of a gang that trains in several layouts: python -m tests.wire.ranks.parallel_rank FOLDER RANK WORLD PORT LAYOUT...
 
-A layout is a name of LAYOUTS. What rank 0 has found goes to FOLDER/LAYOUT.KIND.npz.
+A layout is a name of LAYOUTS, with "=KIND,KIND" behind it if it is not to train all its models. What rank 0 has found goes to FOLDER/LAYOUT.KIND.npz.
 """
 
 from __future__ import annotations
@@ -156,8 +156,9 @@ def found(folder: Path, gang: Gang | None, layout: str, kind: str) -> dict[str, 
 
 def main() -> None:
     folder, rank, world, port, *layouts = sys.argv[1:]
-    for layout, gang in in_turn(layouts, int(rank), int(world), int(port)):
-        for kind in kinds(layout):
+    for asked, gang in in_turn(layouts, int(rank), int(world), int(port)):
+        layout, _, some = asked.partition("=")
+        for kind in some.split(",") if some else kinds(layout):
             result = found(Path(folder), gang, layout, kind)
             if gang.rank == 0:
                 np.savez(Path(folder) / f"{layout}.{kind}.npz", **result)

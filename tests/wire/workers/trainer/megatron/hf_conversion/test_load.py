@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("world", "dense", "mixtures"), [(2, 4, 6), (4, 2, 6)])
+@pytest.mark.parametrize(("world", "dense", "mixtures"), [(2, 4, 6), pytest.param(4, 2, 6, marks=pytest.mark.long)])
 def test_every_layout_loads_and_exports_every_model(folder: Path, world: int, dense: int, mixtures: int) -> None:
     logs = run_ranks("tests.wire.ranks.conversion_rank", folder, world)
     converted = [line for line in logs[0].splitlines() if " ep=" in line]

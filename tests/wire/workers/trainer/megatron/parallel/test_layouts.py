@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,30 @@ REPLAY = {2: ["tp2-replay", "pp2-recompute-replay", "cp2-selective-replay", "dp2
                "pp2vpp2-recompute-replay"],
           4: ["tp2ep2-recompute-replay", "tp2pp2-replay", "pp2cp2-replay"]}
 LORA_WITH_CRITIC, LORA_OF_FOUR = ["tp2-lora-critic", "pp2-lora-critic"], ["tp2pp2-lora", "tp2ep2-lora"]
+QUICK_OF_FOUR, EVERY_KIND, QUICK_KINDS = ("tp2pp2", "tp2ep2"), ("pp2", "ep2"), ("qwen3-tied", "qwen3moe")
+"""What is not `long`: of four ranks these layouts; of two ranks all, these with every kind of model; the others with these kinds."""
 Results = dict[str, np.ndarray]
+
+
+def cases(layouts: Sequence[str]) -> list[Any]:
+    """Each layout with each of its models."""
+    def is_long(layout: str, kind: str) -> bool:
+        if layout in (*FOUR, *LORA_OF_FOUR):
+            return layout not in QUICK_OF_FOUR or kind not in QUICK_KINDS
+        return layout not in EVERY_KIND and kind not in QUICK_KINDS and len(kinds(layout)) > 1
+
+    return [pytest.param(layout, kind, marks=pytest.mark.long if is_long(layout, kind) else [])
+            for layout in layouts for kind in kinds(layout)]
+
+
+def asked(request: pytest.FixtureRequest, layouts: Sequence[str]) -> list[str]:
+    """Of these layouts, and of their models, those that some test to be run is of."""
+    found: dict[str, dict[str, None]] = {}
+    for item in request.session.items:
+        given = item.callspec.params if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec") else {}
+        if given.get("layout") in layouts:
+            found.setdefault(given["layout"], {})[given.get("kind", "qwen3-tied")] = None
+    return [f"{layout}={','.join(of_layout)}" for layout, of_layout in found.items()]
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +104,17 @@ def trained_by_hugging_face(folder: Path, adapters: Results | None = None, routi
 
 
 @pytest.fixture(scope="module")
-def of_two(folder: Path) -> Path:
-    run_ranks("tests.wire.ranks.parallel_rank", folder, 2, *TWO, *WITH_CRITIC, *LORA, *LORA_WITH_CRITIC)
+def of_two(folder: Path, request: pytest.FixtureRequest) -> Path:
+    """What adapters of all layouts begin with is that of tp2-lora."""
+    found = asked(request, [*TWO, *WITH_CRITIC, *LORA[1:], *LORA_WITH_CRITIC])
+    run_ranks("tests.wire.ranks.parallel_rank", folder, 2, LORA[0], *found)
     return folder
 
 
 @pytest.fixture(scope="module")
-def of_four(folder: Path) -> Path:
-    run_ranks("tests.wire.ranks.parallel_rank", folder, 4, *FOUR, *LORA_OF_FOUR)
+def of_four(folder: Path, request: pytest.FixtureRequest) -> Path:
+    if found := asked(request, [*FOUR, *LORA_OF_FOUR]):
+        run_ranks("tests.wire.ranks.parallel_rank", folder, 4, *found)
     return folder
 
 
@@ -106,12 +133,12 @@ def assert_equal(folder: Path, layout: str, kind: str, expected: Results) -> Non
         assert np.linalg.norm(found[name] - expected[name]) <= 1e-5 * np.linalg.norm(expected[name]), name
 
 
-@pytest.mark.parametrize(("layout", "kind"), [(layout, kind) for layout in TWO for kind in kinds(layout)])
+@pytest.mark.parametrize(("layout", "kind"), cases(TWO))
 def test_two_ranks_train_like_hugging_face(of_two: Path, reference: dict[str, Results], layout: str, kind: str) -> None:
     assert_equal(of_two, layout, kind, reference[kind])
 
 
-@pytest.mark.parametrize(("layout", "kind"), [(layout, kind) for layout in FOUR for kind in kinds(layout)])
+@pytest.mark.parametrize(("layout", "kind"), cases(FOUR))
 def test_four_ranks_train_like_hugging_face(of_four: Path, reference: dict[str, Results], layout: str, kind: str) -> None:
     assert_equal(of_four, layout, kind, reference[kind])
 
@@ -122,7 +149,7 @@ def replayed(folder: Path) -> dict[str, Results]:
     return {kind: trained_by_hugging_face(folder / kind, routing=read_architecture(folder / kind).routing) for kind in MIXTURES}
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_train_by_the_engines_choice_of_experts_like_hugging_face(
         folder: Path, reference: dict[str, Results], replayed: dict[str, Results], world: int) -> None:
     run_ranks("tests.wire.ranks.parallel_rank", folder, world, *REPLAY[world])
@@ -148,7 +175,7 @@ def _with_critic(folder: Path) -> Results:
     return result | weights | {"values": np.concatenate([row for rows in values for row in rows])}
 
 
-@pytest.mark.parametrize(("layout", "kind"), [(layout, kind) for layout in WITH_CRITIC for kind in kinds(layout)])
+@pytest.mark.parametrize(("layout", "kind"), cases(WITH_CRITIC))
 def test_two_ranks_train_policy_and_critic_like_hugging_face(of_two: Path, with_critic: dict[str, Results], layout: str, kind: str) -> None:
     """With two minibatches, a reference model, and advantages by GAE, normalised over all copies."""
     found: Results = dict(np.load(of_two / f"{layout}.{kind}.npz"))
@@ -162,17 +189,17 @@ def with_lora(folder: Path, of_two: Path) -> dict[str, Results]:
     return {kind: trained_by_hugging_face(folder / kind, dict(np.load(of_two / f"tp2-lora.{kind}.npz"))) for kind in kinds("tp2-lora")}
 
 
-@pytest.mark.parametrize(("layout", "kind"), [(layout, kind) for layout in LORA for kind in kinds(layout)])
+@pytest.mark.parametrize(("layout", "kind"), cases(LORA))
 def test_two_ranks_train_adapters_like_hugging_face(of_two: Path, with_lora: dict[str, Results], layout: str, kind: str) -> None:
     assert_equal(of_two, layout, kind, with_lora[kind])
 
 
-@pytest.mark.parametrize(("layout", "kind"), [(layout, kind) for layout in LORA_OF_FOUR for kind in kinds(layout)])
+@pytest.mark.parametrize(("layout", "kind"), cases(LORA_OF_FOUR))
 def test_four_ranks_train_adapters_like_hugging_face(of_four: Path, with_lora: dict[str, Results], layout: str, kind: str) -> None:
     assert_equal(of_four, layout, kind, with_lora[kind])
 
 
-@pytest.mark.parametrize("layout", [*LORA[:-1], *LORA_OF_FOUR[:1]])
+@pytest.mark.parametrize("layout", [*LORA[:-1], pytest.param(LORA_OF_FOUR[0], marks=pytest.mark.long)])
 def test_adapters_begin_and_end_alike_in_every_layout(of_two: Path, of_four: Path, layout: str) -> None:
     expected, result = (dict(np.load(of_two / f"{name}.qwen3-tied.npz")) for name in ("tp2-lora", layout))
     names = [name for name in expected if name.startswith(("first:", "last:"))]
