@@ -24,7 +24,8 @@ def rank(run: LiveRun, number: int) -> psutil.Process:
     return next(process for process in found if command_line(process)[-4:-3] == [str(number)])
 
 
-@pytest.mark.parametrize("layout", [pytest.param("trainer.parallel.dp=2", marks=pytest.mark.long), "trainer.parallel.tp=2"])
+@pytest.mark.long  # that they train alike: tests/wire/workers/trainer/test_gang_run.py; that they train in such a run: below
+@pytest.mark.parametrize("layout", ["trainer.parallel.dp=2", "trainer.parallel.tp=2"])
 def test_two_ranks_train_a_model(tmp_path: Path, layout: str) -> None:
     with live_run(tmp_path / "run", *TWO_RANKS, layout, "run.num_steps=4", "checkpoint.every_steps=2") as run:
         run.after_steps(1)

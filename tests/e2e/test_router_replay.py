@@ -6,6 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.runs import START_S, headway, live_run
 from tests.support.model_folders import write_hf_model
 from workers.config import load
@@ -14,6 +16,7 @@ from workers.model.initialize import make_tiny
 from workers.run.files import read_lines
 
 
+@pytest.mark.long  # from a real engine to real ranks: tests/wire/workers/trainer/megatron/model/test_router_replay.py
 def test_a_mixture_learns_by_its_engines_choice_of_experts(tmp_path: Path) -> None:
     make_tiny(tmp_path / "tiny", 0)
     model = tmp_path / "mixture"

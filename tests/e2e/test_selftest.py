@@ -53,6 +53,7 @@ def test_a_run_that_goes_on_with_a_broken_engine_keeps_its_checkpoint(tmp_path: 
     assert any("warning: self-test of version 3." in path.read_text() for path in run.jobs.glob("*_log.out"))
 
 
+@pytest.mark.long  # the comparison itself: tests/wire/workers/trainer/selftest; the verdict: tests/unit/launcher/launch/test_selftest.py
 def test_a_config_is_tested_by_a_run_of_its_own(tmp_path: Path) -> None:
     passed = headway("selftest", "--plain", "experiment=tiny", f"run.dir={tmp_path / 'run'}")
     assert passed.returncode == 0, passed.stdout + passed.stderr

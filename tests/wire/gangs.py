@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -12,7 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import tests.support.megatron_case  # noqa: F401 -- for the ranks
+import torch._dynamo  # noqa: F401 -- for the ranks: the first optimizer asks for it
+
+import tests.support.megatron_case  # noqa: F401
 import workers.trainer.worker  # noqa: F401
 from tests.wire.ports import free_port
 from workers.trainer.megatron.parallel import collectives, process_group
@@ -38,6 +41,7 @@ def _main(module: str, log: Path, arguments: Sequence[str], environment: dict[st
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [module, *arguments]
+    gc.freeze()  # what was imported is not looked through again each time that a rank takes its groups down
     warnings.simplefilter("ignore")
     importlib.import_module(module).main()
 

@@ -39,6 +39,7 @@ def test_weights_reach_all_receivers_and_the_trainer_sends_no_more_than_fanout_c
             assert min(fanout, case["receivers"]) <= case[f"{security}_egress_copies"] < min(fanout, case["receivers"]) + 0.1
 
 
+@pytest.mark.long
 def test_interruption_is_measured_against_waiting() -> None:
     figures = last_line("benchmarks.interruption", "--quick")
     assert figures["ratio"] == pytest.approx(figures["value"] / figures["against"], rel=0.01)
@@ -107,6 +108,7 @@ def test_the_time_to_an_accuracy_is_that_of_a_whole_run(tmp_path: Path) -> None:
     assert set(figures["systems"]) == {"eta 4"} and figures["ratio"] is None
 
 
+@pytest.mark.long  # the simulation: tests/unit/workers/coordinator/groups/test_concurrency.py
 def test_bounds_are_compared_and_the_hard_one_holds() -> None:
     figures = last_line("benchmarks.bounds", "--quick")
     assert figures["ratio"] == pytest.approx(figures["value"] / figures["against"], rel=0.01)

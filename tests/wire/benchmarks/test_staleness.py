@@ -35,6 +35,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
     return out, quick(out)[1]
 
 
+@pytest.mark.long
 def test_every_batch_is_exactly_as_old_as_it_is_meant_to_be(first: tuple[Path, list[dict[str, Any]]]) -> None:
     _, records = first
     assert {(record["objective"], record["eta"]) for record in records} == {(name, eta) for name in ("ppo", "decoupled_ppo") for eta in "02"}
@@ -44,6 +45,7 @@ def test_every_batch_is_exactly_as_old_as_it_is_meant_to_be(first: tuple[Path, l
             assert (gap < SAME) is (version == step), f"step {step} says that version {version} sampled it, and its log-probs say otherwise"
 
 
+@pytest.mark.long
 def test_seeds_pair_until_versions_differ(first: tuple[Path, list[dict[str, Any]]]) -> None:
     _, records = first
     assert len({(record["accuracy"][0], record["rewards"][0]) for record in records}) == 1
@@ -51,6 +53,7 @@ def test_seeds_pair_until_versions_differ(first: tuple[Path, list[dict[str, Any]
     assert fresh[0]["rewards"] == pytest.approx(fresh[1]["rewards"]), "with one minibatch and fresh samples the objectives are one"
 
 
+@pytest.mark.long
 def test_an_interrupted_command_goes_on_where_it_was(first: tuple[Path, list[dict[str, Any]]]) -> None:
     out, records = first
     kept, lost = records[:-1], records[-1]
@@ -64,6 +67,7 @@ def test_an_interrupted_command_goes_on_where_it_was(first: tuple[Path, list[dic
     assert (out / "staleness.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.long
 def test_other_settings_need_another_folder(first: tuple[Path, list[dict[str, Any]]]) -> None:
     out, _ = first
     command = [sys.executable, "-m", "benchmarks.staleness", "--out", str(out), "--seeds", "1"]
