@@ -35,8 +35,7 @@ def newest_log(run: RunFolder, role: str, which: str = "") -> Path:
     if which:
         keys = _keys(run, role, which)
         found = [path for path in found if any(_named(path, key) for key in keys)]
-    elif role == "train" or (role == "inference" and on_slurm(run)):  # its first process speaks for the gang, or for the replica
-        found = [path for path in found if path.name.endswith("_0_log.out")]
+    found = [path for path in found if path.name.endswith("_0_log.out")] or found  # the first process speaks for a gang, or for a replica
     existing = [path for path in found if path.exists()]
     if not existing:
         there = ", ".join(sorted(path.name for path in run.jobs.glob("*log*"))) or "nothing"

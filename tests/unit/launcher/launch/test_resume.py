@@ -50,9 +50,10 @@ def test_the_newest_log_of_a_part(run: RunFolder) -> None:
     worker = {"name": "rollout 3", "job": "1_10", "pid": 5}
     run.status.write_text(json.dumps({"workers": [worker, {"name": "rollout 4", "job": "1_1", "pid": 77}]}))
     for role, which, name in (("inference", "", "1_10_0_log.out"), ("inference", "1_1", "1_1_0_log.out"), ("inference", "3", "1_10_0_log.out"),
-                              ("inference", "1_10_1", "1_10_1_log.out"),
-                              ("train", "", "3_0_0_log.out"), ("train", "2_0", "2_0_1_log.out"), ("train", "2_0_0", "2_0_0_log.out"),
-                              ("train", "0", "3_0_1_log.out"), ("coordinator", "", "coordinator.log"), ("engine", "", "engine-1_10.log"),
+                              ("inference", "1_10_1", "1_10_1_log.out"), ("inference", "1_10", "1_10_0_log.out"),
+                              ("train", "", "3_0_0_log.out"), ("train", "2_0", "2_0_0_log.out"), ("train", "2_0_1", "2_0_1_log.out"),
+                              ("train", "2_0_0", "2_0_0_log.out"),
+                              ("train", "0", "3_0_0_log.out"), ("coordinator", "", "coordinator.log"), ("engine", "", "engine-1_10.log"),
                               ("engine", "3", "engine-1_10.log"), ("engine", "4", "engine-77.log")):
         assert newest_log(run, role, which).name == name, (role, which)
     for role, which, words in (("inference", "7", "no such worker"), ("inference", "1_7", "no log of inference 1_7"), ("inference", "2_0", "no log")):
