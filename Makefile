@@ -51,7 +51,7 @@ test: lint  ## lint and all tests
 	@slurm/local/install.sh || echo "No SLURM here and no way to install it (see above): the tests on a real cluster are left out."
 	$(BIN)/python -m pytest -n $(TESTS) tests $(ARGS)
 
-test-long: $(READY)  ## the whole runs that make test leaves out: other ways to what it tests as well
+test-long: $(READY)  ## the whole runs and larger layouts that make test leaves out: other ways to what it tests as well (half an hour)
 	HEADWAY_LONG=1 $(BIN)/python -m pytest -n $(TESTS) -m long tests --durations=10 $(ARGS)
 
 test-quick: lint  ## what to run while working: lint, and the unit tests that are quick

@@ -29,7 +29,6 @@ import asyncio
 import json
 import os
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -37,14 +36,9 @@ from typing import NamedTuple
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
-from transformers.utils import logging
-
 from benchmarks.engine.child import EngineChild
-from benchmarks.engine.models import make_model
-from benchmarks.interruption.workload import Engine, Stream, Workload, make_versions, most_gained, rounded
+from benchmarks.interruption.workload import Engine, Stream, Workload, most_gained, rounded, versions
 from benchmarks.quiet import QUIET, Others
-from workers.run.paths import MEMORY
 
 WAYS = ("interrupt", "wait", "never")
 WARM_UP = 2
@@ -166,14 +160,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.slots, options.longest, options.turns, options.updates, options.repetitions = 4, 32, 1.0, 1, 1
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None, prefix="headway-benchmark-") as temporary:
-        model = options.model or Path(temporary) / "model"
-        if options.model is None:
-            make_model(model)
-        folders = make_versions(model, Path(temporary))
-        vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+    with versions(options.model) as (folders, vocab_size):
         workload = Workload(options.slots, options.longest, options.turns, vocab_size)
         with EngineChild.start(folders[0], dtype=options.dtype, num_slots=options.slots, context_length=64 + options.longest, num_threads=1) as child:
             figures = asyncio.run(measure(child, folders, workload, options))

@@ -27,7 +27,6 @@ import asyncio
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,12 +36,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from transformers.utils import logging
 
 from benchmarks.engine.child import EngineChild
-from benchmarks.engine.models import make_model
 from benchmarks.interruption.workload import Engine as Client
-from benchmarks.interruption.workload import Stream, Workload, make_versions, rounded
+from benchmarks.interruption.workload import Stream, Workload, rounded, versions
 from benchmarks.quiet import QUIET, Others
 from workers.model.architecture import read_architecture
 from workers.rollout.engines.servers.embedded.engine_loop import Engine
@@ -50,7 +47,6 @@ from workers.rollout.engines.servers.embedded.model import Model
 from workers.rollout.engines.servers.embedded.model_runner import Forward, keep_freed_memory
 from workers.rollout.engines.servers.embedded.requests import Request
 from workers.rollout.engines.servers.embedded.scheduler import Scheduler
-from workers.run.paths import MEMORY
 
 WAYS = tuple((swap, mode) for mode in ("in_place", "retract") for swap in ("pause", "overlap"))
 WARM_UP, TAKEN_APART = 3, 16
@@ -157,14 +153,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.slots, options.longest, options.rounds = 4, 32, 2
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None, prefix="headway-benchmark-") as temporary:
-        model = options.model or Path(temporary) / "model"
-        if options.model is None:
-            make_model(model)
-        folders = make_versions(model, Path(temporary))
-        workload = Workload(options.slots * 3 // 2, options.longest, 1.0, json.loads((model / "config.json").read_text())["vocab_size"])
+    with versions(options.model) as (folders, vocab_size):
+        workload = Workload(options.slots * 3 // 2, options.longest, 1.0, vocab_size)
         parts = take_apart(folders, workload, options)
         print(", ".join(f"{name} {value:.4g}" for name, value in parts.items()), flush=True)
         with EngineChild.start(folders[0], dtype=options.dtype, num_slots=options.slots, context_length=64 + options.longest, num_threads=1) as child:

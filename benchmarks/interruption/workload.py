@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import json
 import random
 import shutil
 import statistics
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 import psutil
+import torch
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging
 
 from benchmarks.engine.child import EngineChild
+from benchmarks.engine.models import make_model
 from workers.messages.parts import Version
 from workers.rollout.engines.client import EngineClient
+from workers.run.paths import MEMORY
 
 SIGMA = 0.8
 
@@ -190,7 +196,19 @@ class Stream:
             await self.moved.wait_for(lambda: self.running == 0)
 
 
-def make_versions(model: Path, folder: Path) -> list[Path]:
+@contextlib.contextmanager
+def versions(given: Path | None) -> Iterator[tuple[list[Path], int]]:
+    """Folders of two versions of a model, by default a random Qwen3 of 7M parameters, in memory until this ends; and the size of its vocabulary."""
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None, prefix="headway-benchmark-") as temporary:
+        model = given or Path(temporary) / "model"
+        if given is None:
+            make_model(model)
+        yield _make_versions(model, Path(temporary)), json.loads((model / "config.json").read_text())["vocab_size"]
+
+
+def _make_versions(model: Path, folder: Path) -> list[Path]:
     """Two versions of `model` below `folder`: itself, and each matrix a little off."""
     folders = [folder / "1", folder / "2"]
     for number, target in enumerate(folders):

@@ -72,8 +72,8 @@ def _lines(settings: Sequence[str], config_dir: Path | None, conf: Path, earlier
         (combination,) = composer.combinations(settings, False)
         config = composer.check(combination).config
     forecast.check(config)
-    device_choice.settle(config)
-    architecture, assumed = architecture_of(config, None), usual(config)
+    cpu_gflops = device_choice.settle(config).cpu_gflops
+    architecture, assumed = architecture_of(config, None), usual(config, cpu_gflops)
     if earlier is not None:
         before = read_full(earlier)
         measured = forecast.assume(before, architecture_of(before, earlier), read_lines(earlier.metrics), str(earlier.path))
@@ -90,4 +90,4 @@ def _lines(settings: Sequence[str], config_dir: Path | None, conf: Path, earlier
                             "assumed": {name: {"value": value, "from": assumed.said.get(name, "usual")}
                                         for name, value in words.values(assumed).items()}})]
     return [f"plan: {config.plan().describe()}", *words.outcome(config, found, steps), *words.others(more), "assumed:",
-            *words.assumed(assumed, *forecast.devices(config))]
+            *words.assumed(assumed, *forecast.devices(config, assumed))]

@@ -66,14 +66,15 @@ def architecture_of(config: FullConfig, run: RunFolder | None) -> Architecture:
             raise ConfigError(str(error)) from error
 
 
-def tell_speed(config: FullConfig, run: RunFolder, console: Console) -> None:
-    """Tell what the config will give; nothing where the model is not there yet."""
+def tell_speed(config: FullConfig, run: RunFolder, cpu_gflops: float, console: Console) -> None:
+    """Tell what the config will give; nothing where the model is not there yet. `cpu_gflops`: as tried on this machine; 0: it was not."""
     if config.supervised or config.evaluates or not is_there(config, run):
         return
-    architecture, assumed = architecture_of(config, run), usual(config)
+    architecture, assumed = architecture_of(config, run), usual(config, cpu_gflops)
     for line in words.outcome(config, forecast.of(config, architecture, assumed), config.run.num_steps):
         console.print(f"      {line}", soft_wrap=True)
-    console.print("      (by the makers' figures of its devices; what was assumed, and how to say it better: headway plan)", soft_wrap=True)
+    source = "what this machine's CPU was seen to compute" if cpu_gflops else "the makers' figures of its devices"
+    console.print(f"      (by {source}; what was assumed, and how to say it better: headway plan)", soft_wrap=True)
 
 
 def tell_memory(config: FullConfig, run: RunFolder, console: Console) -> bool:

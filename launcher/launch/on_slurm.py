@@ -54,7 +54,7 @@ def absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute()) if path else path
 
 
-def dry_run(config: FullConfig, run: RunFolder, specs: tuple[JobSpec, ...], told: bool, console: Console) -> int:
+def dry_run(config: FullConfig, run: RunFolder, specs: tuple[JobSpec, ...], told: bool, cpu_gflops: float, console: Console) -> int:
     """Show what would be submitted, and look at all that a run is prepared from, in a folder that is gone afterwards. Raises `ConfigError`."""
     for spec in specs:
         console.print(describe(spec, config, run), soft_wrap=True)
@@ -62,15 +62,16 @@ def dry_run(config: FullConfig, run: RunFolder, specs: tuple[JobSpec, ...], told
         prepare(trial := RunFolder.create(Path(folder) / "run"), config, only_look=True)
         if not told:
             tell_memory(config, trial, console)
-            tell_speed(config, trial, console)
+            tell_speed(config, trial, cpu_gflops, console)
         if config.launch.fake_step:
             for line in fake_step.ask(config, trial.path, model_folder(config, trial)):
                 console.print(f"      {line}", soft_wrap=True)
     return 0
 
 
-def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
-    """Fill in what follows from this shell and from the cluster, and tell the plan. Raises `ConfigError`, `SlurmError`."""
+def settle(config: FullConfig, run: RunFolder, console: Console) -> float:
+    """Fill in what follows from this shell and from the cluster, and tell the plan; returns what this machine's CPU was seen to compute (0: not
+    tried). Raises `ConfigError`, `SlurmError`."""
     config.run.dir = str(run.path)
     for part in (config.data, *config.data.parts.values()):
         part.path, part.heldout_path = absolute(part.path), absolute(part.heldout_path)
@@ -79,7 +80,8 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
     if os.sep in config.engine.python:  # and not a name that is looked up
         config.engine.python = absolute(config.engine.python)
     console.print(f"plan: {config.plan().describe()}")
-    console.print(f"      {device_choice.settle(config)}", soft_wrap=True)
+    settled = device_choice.settle(config)
+    console.print(f"      {settled.told}", soft_wrap=True)
     if config.tokens_chosen and config.cluster.kind is ClusterKind.local and config.trainer.device is Device.cuda:
         config.trainer.microbatch_tokens = max(TOKENS_UNKNOWN, config.engine.context_length)  # until it is known how much the GPU has
     console.print(f"      {plan_advice.generation(config)}", soft_wrap=True)
@@ -97,6 +99,7 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> None:
             job.pythonpath = job.pythonpath or python_path()
         if told := _settle_nodes(config):
             console.print(f"      {told}", soft_wrap=True)
+    return settled.cpu_gflops
 
 
 def _settle_nodes(config: FullConfig) -> str:
@@ -119,13 +122,13 @@ def launch(config: FullConfig, sweep: Sweep | None = None) -> int:
     with interruptible(), queries.asked_once() if on_slurm and config.launch.dry_run else contextlib.nullcontext("") as silent:
         if silent:
             console.print(f"not checked by SLURM, which gives no answer here: {silent}", soft_wrap=True)
-        settle(config, run, console)
+        cpu_gflops = settle(config, run, console)
         told = tell_memory(config, run, console)
         if config.launch.dry_run:
-            tell_speed(config, run, console)
+            tell_speed(config, run, cpu_gflops, console)
         specs: tuple[JobSpec, ...] = job_specs(config.plan(), config, run)
         if config.launch.dry_run:
-            return dry_run(config, run, specs, told, console)
+            return dry_run(config, run, specs, told, cpu_gflops, console)
         if on_slurm:
             specs = check.check(specs, config, run, lambda text: console.print(text, soft_wrap=True))
         else:

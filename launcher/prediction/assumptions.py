@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
+from launcher.prediction.device_speeds import CPU_GFLOPS
 from launcher.prediction.lengths import Lengths
 from workers.config import Config, Server
 
@@ -14,7 +15,7 @@ USUAL_PROMPT = 200
 UNITS = {"mean_tokens": "tokens of an answer", "prompt_tokens": "tokens of a prompt", "sigma": "spread of lengths (of the logarithm)",
          "mfu": "of a device's arithmetic in training", "decode_share": "of it in decoding", "prefill_share": "of it in prompts",
          "bandwidth_share": "of memory's bandwidth in decoding", "load_gbs": "GB/s into an engine", "publish_gbs": "GB/s out of the trainer",
-         "network_gbs": "GB/s to a node", "kept": "of what is generated is trained on"}
+         "network_gbs": "GB/s to a node", "cpu_gflops": "GFLOP/s of a core of a CPU", "kept": "of what is generated is trained on"}
 """What somebody may say otherwise, with its meaning."""
 
 
@@ -22,7 +23,8 @@ UNITS = {"mean_tokens": "tokens of an answer", "prompt_tokens": "tokens of a pro
 class Assumptions:
     """`lengths` of answers; `prompt_tokens`, mean. What devices reach of their data sheets: `mfu` in training, `decode_share` and `prefill_share`
     of their arithmetic, `bandwidth_share` of their memory's. `load_gbs`: GB/s at which a server takes weights that are on its node; `publish_gbs`:
-    at which a training rank copies them; `network_gbs`: at which they come to a node. `kept`: the share of what is generated that is trained on.
+    at which a training rank copies them; `network_gbs`: at which they come to a node. `cpu_gflops`: what a core computes
+    of a linear layer where there are no GPUs, in GFLOP/s. `kept`: the share of what is generated that is trained on.
     `engine_factor`, `trainer_factor`: how much longer decoding and training took in an earlier run than these say; `pause_s`, `publish_s`: as
     measured there. `said`: where each is from, by its name."""
 
@@ -35,6 +37,7 @@ class Assumptions:
     load_gbs: float = 20.0
     publish_gbs: float = 10.0
     network_gbs: float = 5.0
+    cpu_gflops: float = CPU_GFLOPS
     kept: float = 1.0
     engine_factor: float = 1.0
     trainer_factor: float = 1.0
@@ -57,12 +60,13 @@ class Assumptions:
         return dataclasses.replace(self, said=said, **{name: value})  # type: ignore[arg-type]
 
 
-def usual(config: Config) -> Assumptions:
-    """Where nothing is measured."""
+def usual(config: Config, cpu_gflops: float = 0.0) -> Assumptions:
+    """Where no run has measured it. `cpu_gflops`: what was tried on this machine, for what runs there; 0: nothing was."""
     most = config.workflow.max_new_tokens
     if config.engine.server is Server.synthetic:
         mean, said = min(config.engine.synthetic_mean_tokens, float(most)), "engine.synthetic_mean_tokens"
     else:
         mean, said = max(min(FEWEST, most), SHARE_OF_MOST * most), "by workflow.max_new_tokens"
     prompt = min(USUAL_PROMPT, config.engine.context_length - most)
-    return Assumptions(Lengths(mean, SIGMA, most), prompt, said={"mean_tokens": said, "sigma": "usual", "prompt_tokens": "usual"})
+    return Assumptions(Lengths(mean, SIGMA, most), prompt, cpu_gflops=cpu_gflops or CPU_GFLOPS, said={
+        "mean_tokens": said, "sigma": "usual", "prompt_tokens": "usual", "cpu_gflops": "tried on this machine" if cpu_gflops else "usual"})

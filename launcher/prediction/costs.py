@@ -94,7 +94,9 @@ def training(config: Config, shapes: Shapes, device: DeviceSpeed, num_devices: i
     """Seconds of a training step on so many devices, without the copying of weights."""
     trainer, prompts = config.trainer, 1 if config.trainer.share_prompts else config.workflow.group_size
     tokens = trainer.batch_groups * (prompts * assumed.prompt_tokens + config.workflow.group_size * assumed.lengths.mean)
-    passes = 3.0 + (config.algorithm.proximal is Proximal.recompute) + (trainer.recompute is Recompute.full)
+    # The first minibatch's log-probs are the proximal policy's.
+    proximal = 1.0 - 1.0 / trainer.num_minibatches if config.algorithm.proximal is Proximal.recompute else 0.0
+    passes = 3.0 + proximal + (trainer.recompute is Recompute.full)
     context = assumed.prompt_tokens + assumed.lengths.mean / 2
     each = passes * shapes.operations(context) * (2 if config.algorithm.critic else 1)
     if config.algorithm.kl_weight:

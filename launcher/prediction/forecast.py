@@ -15,9 +15,9 @@ from launcher.config.schema import FullConfig
 from launcher.memory.estimate import published_bytes, server_memory
 from launcher.memory.fit import changed
 from launcher.prediction import costs
-from launcher.prediction.assumptions import Assumptions
+from launcher.prediction.assumptions import Assumptions, usual
 from launcher.prediction.costs import Shapes
-from launcher.prediction.device_speeds import CPU, DeviceSpeed, device
+from launcher.prediction.device_speeds import DeviceSpeed, device
 from launcher.prediction.earlier_run import from_run, measured
 from launcher.prediction.steady_state import Engine, Prediction, Work, predict
 from workers.config import ClusterKind, ConfigError, Device, Server, require
@@ -49,12 +49,13 @@ def check(config: FullConfig) -> None:
             "It is about generation and training side by side: run.kind=rl")
 
 
-def devices(config: FullConfig) -> tuple[DeviceSpeed, DeviceSpeed]:
+def devices(config: FullConfig, assumed: Assumptions) -> tuple[DeviceSpeed, DeviceSpeed]:
     """What generates, and what trains."""
     on_slurm = config.cluster.kind is ClusterKind.slurm
     inference = on_slurm and config.gives_gpus("inference") and config.engine.server is Server.sglang and config.engine.device != "cpu"
     train = on_slurm and config.gives_gpus("train") and config.trainer.device is not Device.cpu
-    return (device(inference, config.cluster.inference.gpu_type), device(train, config.cluster.train.gpu_type))
+    return (device(inference, config.cluster.inference.gpu_type, assumed.cpu_gflops),
+            device(train, config.cluster.train.gpu_type, assumed.cpu_gflops))
 
 
 def of(config: FullConfig, architecture: Architecture, assumed: Assumptions) -> Forecast:
@@ -63,7 +64,7 @@ def of(config: FullConfig, architecture: Architecture, assumed: Assumptions) -> 
 
 
 def _of(config: FullConfig, shapes: Shapes, assumed: Assumptions) -> Forecast:
-    (generates, trains), split = devices(config), config.plan()
+    (generates, trains), split = devices(config, assumed), config.plan()
     engine, num_engines = _engine(config, shapes, generates, assumed), split.num_replicas * config.num_servers
     size = costs.weights_bytes(config, shapes)  # with weights.adapter_only it is merged on each node instead, in about that time
     published = published_bytes(config, shapes.architecture, shapes.weights)
@@ -82,7 +83,7 @@ def work(config: FullConfig, assumed: Assumptions) -> Work:
 def _engine(config: FullConfig, shapes: Shapes, generates: DeviceSpeed, assumed: Assumptions) -> Engine:
     context = assumed.prompt_tokens + assumed.lengths.mean / 2
     gib = config.cluster.inference.gpu_memory_gb or gib_of_type(config.cluster.inference.gpu_type)
-    room = costs.slots(config, shapes, 0.0 if generates is CPU else gib * costs.GIB, context)
+    room = costs.slots(config, shapes, gib * costs.GIB if generates.is_gpu else 0.0, context)
     fixed, each = costs.decoding(config, shapes, generates, context, assumed, config.replica_nodes)
     pause = assumed.pause_s
     if pause is None:
@@ -93,7 +94,7 @@ def _engine(config: FullConfig, shapes: Shapes, generates: DeviceSpeed, assumed:
 
 def assume(config: FullConfig, architecture: Architecture, steps: list[dict], name: str) -> Assumptions:
     """From an earlier run with this config. Raises `ConfigError`."""
-    shapes, (generates, trains), split = Shapes.of(architecture), devices(config), config.plan()
+    shapes, (generates, trains), split = Shapes.of(architecture), devices(config, usual(config)), config.plan()
     found = measured(config, steps, name)
 
     def ours(assumed: Assumptions) -> tuple[float, float, float]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from launcher.config.schema import FullConfig
 from launcher.jobs.sbatch_script import ROOT
@@ -23,7 +24,14 @@ DEADLINE_S = 300.0
 DRIVERS = (Path("/proc/driver/nvidia"), Path("/dev/kfd"), Path("/dev/dxg"))
 """Of NVIDIA's, AMD's, and any on Windows' Linux: what is there where torch may find a GPU."""
 Found = dict[str, dict]
-"""By device (cpu, cuda): `name`, the dtypes that it `runs`, the `best` of them; as workers/model/dtypes.py prints it."""
+"""By device (cpu, cuda): `name`, the dtypes that it `runs`, the `best` of them, the `gflops` it reaches; as workers/model/dtypes.py prints it."""
+
+
+class Settled(NamedTuple):
+    """`told`: a line for the plan; `cpu_gflops`: what a thread of this machine's CPU reaches in the trainer's dtype, 0 where that was not tried."""
+
+    told: str
+    cpu_gflops: float
 
 
 def ask() -> Found:
@@ -40,8 +48,8 @@ def ask() -> Found:
     return json.loads(asked.stdout.splitlines()[-1])
 
 
-def settle(config: FullConfig, ask: Callable[[], Found] = ask) -> str:
-    """Put devices and dtypes in the place of `auto`; returns a line for the plan. Raises `ConfigError` for what this machine cannot run."""
+def settle(config: FullConfig, ask: Callable[[], Found] = ask) -> Settled:
+    """Put devices and dtypes in the place of `auto`. Raises `ConfigError` for what this machine cannot run."""
     parts = [name for name, used in (("engine", not config.supervised), ("trainer", not config.evaluates)) if used]
     on_slurm, plain = config.cluster.kind is ClusterKind.slurm, all(getattr(config, name).dtype is Dtype.float32 for name in parts)
     found = {} if on_slurm or (plain and not has_gpus()) else ask()
@@ -50,9 +58,11 @@ def settle(config: FullConfig, ask: Callable[[], Found] = ask) -> str:
     for name in {"engine", "trainer"} - set(parts):  # no one computes there
         if getattr(config, name).dtype is Dtype.auto:
             getattr(config, name).dtype = Dtype.float32
+    cpu = found.get("cpu", {})
+    gflops = cpu.get("gflops", 0.0) if cpu.get("best") == config.trainer.dtype.value else 0.0
     if len(set(told.values())) == 1:
-        return f"dtype: {' and '.join(told)} {told[parts[0]]}"
-    return "dtype: " + ", ".join(f"{name} {text}" for name, text in told.items())
+        return Settled(f"dtype: {' and '.join(told)} {told[parts[0]]}", gflops)
+    return Settled("dtype: " + ", ".join(f"{name} {text}" for name, text in told.items()), gflops)
 
 
 def has_gpus() -> bool:

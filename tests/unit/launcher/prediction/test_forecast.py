@@ -14,7 +14,7 @@ from launcher.config.schema import FullConfig
 from launcher.prediction import costs, forecast, words
 from launcher.prediction.assumptions import UNITS, usual
 from launcher.prediction.costs import Shapes
-from launcher.prediction.device_speeds import CPU, device
+from launcher.prediction.device_speeds import device
 from launcher.prediction.earlier_run import measured
 from launcher.share import CONF
 from tests.support.documented import MODELS
@@ -40,7 +40,7 @@ def on_gpus(devices: int = 32, **allocation: Any) -> FullConfig:
 
 
 def test_gpus_are_known_by_their_type_and_others_are_taken_for_usual_ones() -> None:
-    assert device(True, "nvidia_h200_141gb").said == "h200" and device(False, "h100") is CPU
+    assert device(True, "nvidia_h200_141gb").said == "h200" and not device(False, "h100").is_gpu
     assert "not known" in device(True, "rtx9000").said and device(True, "").flops == device(True, "h100").flops
 
 

@@ -40,7 +40,7 @@ def config(engine: str = "auto", trainer: str = "auto", **values: Any) -> FullCo
     (BOTH, Server.sglang, "", "bfloat16", "bfloat16")])
 def test_auto_is_the_best_of_the_device_that_each_part_uses(found: Found, server: Server, device: str, engine: str, trainer: str) -> None:
     given = config(engine__server=server, engine__device=device)
-    told = settle(given, lambda: found)
+    told = settle(given, lambda: found).told
     assert (given.engine.dtype.value, given.trainer.dtype.value) == (engine, trainer)
     assert told.startswith(f"dtype: engine and trainer {engine} (auto: " if engine == trainer else f"dtype: engine {engine} (auto: ")
     assert engine == trainer or f", trainer {trainer} (auto: " in told
@@ -50,7 +50,7 @@ def test_auto_is_the_best_of_the_device_that_each_part_uses(found: Found, server
 def test_on_slurm_nobody_is_asked(gpus: GpuRequest, dtype: str, why: str) -> None:
     given = config(cluster__kind=ClusterKind.slurm)
     given.cluster.inference.gpus = given.cluster.train.gpus = gpus
-    assert why in settle(given, pytest.fail) and (given.engine.dtype.value, given.trainer.dtype.value) == (dtype, dtype)
+    assert why in settle(given, pytest.fail).told and (given.engine.dtype.value, given.trainer.dtype.value) == (dtype, dtype)
 
 
 @pytest.mark.parametrize(("engine", "trainer", "key"), [
@@ -64,14 +64,14 @@ def test_what_a_machine_cannot_run_is_refused_with_what_it_can(engine: str, trai
 
 def test_what_was_asked_for_and_runs_stays_and_float32_asks_nobody() -> None:
     given = config("bfloat16", "float32")
-    assert settle(given, lambda: SLOW) == "dtype: engine bfloat16, trainer float32"
-    assert settle(config("float32", "float32"), pytest.fail) == "dtype: engine and trainer float32"
+    assert settle(given, lambda: SLOW).told == "dtype: engine bfloat16, trainer float32"
+    assert settle(config("float32", "float32"), pytest.fail).told == "dtype: engine and trainer float32"
 
 
 @pytest.mark.parametrize(("kind", "told"), [(RunKind.supervised, "trainer"), (RunKind.evaluation, "engine")])
 def test_only_what_computes_is_told_and_no_auto_is_left(kind: RunKind, told: str) -> None:
     given = config(run__kind=kind)
-    assert settle(given, lambda: BOTH).startswith(f"dtype: {told} bfloat16 (auto: ")
+    assert settle(given, lambda: BOTH).told.startswith(f"dtype: {told} bfloat16 (auto: ")
     assert Dtype.auto not in (given.engine.dtype, given.trainer.dtype)
 
 
