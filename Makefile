@@ -46,7 +46,7 @@ constraints/%.txt:
 demo: $(READY)  ## the main job on this machine: SmolLM2-135M learns two-digit addition by asynchronous RL
 	@$(BIN)/python -m launcher.demo experiment=$(EXPERIMENT) $(ARGS)
 
-test: lint  ## lint and all tests
+test: lint  ## lint and tests of every part; what is left out is said at the end
 	@echo 'The trainer is tested on the CPU (gloo). Its CUDA path is left out: make gpu exercises it, on a machine with a GPU.'
 	@slurm/local/install.sh || echo "No SLURM here and no way to install it (see above): the tests on a real cluster are left out."
 	$(BIN)/python -m pytest -n $(TESTS) tests $(ARGS)
