@@ -225,6 +225,8 @@ def test_exchanges_take_turns_and_each_is_whole(one: Endpoint) -> None:
         await client.until(lambda info: info["generated_tokens"] > base + 20)
         folders = {f"v{number}": (one.second, one.first)[number % 2] for number in range(4)}
         await asyncio.gather(*(client.post("/swap_weights", model_path=str(folder), weight_version=name) for name, folder in folders.items()))
+        loaded = (await client.info())["generated_tokens"]
+        await client.until(lambda info: info["generated_tokens"] > loaded)  # by the last of them
         await client.post("/pause_generation", mode="retract")
         still = await client.info()
         await client.post("/swap_weights", model_path=str(one.second), weight_version="paused", mode="in_place")
