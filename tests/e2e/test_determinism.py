@@ -45,14 +45,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         yield run
 
 
-@pytest.mark.long  # a run that goes on is two runs as well: below
 def test_two_runs_of_one_seed_are_equal_to_the_bit(undisturbed: LiveRun, tmp_path: Path) -> None:
     with live_run(tmp_path / "run", *SAME) as run:
         assert run.launcher.wait(START_S) == 0, run.output.read_text()
         assert_equal(told(undisturbed, set()), told(run, set()))
-    with live_run(tmp_path / "another", *SAME, "run.seed=7") as run:
+
+
+@pytest.mark.long
+def test_the_seed_decides(undisturbed: LiveRun, tmp_path: Path) -> None:
+    with live_run(tmp_path / "run", *SAME, "run.seed=7") as run:
         assert run.launcher.wait(START_S) == 0, run.output.read_text()
-        assert told(run, set())["weights"] != told(undisturbed, set())["weights"], "the seed decides"
+        assert told(run, set())["weights"] != told(undisturbed, set())["weights"]
 
 
 def test_a_run_that_was_killed_and_went_on_is_equal_to_one_that_was_not(undisturbed: LiveRun, tmp_path: Path) -> None:
