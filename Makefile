@@ -14,7 +14,7 @@ UV ?= $(shell command -v uv)
 INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check) --quiet
 RUN ?= $(shell ls -dt runs/*/ 2>/dev/null | head -n 1)
 EXPERIMENT ?= demo
-# Tests that run at once: two for each of two cores, since half of their time they wait.
+# Tests that run at once: more than two cores, since a part of their time they wait; each of these processes first reads all tests.
 TESTS ?= 3
 ARGS ?=
 # A run is half a dozen processes: without compiled modules each of them compiles all that it imports.

@@ -1,4 +1,4 @@
-"""How the whole suite runs: files side by side on some processes (`-n 4`), the tests of one file in their order on one of them.
+"""How the whole suite runs: files side by side on some processes (`-n 3`), the tests of one file in their order on one of them.
 
 Tests marked `long` are left out unless HEADWAY_LONG=1 (make test-long) or they are asked for by name: whole runs that take a way to which a
 shorter test leads as well.

@@ -15,7 +15,7 @@ from launcher.config.schema import FullConfig
 from launcher.memory.estimate import published_bytes, server_memory
 from launcher.memory.fit import changed
 from launcher.prediction import costs
-from launcher.prediction.assumptions import Assumptions, usual
+from launcher.prediction.assumptions import Assumptions
 from launcher.prediction.costs import Shapes
 from launcher.prediction.device_speeds import DeviceSpeed, device
 from launcher.prediction.earlier_run import from_run, measured
@@ -94,10 +94,11 @@ def _engine(config: FullConfig, shapes: Shapes, generates: DeviceSpeed, assumed:
 
 def assume(config: FullConfig, architecture: Architecture, steps: list[dict], name: str) -> Assumptions:
     """From an earlier run with this config. Raises `ConfigError`."""
-    shapes, (generates, trains), split = Shapes.of(architecture), devices(config, usual(config)), config.plan()
+    shapes, split = Shapes.of(architecture), config.plan()
     found = measured(config, steps, name)
 
     def ours(assumed: Assumptions) -> tuple[float, float, float]:
+        generates, trains = devices(config, assumed)
         engine = _engine(config, shapes, generates, assumed)
         running = found.running * work(config, assumed).alive / (split.num_replicas * config.num_servers)
         whole_s, updates_s = (cost(config, shapes, trains, split.num_train_devices, assumed) for cost in (costs.training, costs.updating))

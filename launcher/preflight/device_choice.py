@@ -60,9 +60,9 @@ def settle(config: FullConfig, ask: Callable[[], Found] = ask) -> Settled:
             getattr(config, name).dtype = Dtype.float32
     cpu = found.get("cpu", {})
     gflops = cpu.get("gflops", 0.0) if cpu.get("best") == config.trainer.dtype.value else 0.0
-    if len(set(told.values())) == 1:
-        return Settled(f"dtype: {' and '.join(told)} {told[parts[0]]}", gflops)
-    return Settled("dtype: " + ", ".join(f"{name} {text}" for name, text in told.items()), gflops)
+    alike = len(set(told.values())) == 1
+    text = f"{' and '.join(told)} {told[parts[0]]}" if alike else ", ".join(f"{name} {text}" for name, text in told.items())
+    return Settled(f"dtype: {text}", gflops)
 
 
 def has_gpus() -> bool:
