@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -92,8 +93,9 @@ async def rank_of(node: psutil.Process, but: int = 0) -> psutil.Process:
 
 async def gone(process: psutil.Process) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            await asyncio.sleep(0.02)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end between two questions
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.02)
 
 
 async def test_a_part_that_dies_on_the_other_node_starts_the_server_again_and_its_samples_go_on(run: RunFolder, weights: Weights) -> None:

@@ -115,7 +115,11 @@ async def started(config: EngineConfig, log: Path, **options: Any) -> AsyncItera
 
 
 def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    """Whether the process has ended (a zombie has); it may end between two questions."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
