@@ -13,7 +13,7 @@ conf/experiment/EXPERIMENT.yaml for all; TRL's loss and advantages are its own d
 where generation and training take turns, one core rests; `eta 0, both cores` gives each phase two threads, as TRL has. TRL comes with the extra
 `benchmark`; without it, it is left out. Its runs stop after --peer-steps steps of the same schedule. An interrupted command goes on where it was.
 
-The last line is one JSON object: name, value (seconds at eta=4), unit, against (TRL), ratio, and more.
+The last line is one JSON object: name, value (seconds at eta=4), unit, against (TRL), ratio, and more; ratios are of runs of the same seed.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def main() -> None:
         if (system.name, seed) not in done:
             journal.add(record := run(task, system, seed, out / "run", evaluator))
             print(line(record, task.target), flush=True)
-    print(json.dumps(report(journal.records, ASYNC.name, SYNC.name, TRL.name, task.target)))
+    print(json.dumps(report(journal.records, ASYNC.name, SYNC.name, DIVERGENCE.name, TRL.name, task.target)))
 
 
 if __name__ == "__main__":

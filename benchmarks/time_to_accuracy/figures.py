@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -46,8 +47,8 @@ def line(record: Record, target: float) -> str:
             f"{step_s(record):.2f} s a step, {record['wall_s']:.0f} s in all; others used {record['others_cores']:.2f} cores")
 
 
-def report(records: Sequence[Record], fast: str, slow: str, peer: str, target: float) -> dict[str, Any]:
-    """Print a table of systems; returns the last line. `fast`, `slow` and `peer` are names of systems."""
+def report(records: Sequence[Record], fast: str, slow: str, led: str, peer: str, target: float) -> dict[str, Any]:
+    """Print a table of systems; returns the last line. `fast`, `slow`, `led` and `peer` are names of systems; those without runs have no figures."""
     by_system: dict[str, list[Record]] = {}
     for record in records:
         by_system.setdefault(record["system"], []).append(record)
@@ -61,11 +62,6 @@ def report(records: Sequence[Record], fast: str, slow: str, peer: str, target: f
         """Runs of both systems, of the seeds that both have."""
         return [(left, right) for left in by_system.get(one, []) for right in by_system.get(other, []) if left["seed"] == right["seed"]]
 
-    def ratio(one: str, other: str) -> float | None:
-        """The seconds of `one` over those of `other`."""
-        left, right = (_mean([seconds_to(pair[side], target) for pair in pairs(one, other)]) for side in (0, 1))
-        return round(left / right, 3) if left and right else None
-
     def difference(name: str) -> str | None:
         """Accuracy at the end, of `name` less that of `slow`, by seed; None where they do not end with the same step."""
         ends = [(one, other) for one, other in pairs(name, slow) if one["steps"][-1] == other["steps"][-1]]
@@ -78,11 +74,24 @@ def report(records: Sequence[Record], fast: str, slow: str, peer: str, target: f
         return {"value": value, "against": against, "ratio": round(against / value, 3)} if value and against else None
 
     return {
-        "name": f"seconds to {target:g} held-out accuracy, {peer} over {fast}", "value": _mean(figures[fast]["seconds"]), "unit": "s",
-        "against": _mean(figures.get(peer, {}).get("seconds", [])), "ratio": ratio(peer, fast), f"to what {peer} came to": as_good(),
-        f"{slow} over": {name: ratio(slow, name) for name in figures if name != slow},
+        "name": f"seconds to {target:g} held-out accuracy, {peer} over {fast}", "unit": "s",
+        "value": _mean(figures.get(fast, {}).get("seconds", [])), "against": _mean(figures.get(peer, {}).get("seconds", [])),
+        "ratio": (times_as_long(pairs(peer, fast), target) or {}).get("ratio"), f"to what {peer} came to": as_good(),
+        **{f"{one} over": {name: times_as_long(pairs(one, name), target) for name in figures if name != one} for one in (slow, led) if one in figures},
         f"accuracy at the end less that of {slow}": {name: difference(name) for name in figures if name != slow},
         "quiet": all(record["others_cores"] <= QUIET for record in records), "systems": figures}
+
+
+def times_as_long(pairs: Sequence[tuple[Record, Record]], target: float) -> dict[str, Any] | None:
+    """How many times as long the first of each pair took to `target` as the second: `ratio`, the geometric mean; `interval`, 95% by Student's t over
+    logarithms (None for a single pair); `seeds`. None where there are no pairs, or a run did not reach it."""
+    seconds = [(seconds_to(one, target), seconds_to(other, target)) for one, other in pairs]
+    logs = [math.log(one / other) for one, other in seconds if one and other]
+    if not logs or len(logs) < len(seconds):
+        return None
+    mean = Mean.of(logs)
+    interval = None if math.isnan(mean.half) else [round(math.exp(mean.value + side * mean.half), 3) for side in (-1, 1)]
+    return {"ratio": round(math.exp(mean.value), 3), "interval": interval, "seeds": len(logs)}
 
 
 def _figures(runs: Sequence[Record], target: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -28,11 +29,17 @@ def test_the_target_is_reached_between_two_evaluations(accuracy: list[float], st
 def test_ratios_are_of_the_seeds_that_both_have(capsys: pytest.CaptureFixture[str]) -> None:
     curve = [0.3, 0.5, 0.7, 0.8]
     records = [record("fast", 1, curve, 4.0), record("fast", 2, curve, 100.0), record("slow", 1, curve, 9.0),
-               record("slow", 2, [0.3, 0.4, 0.7, 0.9], 9.0), record("peer", 1, curve, 40.0, others=0.5)]
-    last = report(records, "fast", "slow", "peer", 0.75)
+               record("slow", 2, [0.3, 0.4, 0.7, 0.9], 9.0), record("led", 2, curve, 3.0), record("peer", 1, curve, 40.0, others=0.5)]
+    last = report(records, "fast", "slow", "led", "peer", 0.75)
     assert last["ratio"] == pytest.approx(510 / 60, abs=1e-3) and last["against"] == 510
     assert last["value"] == pytest.approx((60 + 1260) / 2)
-    assert last["slow over"] == {"fast": pytest.approx((122.5 + 111.25) / (60 + 1260), abs=1e-3), "peer": pytest.approx(122.5 / 510, abs=1e-3)}
+    both, logs = last["slow over"]["fast"], [math.log(122.5 / 60), math.log(111.25 / 1260)]
+    assert both["ratio"] == pytest.approx(math.exp(sum(logs) / 2), abs=1e-3) and both["seeds"] == 2
+    half = 12.706 * abs(logs[0] - logs[1]) / 2  # Student's t of one degree of freedom
+    assert both["interval"] == pytest.approx([math.exp(sum(logs) / 2 - half), math.exp(sum(logs) / 2 + half)], rel=1e-3, abs=1e-3)
+    assert last["slow over"]["peer"] == {"ratio": pytest.approx(122.5 / 510, abs=1e-3), "interval": None, "seeds": 1}
+    assert last["led over"]["slow"] == {"ratio": pytest.approx(47.5 / 111.25, abs=1e-3), "interval": None, "seeds": 1}
+    assert last["led over"]["peer"] is None, "no seed that both have"
     differences = last["accuracy at the end less that of slow"]
     assert differences["fast"].startswith("-0.050 ±") and differences["peer"] == "+0.000" and not last["quiet"]
     assert last["systems"]["slow"]["step_s"] == pytest.approx(9.0) == step_s(records[2])
@@ -40,7 +47,14 @@ def test_ratios_are_of_the_seeds_that_both_have(capsys: pytest.CaptureFixture[st
 
 
 def test_a_target_that_is_not_reached_has_no_ratio() -> None:
-    last = report([record("fast", 1, [0.3, 0.4, 0.8]), record("peer", 1, [0.3, 0.6], 20.0)], "fast", "slow", "peer", 0.75)
+    last = report([record("fast", 1, [0.3, 0.4, 0.8]), record("slow", 1, [0.3, 0.6]), record("peer", 1, [0.3, 0.6], 20.0)],
+                  "fast", "slow", "led", "peer", 0.75)
     assert last["ratio"] is None and last["against"] is None and set(last["slow over"].values()) == {None}
     assert last["to what peer came to"] == {"value": 40.0, "against": 110.0, "ratio": 2.75}
-    assert set(last["accuracy at the end less that of slow"].values()) == {None}
+    assert last["accuracy at the end less that of slow"] == {"fast": None, "peer": "+0.000"}
+
+
+def test_systems_without_runs_have_no_figures() -> None:
+    last = report([record("led", 1, [0.3, 0.8]), record("slow", 1, [0.3, 0.8], 8.0)], "fast", "slow", "led", "peer", 0.75)
+    assert (last["value"], last["against"], last["ratio"], last["to what peer came to"]) == (None, None, None, None)
+    assert last["led over"]["slow"]["ratio"] < 1 < last["slow over"]["led"]["ratio"]
