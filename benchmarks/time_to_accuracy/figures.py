@@ -77,7 +77,8 @@ def report(records: Sequence[Record], fast: str, slow: str, led: str, peer: str,
         "name": f"seconds to {target:g} held-out accuracy, {peer} over {fast}", "unit": "s",
         "value": _mean(figures.get(fast, {}).get("seconds", [])), "against": _mean(figures.get(peer, {}).get("seconds", [])),
         "ratio": (times_as_long(pairs(peer, fast), target) or {}).get("ratio"), f"to what {peer} came to": as_good(),
-        **{f"{one} over": {name: times_as_long(pairs(one, name), target) for name in figures if name != one} for one in (slow, led) if one in figures},
+        **{f"{one} over": {name: times_as_long(pairs(one, name), target) for name in figures if name != one}
+           for one in (slow, led) if one in figures},
         f"accuracy at the end less that of {slow}": {name: difference(name) for name in figures if name != slow},
         "quiet": all(record["others_cores"] <= QUIET for record in records), "systems": figures}
 
