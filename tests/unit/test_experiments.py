@@ -40,7 +40,7 @@ def composed(experiment: str) -> FullConfig:
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_what_would_be_submitted_is_shown(experiment: str, tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-m", "launcher", "--dry-run", f"experiment={experiment}", f"run.dir={tmp_path / 'run'}"],
-                           cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+                           cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     assert f"{experiment}-inference" in ended.stdout and f"{experiment}-train" in ended.stdout
 

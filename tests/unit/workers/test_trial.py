@@ -162,6 +162,7 @@ def test_a_workflow_that_cannot_work_is_refused_with_its_own_lines(
         model: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], words: list[str]) -> None:
     if settings.get("name") == "own_functions:waits":
         monkeypatch.setattr(trial, "GROUP_S", 0.5)
+        monkeypatch.setattr(trial, "LATER_S", 60.0)
     if settings.get("name") == "own_functions:blocks":  # the reward process has to be there before that, on a busy machine too
         monkeypatch.setattr(trial, "GROUP_S", 5.0)
         monkeypatch.setattr(trial, "LATER_S", 0.1)
@@ -184,7 +185,7 @@ def test_agents_are_tried_with_the_endpoint_and_may_fail_where_that_is_allowed(m
 def test_adapters_are_imported_and_tried_on_the_first_rows(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: str, words: str) -> None:
     for limit in ("IMPORT_S", "ROW_S") if "TookTooLong" in words else ():
-        monkeypatch.setattr(trial, limit, 0.3)
+        monkeypatch.setattr(trial, limit, 1.5)
     (tmp_path / "rows.jsonl").write_text(json.dumps({"q": "1 + 1 =", "a": 2}) + "\n")
     part = PartConfig(kind=DataKind.jsonl, path=str(tmp_path / "rows.jsonl"), adapter=adapter)
     for data in (part, DataConfig(kind=DataKind.mixture, parts={"a": part})):
@@ -196,7 +197,7 @@ def test_adapters_are_imported_and_tried_on_the_first_rows(
 
 
 def test_what_swallows_the_first_interruption_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_code, "AGAIN_S", 0.05)
+    monkeypatch.setattr(user_code, "AGAIN_S", 0.5)
 
     def deaf() -> None:
         for _ in range(2):

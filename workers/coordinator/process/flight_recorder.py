@@ -133,12 +133,12 @@ class FlightRecorder:
     def _point(self, now: float) -> None:
         if not self._open or self._spent_s > GRANTED_S + SHARE * time.process_time():
             return
-        began, self._pointed = time.perf_counter(), now
+        began, self._pointed = time.thread_time(), now
         try:
             self._pending.append(Point(self._number, *self._clock()[1:], digests(freeze(self._core))))
         except StateError as error:
             self._stop(str(error))
-        self._spent_s += time.perf_counter() - began
+        self._spent_s += time.thread_time() - began
 
     def _stop(self, trouble: str) -> None:
         """Until another part can be begun. What was not written is given up."""

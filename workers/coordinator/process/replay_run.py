@@ -70,7 +70,9 @@ def replay(run: RunFolder, at_step: int | None = None, until: float | None = Non
         told.difference = str(error)
     if at_step is None and played.core is not None:
         _show(told)
-    told.findings = None if auditor is None else auditor.findings
+    if auditor is not None:
+        told.findings = auditor.findings
+        played.notes += auditor.notes
     return told
 
 

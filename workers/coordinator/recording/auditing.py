@@ -1,7 +1,8 @@
 """What must hold in a run at every moment, judged from its journal, over all its incarnations. Pure.
 
     each prompt once      every prompt that was leased is one of: waiting, running, parked, finished, in training, consumed, rejected, set aside
-    none lost             their numbers add up; a new incarnation begins with exactly what its line of ancestors has consumed
+    none lost             their numbers add up; a new incarnation begins with exactly what its line of ancestors has consumed, and steps follow one
+                          another; those that an incarnation made when its journal could no longer be written count as whole batches, and are named
     lineage               no token is of the future, or younger than the step that its lost line was set back to
     staleness             nothing is admitted beyond eta; with the hard bound (or eta = 0) no consumed token is older than eta
     leases                a lease has one number for good, is with a worker that is there, and within what that takes; a result counts once
@@ -32,10 +33,12 @@ EVERY = 50
 
 
 class Auditor:
-    """Looks at every step of a replay. `findings`: what does not hold, with its place, each kind once."""
+    """Looks at every step of a replay. `findings`: what does not hold, with its place, each kind once; `notes`: what the journal does not tell."""
 
     def __init__(self) -> None:
         self.findings: list[str] = []
+        self.notes: list[str] = []
+        self._step = 0  # the newest that was finished
         self._whole = True  # the journal is there from the run's first moment
         self._consumed: list[tuple[int, int, int]] = []  # epoch, step, prompt
         self._gone: set[int] = set()  # consumed, in this line of incarnations
@@ -63,6 +66,7 @@ class Auditor:
 
     def _begins(self, step: Step) -> Iterator[str]:
         core, forks = step.core, step.core.lineage.forks
+        self._step = max(core.training.step, core.training.restored_at)
         if step.gap or (step.number and not self._epoch):
             self._whole = False
         if core.epoch == self._epoch and not step.gap:
@@ -74,15 +78,27 @@ class Auditor:
         lost_after = {epoch: min((at for later, at in forks.items() if later > epoch), default=1 << 62) for epoch in forks}
         line = [(epoch, at, index) for epoch, at, index in self._consumed if at <= lost_after.get(epoch, -1)]
         self._gone = {index for _, _, index in line}
-        if self._whole and len(line) != core.ledger.num_consumed:
-            yield f"consumed prompts: {len(line)} in the line of incarnations before, {core.ledger.num_consumed} in the state that it goes on from"
+        if self._whole:
+            yield from self._inherits(core, len(line), {at for _, at, _ in line})
         if forks.get(core.epoch) != core.training.restored_at:
             yield f"lineage: begins with step {core.training.restored_at}, forks say {forks.get(core.epoch)}"
+
+    def _inherits(self, core: Coordinator, num_consumed: int, steps: set[int]) -> Iterator[str]:
+        """`num_consumed` prompts in `steps` are recorded in the line of incarnations before."""
+        unrecorded = sorted(set(range(1, core.training.restored_at + 1)) - steps)
+        if num_consumed + len(unrecorded) * core.policy.batch_groups != core.ledger.num_consumed:
+            yield f"consumed prompts: {num_consumed} in the line of incarnations before, {core.ledger.num_consumed} in the state that it goes on from"
+        elif unrecorded and (note := f"the journal lacks {len(unrecorded)} steps, from {unrecorded[0]} to {unrecorded[-1]}: it could not be written "
+                             "to the end of their incarnation") not in self.notes:
+            self.notes.append(note)
 
     def _consumes(self, core: Coordinator, outcome: Outcome) -> Iterator[str]:
         for record in outcome.records:
             if not isinstance(record, StepRecord):
                 continue
+            if record.step != self._step + 1:
+                yield f"steps: step {record.step} follows step {self._step}"
+            self._step = record.step
             if len(set(record.consumed)) != core.policy.batch_groups:
                 yield f"batch: step {record.step} consumed {len(set(record.consumed))} prompts, must be {core.policy.batch_groups}"
             if twice := sorted(self._gone.intersection(record.consumed)):

@@ -54,14 +54,15 @@ class Gone:
 
 
 class _Link:
-    """The connections to one server: `control`, and once there are tickets those that bring chunks, weights.streams of them: where all is encrypted,
-    `control` and more like it."""
+    """The connections to one server: `control`, and once there are tickets those that bring chunks, weights.streams of them at most, each opened
+    when something is asked of it (one that is closed in its handshake counts as a stranger's): where all is encrypted, `control` and more like it."""
 
     def __init__(self, context: zmq.Context, endpoint: str, weights: WeightsConfig, keys: WeightKeys) -> None:
         self._context, self._endpoint, self._weights, self._keys = context, endpoint, weights, keys
         self._wanted: list[ChunkWanted] = []  # until there are as many tickets as streams
         self.monitors: dict[zmq.Socket, zmq.Socket] = {}
-        self._bulk: list[zmq.Socket] = []
+        self._tickets: list[Ticket] = []
+        self._bulk: dict[int, zmq.Socket] = {}
         self.control = self._encrypted()
         self.ask(TicketWanted(weights.streams))
 
@@ -92,21 +93,27 @@ class _Link:
         """The server has given a ticket. One too many is ignored."""
         if self._opened:
             return
-        self._bulk.append(self._by_ticket(ticket) if ticket.port else self._encrypted() if self._bulk else self.control)
+        self._tickets.append(ticket)
         if self._opened:
             for wanted in self._wanted:
                 self.ask(wanted)
 
     @property
     def _opened(self) -> bool:
-        return len(self._bulk) == self._weights.streams
+        return len(self._tickets) == self._weights.streams
+
+    def _carrier(self, number: int) -> zmq.Socket:
+        if (stream := number % len(self._tickets)) not in self._bulk:
+            ticket = self._tickets[stream]
+            self._bulk[stream] = self._by_ticket(ticket) if ticket.port else self._encrypted() if self._bulk else self.control
+        return self._bulk[stream]
 
     def ask(self, message: FromFetcher) -> None:
         """Ask for something, as soon as that can be."""
         if not isinstance(message, ChunkWanted):
             _send(self.control, message)
         elif self._opened:
-            _send(self._bulk[message.number % len(self._bulk)], message)
+            _send(self._carrier(message.number), message)
         else:
             self._wanted.append(message)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -246,6 +247,7 @@ def test_ctrl_c_while_stopping_leaves_the_request_and_no_traceback(tmp_path: Pat
         stopping = subprocess.Popen([sys.executable, "-m", "launcher", "stop", str(run.path)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         while not run.stop.exists():
             assert stopping.poll() is None
+            time.sleep(0.01)
         stopping.send_signal(signal.SIGINT)
         _, err = stopping.communicate(timeout=60)
     finally:

@@ -341,6 +341,6 @@ def test_what_may_not_be_entered_is_named(tmp_path: Path, capsys: pytest.Capture
 ])
 def test_the_console_command_answers_alike(arguments: list[str], status: int, says: str) -> None:
     command = str(Path(sys.executable).with_name("headway"))
-    done = subprocess.run([command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == status and re.search(says, done.stderr if status else done.stdout)
     assert_plain(done.stderr)

@@ -73,7 +73,7 @@ def test_without_a_coordinator_the_outcome_is_recorded_here(run: RunFolder, monk
         save(run)
     queue = use(Queue(run, {"train": [entry(0, State.PENDING)], "inference": [entry(1, State.RUNNING), entry(2, State.PENDING)]}, inference_leaves),
                 monkeypatch)
-    words = stop.stop(run, "by the test", patience_s=5, drain=drain)
+    words = stop.stop(run, "by the test", patience_s=60, drain=drain)
     assert (run.ended() or {})["state"] == state and queue.cancelled == [True]
     assert run.stop_requested() == {"reason": "by the test", "drain": drain}
     assert words == (f"drained at step 12; go on with: headway resume {run.path}" if state == "drained" else "stopped")
@@ -88,7 +88,7 @@ def test_a_coordinator_is_left_to_act(run: RunFolder, monkeypatch: pytest.Monkey
 
     queue = use(Queue(run, {"train": [entry(0, State.RUNNING), entry(1, State.PENDING)], "inference": []}, happens), monkeypatch)
     save(run)
-    assert "drained at step 12" in stop.stop(run, "by the test", patience_s=5, drain=True)
+    assert "drained at step 12" in stop.stop(run, "by the test", patience_s=60, drain=True)
     assert (run.ended() or {})["cause"] == "by the coordinator" and queue.cancelled == [True], "only what was left pending"
 
 
@@ -101,7 +101,7 @@ def test_an_element_that_begins_just_now_finds_the_request(run: RunFolder, monke
             queue.entries = {"train": [], "inference": []}
 
     use(Queue(run, {"train": [entry(0, State.PENDING)], "inference": []}, happens), monkeypatch)
-    assert stop.stop(run, "by the test", patience_s=5) == "stopped"
+    assert stop.stop(run, "by the test", patience_s=60) == "stopped"
 
 
 def test_what_does_not_end_is_cancelled(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_an_array_without_an_id_is_found_and_cancelled(run: RunFolder, monkeypat
     monkeypatch.setattr(liveness.queries, "jobs_named", lambda name: ["78"] if name == "x-1" else [])
     monkeypatch.setattr(liveness.queries, "squeue", lambda ids: [one for one in queued if one.array_job_id in ids])
     monkeypatch.setattr(liveness.queries, "cancel", lambda ids, pending_only=False: queued.clear() if ids == ["78"] else None)
-    assert stop.stop(run, "by the test", patience_s=5) == "stopped" and queued == []
+    assert stop.stop(run, "by the test", patience_s=60) == "stopped" and queued == []
 
 
 def test_slurm_away(run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

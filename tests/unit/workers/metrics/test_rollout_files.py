@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tests.support.groups import make_group
 from workers.messages.groups import kept
 from workers.messages.parts import Purpose
+from workers.metrics import rollout_files
 from workers.metrics.rollout_files import PART_TOKENS, RolloutFiles
 from workers.metrics.rollout_table import HELDOUT, TRAIN, Kept, Reader
 
@@ -28,6 +29,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def written_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the disk is: a run leaves files that take too long to their thread."""
+    monkeypatch.setattr(rollout_files, "LEAVE_S", 120.0)
 
 
 def rows(folder: Path) -> list[dict]:

@@ -202,7 +202,7 @@ def test_stop_ends_by_force_what_it_cannot_ask(disk: Path, run: RunFolder, proce
     fill(disk)
     said = stop(run, "by headway stop", patience_s=0)
     assert NOWHERE in said and "stopped by force: 1 processes had not ended" in said
-    assert process.wait(10) is not None and not still_there(run)
+    assert process.wait(60) is not None and not still_there(run)
 
 
 def test_an_attached_launcher_leaves_nothing_alive(disk: Path, run: RunFolder, process: subprocess.Popen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_an_attached_launcher_leaves_nothing_alive(disk: Path, run: RunFolder, p
     console = Console(record=True, width=400)
     assert local.start_here(run, FullConfig(), (), console) == 1
     assert NOWHERE in (said := console.export_text()) and "1 processes of the run were ended by force" in said
-    assert process.wait(10) is not None and not still_there(run)
+    assert process.wait(60) is not None and not still_there(run)
 
 
 def test_a_process_without_descriptors_waits_for_some(tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def test_a_tracker_that_cannot_be_reached_is_said_and_left(
     config["tracking"] |= {"to": ["mlflow"], "url": "http://127.0.0.1:9"}
     run.config.write_text(json.dumps(config))
     monkeypatch.setattr(tracker_processes, "FINISH_S", 0.5)
+    monkeypatch.setattr(tracker_processes, "KILLED_S", 60.0)
     TrackerProcesses(run, TrackingConfig(to=[Tracker.mlflow]), 1).close()
     said = capsys.readouterr().out
     assert "tracking: mlflow's process was killed by SIGKILL" in said and f"python -m workers.tracking.run_follower {run.path} mlflow" in said

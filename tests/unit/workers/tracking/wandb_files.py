@@ -41,6 +41,8 @@ def _records(log: bytes) -> Iterator[bytes]:
             place += left
             continue
         _, length, kind = struct.unpack_from("<IHB", log, place)
+        if place + HEADER + length > len(log):
+            return  # it is being written
         parts += log[place + HEADER:place + HEADER + length]
         place += HEADER + length
         if kind in (FULL, LAST):

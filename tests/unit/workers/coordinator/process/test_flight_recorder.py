@@ -16,7 +16,7 @@ from tests.support.small_run import Prompts, make_config
 from workers.config import Bound
 from workers.coordinator.core import Coordinator
 from workers.coordinator.monitoring.waiting_reasons import waiting
-from workers.coordinator.process import journal_files
+from workers.coordinator.process import flight_recorder, journal_files
 from workers.coordinator.process.flight_recorder import FLUSH_S, RETRY_S, STUCK_S, FlightRecorder
 from workers.coordinator.process.machine import Machine
 from workers.coordinator.process.replay_run import audit, replay
@@ -78,7 +78,8 @@ def play(scenario: Callable[[], object]) -> None:
     asyncio.run(scenario())  # type: ignore[arg-type]
 
 
-def test_what_is_recorded_is_private_and_on_disk_when_it_is_time(tmp_path: Path) -> None:
+def test_what_is_recorded_is_private_and_on_disk_when_it_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder, "GRANTED_S", 600.0)
     driven = Driven(tmp_path / "run")
 
     async def scenario() -> None:

@@ -232,6 +232,50 @@ def test_the_audit_finds_what_does_not_hold(change: Callable[[Coordinator], obje
     assert any(finding in found for found in broken_by(change))
 
 
+def resumed_run() -> tuple[list[list[bytes]], list[int]]:
+    """Two incarnations, the second one from the third step on, and where in the first one's part its first weights and each of its steps are finished."""
+    kept = Kept()
+    world = World(make_config(1, 2, Bound.hard, 5), notes=kept)
+    while world.trainer is not None and world.trainer.step < 3:
+        world.talk()
+        world.work()
+    world.save(final=True)
+    world.kill()
+    world.go_to_the_end()
+    first = [journal.decode(record) for record in kept.parts[0]]
+    steps = [place for place, entry in enumerate(first) if isinstance(entry, Entry) and isinstance(entry.given, Arrived)
+             and isinstance(entry.given.message, StepFinished)]
+    return kept.parts, steps
+
+
+def test_steps_that_could_not_be_recorded_are_named_and_count_as_whole_batches() -> None:
+    """The disk was full until the incarnation ended."""
+    (first, second), steps = resumed_run()
+    whole, cut = Auditor(), Auditor()
+    replayed([first, second], whole)
+    replayed([first[:steps[2]], second], cut)
+    assert (whole.findings, whole.notes, cut.findings) == ([], [], [])
+    assert cut.notes == ["the journal lacks 2 steps, from 2 to 3: it could not be written to the end of their incarnation"]
+
+
+def test_the_audit_finds_a_prompt_that_an_incarnation_does_not_know_of_and_a_step_that_was_left_out() -> None:
+    (first, second), _ = resumed_run()
+    replay, auditor = Replay("code"), Auditor()
+    for record in [*first, *second]:
+        for step in replay.play([record]):
+            if step.core.epoch == 2 and step.given is None:
+                step.core.ledger.num_consumed -= 1
+            if step.outcome is not None and (found := [record for record in step.outcome.records if isinstance(record, StepRecord)]):
+                skips = dataclasses.replace(found[0], step=found[0].step + 1, consumed=[])
+                auditor.look(step._replace(outcome=step.outcome._replace(records=[skips], sent=[])))
+            else:
+                auditor.look(step)
+        if len(auditor.findings) > 3:
+            break
+    assert any("steps: step 2 follows step 0" in finding for finding in auditor.findings)
+    assert any("consumed prompts: 0 in the line of incarnations before, 5 in the state" in finding for finding in auditor.findings)
+
+
 def test_the_audit_finds_a_prompt_that_is_consumed_twice_and_a_token_that_is_too_old() -> None:
     replay, auditor = Replay("code"), Auditor()
     for step in replay.play(recorded_run().parts[0]):
@@ -240,5 +284,5 @@ def test_the_audit_finds_a_prompt_that_is_consumed_twice_and_a_token_that_is_too
             old = dataclasses.replace(records[0], ages=dataclasses.replace(records[0].ages, max_token_age=2))
             auditor.look(step._replace(outcome=step.outcome._replace(records=[old], sent=[])))
             break
-    assert len(auditor.findings) == 2
-    assert "consumed twice: prompts [0, 1]" in auditor.findings[0] and "2 steps old, must be at most 1" in auditor.findings[1]
+    assert len(auditor.findings) == 3 and "steps: step 1 follows step 1" in auditor.findings[0]
+    assert "consumed twice: prompts [0, 1]" in auditor.findings[1] and "2 steps old, must be at most 1" in auditor.findings[2]

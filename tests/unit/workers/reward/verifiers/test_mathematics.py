@@ -241,10 +241,11 @@ def test_a_call_that_is_interrupted_leaves_no_reply_for_the_next_and_no_process(
         waiting.extend(psutil.Process(bounded._server.pid).children())
         if waiting:
             raise TimeoutError
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
 
     assert bounded.bounded(length, "", "1") == 1.0
     previous = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
         with pytest.raises(TimeoutError):
             bounded.bounded(hostile, "", "waits")

@@ -174,7 +174,8 @@ async def test_results_are_sent_when_there_is_a_coordinator_and_again_until_ackn
     delivering.cancel()
 
 
-async def test_a_new_coordinator_gets_everything_at_once() -> None:
+async def test_a_new_coordinator_gets_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_module, "RESEND_S", 600.0)  # nothing is sent again for another reason
     wire = Wire()
     results = Results(wire)
     delivering = asyncio.create_task(results.deliver())

@@ -59,6 +59,7 @@ def test_an_incarnations_end_is_on_record_before_goodbye(tmp_path: Path, monkeyp
     monkeypatch.setattr(trainer_link, "Peer", lambda *_, **__: parting)
     monkeypatch.setattr(trainer_link, "CoordinatorProcess", lambda *_: parting)
     monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(trainer_link, "GRACE_S", 600.0)  # or the process exits, which runs other tests
     run.end("no worker is left", "coordinator")
     link = CoordinatorLink(run, Config(), 1, None, Signals(), said.append)
     with pytest.raises(RunEnded, match="no worker is left"):
