@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from launcher.jobs.liveness import kill, submitted_jobs
+from tests.support.processes import command_line, lives
 from workers.config import load
 from workers.run.files import read_lines
 from workers.run.folder import RunFolder
@@ -37,22 +38,6 @@ def headway(*arguments: str, **options: Any) -> subprocess.CompletedProcess:
     """Run the command to its end."""
     return subprocess.run([sys.executable, "-m", "launcher", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=START_S,
                           check=False, **options)
-
-
-def lives(process: psutil.Process) -> bool:
-    """Whether it runs; it may end between two questions."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def command_line(process: psutil.Process) -> list[str]:
-    """None of a process that has ended since it was seen."""
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
 
 
 class LiveRun:

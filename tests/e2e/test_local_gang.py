@@ -10,7 +10,8 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from tests.e2e.runs import END_S, START_S, LiveRun, command_line, live_run, wait_for
+from tests.e2e.runs import END_S, START_S, LiveRun, live_run, wait_for
+from tests.support.processes import command_line
 from workers.model.architecture import read_architecture
 from workers.model.tensors import check_tensors
 from workers.run.files import read_lines

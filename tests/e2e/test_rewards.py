@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import END_S, START_S, command_line, live_run, wait_for
+from tests.e2e.runs import END_S, START_S, live_run, wait_for
 from tests.e2e.test_faults import ENDLESS, NO_MODEL
 from tests.support.endpoints.judge_server import ANSWERS, RAW, judge_server
+from tests.support.processes import command_line
 from workers.run.files import read_lines
 
 
@@ -48,6 +49,7 @@ def test_a_judge_that_misbehaves_holds_up_nothing(tmp_path: Path, monkeypatch: p
         assert last["accuracy"] == pytest.approx(0.25 * last["score_judge"] + 0.75 * last["score_numeric_distance"], abs=1e-4)
         assert shown["failed"] and shown["error"].startswith("the judge gave no score: ")
         assert set(server.keys) == {"Bearer sk-very-secret"}
-        written = [path for path in (*run.run.path.glob("*"), *run.run.path.glob("jobs/*")) if path.is_file()]
+        written = [path for path in (*run.run.path.glob("*"), *run.run.path.glob("jobs/*"))
+                   if path.suffix != ".tmp" and path.is_file()]
         assert len(written) > 6 and not [path for path in written if b"sk-very-secret" in path.read_bytes()]
         assert not [process for process in run.look() if "sk-very-secret" in command_line(process)]

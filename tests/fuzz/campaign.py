@@ -16,8 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from tests.e2e.runs import END_S, LiveRun, command_line, headway, live_run, lives, wait_for
+from tests.e2e.runs import END_S, LiveRun, headway, live_run, wait_for
 from tests.fuzz.attacks import Attack
+from tests.support.processes import command_line, lives
 from workers.coordinator.process.replay_run import audit
 from workers.coordinator.snapshot import Snapshot, decode
 from workers.rollout.engines.servers.embedded.__main__ import API_KEY_VARIABLE

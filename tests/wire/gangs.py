@@ -21,7 +21,7 @@ from tests.wire.ports import free_port
 from workers.trainer.megatron.parallel import collectives, process_group
 from workers.trainer.megatron.parallel.gang import Gang
 
-SETTLED_S = 300.0
+SETTLED_S = 800.0
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([__name__])
 """Ranks are forked from a process that has done their imports and nothing else: done by each of them, these are most of what it does."""

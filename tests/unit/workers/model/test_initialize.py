@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.support.together import together
+from tests.support.processes import together
 from workers.model import initialize
 from workers.model.architecture import ModelError, read_architecture
 from workers.model.initialize import TINY_CHARACTERS, make_smollm2, make_tiny

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.together import NUM_PROCESSES, beside, together
+from tests.support.processes import NUM_PROCESSES, beside, together
 from workers.run.files import write_atomic, write_once
 from workers.run.folder import RunFolder, RunFolderError
 from workers.run.paths import Entry

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.together import NUM_PROCESSES, together
+from tests.support.processes import NUM_PROCESSES, together
 from workers.run import incarnations
 from workers.run.folder import RunFolder
 from workers.run.incarnations import IN_ORDER, Claim, End, Incarnation, consecutive_crashes

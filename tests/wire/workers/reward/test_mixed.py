@@ -39,7 +39,7 @@ def reward(url: str, **judge: Any) -> RewardConfig:
 
 def with_pool(config: RewardConfig, use: Callable[[RewardPool], Awaitable[Any]]) -> Any:
     async def used() -> Any:
-        async with asyncio.timeout(60), RewardPool(config) as pool:
+        async with asyncio.timeout(180), RewardPool(config) as pool:
             return await use(pool)
 
     return asyncio.run(used())

@@ -64,7 +64,7 @@ async def test_bodies_that_do_not_come_or_do_not_end_are_answered(request_: byte
 
 async def test_connections_are_bounded_and_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_serving, "max_connections", lambda: 2)
-    async with served(idle_s=SHORT_S) as address:
+    async with served(idle_s=2.0) as address:
         silent = [await asyncio.open_connection(*address) for _ in range(2)]
         assert await said(address, POST + b"Content-Length: 4\r\n\r\ngood") == b"", "one too many"
         assert [await reader.read() for reader, _ in silent] == [b"", b""]

@@ -52,7 +52,7 @@ from workers.transport.peer import Peer
 from workers.weights.manifest import verify
 from workers.weights.peft_folder import iter_merged
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 NUM_STEPS, BATCH, SIZE = 3, 6, 4
 
 

@@ -202,7 +202,7 @@ async def test_a_stop_is_the_coordinators_business_while_there_is_one(run: RunFo
 # -- whole workers -------------------------------------------------------------------------------------------------------
 
 async def test_results_go_to_the_next_coordinator_and_are_accepted_once(run: RunFolder, weights: Weights) -> None:
-    config = make_config(weights.models[0], max_new_tokens=100)
+    config = make_config(weights.models[0], max_new_tokens=100, tokens_per_s=200.0)
     async with playing(run, 1, weights.publish(Version(1, 0))) as first, working(run, config) as (worker, task):
         await first.until_ready()
         first.deaf = True  # its acknowledgement of g1 is lost

@@ -233,7 +233,7 @@ def test_the_audit_finds_what_does_not_hold(change: Callable[[Coordinator], obje
 
 
 def resumed_run() -> tuple[list[list[bytes]], list[int]]:
-    """Two incarnations, the second one from the third step on, and where in the first one's part its first weights and each of its steps are finished."""
+    """Two incarnations, the second one from the third step on, and where in the first one's part its weights and steps are finished."""
     kept = Kept()
     world = World(make_config(1, 2, Bound.hard, 5), notes=kept)
     while world.trainer is not None and world.trainer.step < 3:

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from math_verify import parse, verify
 
-from tests.e2e.runs import lives, wait_for
+from tests.e2e.runs import wait_for
+from tests.support.processes import lives
 from workers.reward.verifiers import bounded, notation
 from workers.reward.verifiers.matching import number
 from workers.reward.verifiers.mathematics import check_reference, score

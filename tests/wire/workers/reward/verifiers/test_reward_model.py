@@ -45,7 +45,7 @@ def outputs_here(folder: Path, text: str) -> torch.Tensor:
 
 def scored(config: RewardConfig, verifier: str = "reward_model") -> tuple[float, dict[str, float]]:
     async def ask() -> tuple[float, dict[str, float]]:
-        async with asyncio.timeout(120), RewardPool(config) as pool:
+        async with asyncio.timeout(300), RewardPool(config) as pool:
             return await score_parts(pool, QUESTION, ANSWER, "3", verifier, False)
 
     return asyncio.run(ask())

@@ -65,8 +65,8 @@ def pid_of(engine: Engine) -> int:
 
 
 def slow(**changes: Any) -> dict[str, Any]:
-    """A synthetic engine that takes a second for the longest sample."""
-    return {"server": Server.synthetic, "synthetic_tokens_per_s": 600.0, "synthetic_mean_tokens": 1e6, **changes}
+    """A synthetic engine that takes two seconds for the longest sample."""
+    return {"server": Server.synthetic, "synthetic_tokens_per_s": 300.0, "synthetic_mean_tokens": 1e6, **changes}
 
 
 def sample_all(rig: Rig, number: int, params: SamplingParams = LONG_PARAMS) -> list[asyncio.Task[Sample]]:
@@ -156,7 +156,7 @@ async def test_an_engine_that_hangs_is_ended_and_started_again(tmp_path: Path, m
 
 
 async def test_an_engine_that_hangs_while_it_loads_is_ended_and_gets_the_weights_again(tmp_path: Path, models: list[Path]) -> None:
-    async with running(tmp_path, models, **slow(health_timeout_s=100.0, load_timeout_s=2.0)) as rig:
+    async with running(tmp_path, models, **slow(health_timeout_s=100.0, load_timeout_s=8.0)) as rig:
         second = rig.publish(1)
         async with Following(rig) as following:
             os.kill(pid_of(rig.engine), signal.SIGSTOP)

@@ -338,7 +338,8 @@ async def test_newer_weights_are_loaded_while_samples_go_on_and_those_that_are_o
         await following.load(versions[0])
         monkeypatch.setattr(rig.client, "swap_weights", late)
         before = (rig.engine.interruption.num_changes, rig.engine.interruption.update_s, rig.engine.interruption.pause_s)
-        sampling, base = asyncio.create_task(rig.sample("beside", prompt, LONG_PARAMS, seed=1)), await rig.generated()
+        sampling = asyncio.create_task(rig.sample("beside", prompt, SamplingParams(1000, 1.0), seed=1))
+        base = await rig.generated()
 
         async def begun() -> bool:
             return await rig.generated() > base + 20

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.support.processes import command_line
 from tests.wire.fleet import DEADLINE_S, Weights, ended, engine_state, generated, make_config, make_lease, make_run, playing, working
 from workers.config import Server
 from workers.messages.arrays import Bool, Float32, Int32
@@ -75,7 +76,7 @@ def oracle(folder: str, prompt: list[int], tokens: list[int], temperature: float
 
 def assert_nothing_runs() -> None:
     """No engine and no reward process of ours is left."""
-    assert [child.cmdline() for child in psutil.Process().children(recursive=True) if "workers." in " ".join(child.cmdline())] == []
+    assert [words for child in psutil.Process().children(recursive=True) if "workers." in (words := " ".join(command_line(child)))] == []
 
 
 async def test_a_drained_worker_gives_back_every_token_and_another_one_goes_on(run: RunFolder, weights: Weights) -> None:

@@ -42,7 +42,7 @@ from workers.trainer.weights.lanes import CloseLanes, Lanes
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DEADLINE_S = 200.0
-TIMEOUT_S = 6.0
+TIMEOUT_S = 20.0
 BUCKET_BYTES = 40_000
 TRAINER = b"trainer"
 

@@ -76,7 +76,7 @@ async def test_a_share_that_was_lost_is_asked_for_again_and_one_that_never_comes
     async with playing(run, 1) as play, linked(run) as link:
         link.ask(4)
         fetching = asyncio.create_task(fetched(link, 4))
-        await play.until(lambda: len(play.all(BatchRequest)) == 3)
+        await play.until(lambda: len(play.all(BatchRequest)) >= 3)
         await play.say(share(4))
         assert (await fetching).step == 4
         with pytest.raises(TimeoutError, match=r"share 1 of the batch of step 5.*0.3 s.*training job's log"):

@@ -19,7 +19,7 @@ from workers.trainer.megatron.parallel import process_group
 from workers.trainer.megatron.parallel.gang import Gang
 from workers.trainer.megatron.parallel.process_group import GangError
 
-DEADLINE_S = 300.0
+DEADLINE_S = 800.0
 Results = dict[str, np.ndarray]
 
 

@@ -41,14 +41,14 @@ from workers.transport.weights.messages import (
     encode,
     from_server,
 )
-from workers.transport.weights.server import WeightServer
+from workers.transport.weights.server import ServerCounters, WeightServer
 from workers.weights.manifest import MANIFEST, Manifest, WeightsError, describe_files
 
 VERSION, NEXT = Version(1, 1), Version(1, 2)
 WEIGHTS = make_weights(1)
 SIZE = WEIGHTS.nbytes
 NUM_CHUNKS = 2 * -(-SIZE // 2 // CHUNK)
-IMPATIENT = WeightsConfig(chunk_mb=1, timeout_s=12.0)
+IMPATIENT = WeightsConfig(chunk_mb=1, timeout_s=32.0)
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_parent_that_dies_in_mid_transfer(run: RunFolder, origin: Origin, tmp_
     parent.process.send_signal(death)
     assert np.array_equal(read(fetched.result(WAIT_S)), WEIGHTS)
     assert origin.server.counters.chunks_sent == NUM_CHUNKS - 20
-    assert child.progress.failures == [f"{parent.endpoint}: {'the connection broke' if death is signal.SIGKILL else 'silent for 3 s'}"]
+    assert child.progress.failures == [f"{parent.endpoint}: {'the connection broke' if death is signal.SIGKILL else 'silent for 8 s'}"]
     parent.kill()
 
 
@@ -531,6 +531,11 @@ def test_a_node_without_room_says_so(origin: Origin, tmp_path: Path, make_worker
 DELTA = WeightsConfig(chunk_mb=1, timeout_s=60.0, delta=True)
 
 
+def of_chunks(counters: ServerCounters) -> tuple[int, int, int]:
+    """What the door does not count, which hears of a connection a little later."""
+    return counters.bytes_sent, counters.chunks_sent, counters.num_fetchers
+
+
 def test_a_hundred_versions_one_after_the_other_are_exact(origin: Origin, make_worker: Callable[..., Worker]) -> None:
     """By differences alone, through a relay that hands them on."""
     relay, leaf = make_worker("relay", DELTA), make_worker("leaf", DELTA)
@@ -539,10 +544,10 @@ def test_a_hundred_versions_one_after_the_other_are_exact(origin: Origin, make_w
         version = Version(1, number)
         announcement = origin.publish(version, weights, base)
         relay.fetch(announcement)
-        sent = origin.server.counters
+        sent = of_chunks(origin.server.counters)
         assert np.array_equal(read(leaf.fetch(announcement, [relay.endpoint])), weights)
         assert leaf.progress.num_deltas == relay.progress.num_deltas == (0 if base is None else 10)
-        assert origin.server.counters == sent, "the leaf's came from the relay"
+        assert of_chunks(origin.server.counters) == sent, "the leaf's came from the relay"
         for node in (relay, leaf):
             node.store.remove_older({version} if base is None else {version, base})
             if number:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.episodes import Chatter, leaf, make_lease, make_workflow
+from tests.support.processes import command_line
 from workers.config import Config, ConfigError, DataConfig, DataKind, RewardConfig, WorkflowConfig
 from workers.config.generation import ModelConfig
 from workers.data.prompts import open_prompts
@@ -48,7 +49,7 @@ async def group_of(env: str, task: dict[str, Any], says: Callable[[str], str], *
 def played(steps: Callable[[], Awaitable[None]]) -> None:
     """Run `steps` on an event loop of their own; nothing that they started is left behind it."""
     asyncio.run(steps())
-    assert not [child for child in psutil.Process().children(recursive=True) if "environment_program" in " ".join(child.cmdline())]
+    assert not [child for child in psutil.Process().children(recursive=True) if "environment_program" in " ".join(command_line(child))]
 
 
 def digits(prompt: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.processes import lives
 from workers.config import EngineConfig, EngineParallelConfig, Server
 from workers.messages.parts import Version
 from workers.rollout.engines.client import BadRequest, EngineClient, EngineError
@@ -115,9 +116,9 @@ async def started(config: EngineConfig, log: Path, **options: Any) -> AsyncItera
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process has ended (a zombie has); it may end between two questions."""
+    """Whether the process has ended (a zombie has)."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return not lives(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return True
 
@@ -223,6 +224,7 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 import psutil
+from tests.support.processes import lives
 from workers.config import EngineConfig, Server
 from workers.messages.parts import Version
 from workers.rollout.engines.servers.process import ServerProcess

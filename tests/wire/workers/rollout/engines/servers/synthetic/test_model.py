@@ -46,10 +46,10 @@ class SyntheticEndpoint(Endpoint):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """A synthetic engine with 8 slots, about as fast as the embedded one on a test model."""
+    """A synthetic engine with 8 slots, slow enough that a sample outlives several calls on a busy machine."""
     folder = tmp_path_factory.mktemp("synthetic")
     first, second = write_pair(folder, "llama")
-    with EngineChild.start(first, server="synthetic", more=["--tokens-per-s", "8000", "--mean-tokens", str(MEAN)],
+    with EngineChild.start(first, server="synthetic", more=["--tokens-per-s", "2000", "--mean-tokens", str(MEAN)],
                            num_slots=8, context_length=CONTEXT, prefill_chunk=32, weight_version="first") as child:
         yield SyntheticEndpoint("synthetic", child.base_url, child.api_key, first, second, child.process.pid)
 

@@ -1,4 +1,5 @@
-"""Work that several processes begin at the same moment. They are copies of a server that has no threads, which this process may have."""
+"""Work that several processes begin at the same moment (they are copies of a server that has no threads, which this process may have), and what may
+be asked of a process that ends meanwhile."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
+import psutil
 
 CONTEXT = multiprocessing.get_context("forkserver")
 NUM_PROCESSES = 6
@@ -32,6 +34,22 @@ def together(work: Callable[[int], Any]) -> list[Any]:
     """What `work` returns in `NUM_PROCESSES` processes."""
     with beside(work, NUM_PROCESSES) as results:
         return [results.get(timeout=DEADLINE_S) for _ in range(NUM_PROCESSES)]
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether it runs; it may end between two questions."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """None of a process that has ended since it was seen."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _do(task: bytes, index: int, barrier: Any, results: Any) -> None:
