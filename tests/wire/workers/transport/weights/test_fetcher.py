@@ -122,6 +122,22 @@ def test_a_version_comes_from_the_trainer(origin: Origin, make_worker: Callable[
     assert worker.fetch(announcement) == folder and origin.server.counters.num_fetchers == 1, "what is here is not fetched again"
 
 
+def test_no_connection_is_opened_that_nothing_comes_over(run: RunFolder, tmp_path: Path, make_worker: Callable[..., Worker]) -> None:
+    """One that is closed in its handshake would count as a stranger's."""
+    config = replace(CONFIG, streams=8)
+    origin = Origin(run, tmp_path / "trainer", config=config)
+    try:
+        worker, small = make_worker("node", config), make_weights(1, 1000)
+        for number in range(4):
+            assert np.array_equal(read(worker.fetch(origin.publish(Version(1, number), small))), small)
+        deadline = time.monotonic() + WAIT_S
+        while (connected := origin.server.counters.num_connections) < 4 * 3:
+            assert time.monotonic() < deadline, connected
+        assert (connected, origin.server.counters.chunks_sent, origin.server.counters.num_refused) == (4 * 3, 4 * 2, 0)
+    finally:
+        origin.close()
+
+
 @pytest.mark.parametrize(("security", "others"), [(Security.digest, 1), (Security.curve, 0)])
 def test_chunks_come_over_as_many_connections_as_streams(run: RunFolder, tmp_path: Path, make_worker: Callable[..., Worker], security: Security,
                                                          others: int) -> None:
