@@ -4,13 +4,15 @@ many together as there are: that takes less than half of what each alone would.
     note --> pending --every FLUSH_S, in a thread--> journal/EPOCH.PART --full--> another part, with the state at its beginning
 
 What costs the loop anything is the digest of the state (a Point): at finished steps and once a second, as long as all of them together have taken
-less than SHARE of this process's time. Where nothing can be written, recording stops, `trouble` says so, and another part is tried every RETRY_S.
+less than SHARE of this process's time. On a full disk what is to be written is kept, up to BACKLOG_BYTES. Beyond that, or where the run folder does
+not answer, recording stops, and another part is tried every RETRY_S. `trouble` says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +34,8 @@ SHARE, GRANTED_S = 0.001, 0.005
 RETRY_S = 10.0
 STUCK_S = 10.0
 """So long a write may take before what is pending is given up: it holds groups with their tokens."""
+BACKLOG_BYTES = 8 << 20
+"""What cannot be written is kept without its tokens, as it is to stand in the files, until there is more than this of it."""
 PARTS = 8
 """Parts that are kept."""
 
@@ -40,18 +44,19 @@ Noted = tuple[AnyInput, Outcome | None, list[ExampleSizes]]
 
 class FlightRecorder:
     """Of one incarnation. `clock`: its own seconds, those since 1970, and since the run began. `examples`: of a supervised run. `trouble`: why
-    nothing is recorded, '' while it is."""
+    nothing gets to the disk, '' while it does."""
 
     def __init__(self, run: RunFolder, core: Coordinator, clock: Callable[[], tuple[float, float, float]], examples: Witness | None = None) -> None:
         self._run, self._core, self._clock, self._examples = run, core, clock, examples
         self._limit = core.config.run.journal_mb << 20
         self._code, self._config = journal_files.code(), run.config.read_bytes()
         self._pending: list[Noted | Record] = []
+        self._backlog: deque[tuple[Path, bytes, bool]] = deque()  # for the thread that writes; whether the part begins with it
         self._number, self._part, self._size, self._open = 0, -1, 0, False
         self._writing: asyncio.Task[None] | None = None
         self._written = self._pointed = -POINT_S
         self._spent_s = 0.0
-        self.trouble = ""
+        self.trouble = self._said = ""
 
     def note(self, given: AnyInput, outcome: Outcome | None) -> None:
         """Put an input aside; `outcome`: None where it has raised an exception."""
@@ -65,7 +70,7 @@ class FlightRecorder:
     def look(self, now: float) -> None:
         """Begin to write what is pending, where it is time."""
         waited = now - self._written
-        if not self._limit or waited < (RETRY_S if self.trouble else FLUSH_S):
+        if not self._limit or waited < (RETRY_S if self.trouble and not self._open else FLUSH_S):
             return
         if self._writing is None or self._writing.done():
             if now - self._pointed >= POINT_S:
@@ -81,7 +86,7 @@ class FlightRecorder:
                 await asyncio.wait([self._writing], timeout=STUCK_S)
                 if not self._writing.done():
                     return
-            if self._open and self._pending:
+            if self._open and (self._pending or self._backlog):
                 self._begin_write(self._written)
 
     def begin(self, now: float) -> None:
@@ -90,7 +95,7 @@ class FlightRecorder:
             self._begin_write(now)
 
     def _begin_write(self, now: float) -> None:
-        files = [(self._path, self._pending)] if self._pending else []
+        files: list[tuple[Path, list[Noted | Record], bool]] = [(self._path, self._pending, False)] if self._pending else []
         self._pending, self._written = [], now
         begins = not self._open or self._size > self._limit // PARTS
         if begins:
@@ -100,35 +105,44 @@ class FlightRecorder:
                 self._stop(str(error))
                 return
             self._part, self._size, self._open = self._part + 1, 0, True
-            files.append((self._path, [beginning]))
-        self._writing = asyncio.create_task(self._write(files, begins)) if files else None
+            files.append((self._path, [beginning], True))
+        self._writing = asyncio.create_task(self._write(files)) if files or self._backlog else None
 
     @property
     def _path(self) -> Path:
         return journal_files.path_of(self._run, self._core.epoch, self._part)
 
-    async def _write(self, files: list[tuple[Path, list[Noted | Record]]], begins: bool) -> None:
+    async def _write(self, files: list[tuple[Path, list[Noted | Record], bool]]) -> None:
         try:
-            await asyncio.to_thread(self._append, files, begins)
+            await asyncio.to_thread(self._append, files)
         except (OSError, TypeError, ValueError) as error:  # of the disk, or of something that cannot be written: no reason to end a run
-            self._stop(f"the journal cannot be written: {error}")
+            trouble = f"the journal cannot be written: {error}"
+            if isinstance(error, OSError) and self._open and sum(len(content) for _, content, _ in self._backlog) <= BACKLOG_BYTES:
+                self._keep(trouble)
+            else:
+                self._backlog.clear()
+                self._stop(trouble)
         else:
-            self.trouble = "" if self._open else self.trouble
+            if self._open:
+                self.trouble = self._said = ""
 
-    def _append(self, files: list[tuple[Path, list[Noted | Record]]], begins: bool) -> None:
-        if begins:
-            self._run.journal.mkdir(mode=0o700, exist_ok=True)
-        for path, noted in files:
+    def _append(self, files: list[tuple[Path, list[Noted | Record], bool]]) -> None:
+        for path, noted, begins in files:
             content = journal.frame([journal.entry(*one) if type(one) is tuple else one for one in noted])  # type: ignore[misc]
+            self._backlog.append((path, content, begins))
+        while self._backlog:
+            path, content, begins = self._backlog[0]
             try:
+                self._run.journal.mkdir(mode=0o700, exist_ok=True)
                 append_whole(path, content)
             except OSError:
-                if begins and path == files[-1][0]:
+                if begins:
                     path.unlink(missing_ok=True)  # nothing stands there: no room is taken
                 raise
+            self._backlog.popleft()
             self._size += len(content)
-        if begins:
-            journal_files.prune(self._run, self._limit)
+            if begins:
+                journal_files.prune(self._run, self._limit)
 
     def _point(self, now: float) -> None:
         if not self._open or self._spent_s > GRANTED_S + SHARE * time.process_time():
@@ -140,8 +154,18 @@ class FlightRecorder:
             self._stop(str(error))
         self._spent_s += time.thread_time() - began
 
+    def _keep(self, trouble: str) -> None:
+        """In memory, until it can be written."""
+        self.trouble = f"{trouble}; kept in memory meanwhile, {BACKLOG_BYTES >> 20} MB at most"
+        self._say("what headway replay needs cannot be written", trouble)
+
     def _stop(self, trouble: str) -> None:
         """Until another part can be begun. What was not written is given up."""
-        if not self.trouble:
-            print(f"nothing is recorded for headway replay any more: {trouble}", flush=True)
         self.trouble, self._open, self._pending = trouble, False, []
+        self._say("nothing is recorded for headway replay any more", trouble)
+
+    def _say(self, what: str, trouble: str) -> None:
+        """Once, until all is well again."""
+        if self._said != what:
+            print(f"{what}: {trouble}", flush=True)
+        self._said = what

@@ -114,22 +114,56 @@ def test_parts_are_bounded_and_the_newest_can_be_replayed(tmp_path: Path) -> Non
     assert told.sound and told.parts == len(parts) and freeze(told.replay.core) == freeze(driven.core)  # type: ignore[arg-type]
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else_and_it_goes_on_later(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def until_full(driven: Driven, disk: Path) -> None:
+    """Recorded for a while, then there is no room, and the recorder has seen it."""
+    driven.begin()
+    driven.second()
+    await driven.written()
+    with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(b"x" * 4096)
+    for _ in range(300):
+        driven.second()
+        await driven.written()
+        if driven.recorder.trouble:
+            break
+    assert "No space left" in driven.recorder.trouble and driven.core.ended is None
+
+
+def test_what_a_full_disk_does_not_take_is_written_later(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     driven = Driven(disk / "run")
 
     async def scenario() -> None:
-        driven.begin()
+        await until_full(driven, disk)
+        for _ in range(40):
+            driven.second()
+            await driven.written()
+        assert "kept in memory" in driven.recorder.trouble and not driven.recorder._pending, "without tokens"
+        (disk / "filler").unlink()
         driven.second()
         await driven.written()
-        with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-            while True:
-                file.write(b"x" * 4096)
+        assert not driven.recorder.trouble and not driven.recorder._backlog
+
+    play(scenario)
+    assert capsys.readouterr().out.count("what headway replay needs cannot be written: the journal cannot be written: [Errno 28] No space left") == 1
+    told = audit(driven.run)
+    assert told.sound and told.parts == 1 and told.replay.num_inputs == driven.recorder._number
+    assert freeze(told.replay.core) == freeze(driven.core)  # type: ignore[arg-type]
+
+
+def test_what_is_kept_is_bounded_and_another_part_goes_on_later(
+        disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = Driven(disk / "run")
+    monkeypatch.setattr(flight_recorder, "BACKLOG_BYTES", 5000)
+
+    async def scenario() -> None:
+        await until_full(driven, disk)
         for _ in range(300):
             driven.second()
             await driven.written()
-            if driven.recorder.trouble:
+            if "kept" not in driven.recorder.trouble:
                 break
-        assert "No space left" in driven.recorder.trouble and driven.core.ended is None
+        assert "No space left" in driven.recorder.trouble and not driven.recorder._backlog
         lost = driven.recorder._number
         (disk / "filler").unlink()
         driven.second()
