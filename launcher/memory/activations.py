@@ -62,14 +62,26 @@ def kept_bytes(config: Config, architecture: Architecture, spread: Layout, layer
 
 def transient_bytes(config: Config, architecture: Architecture, spread: Layout, last: bool) -> float:
     """What is there only while it is worked on: the logits, where the stage is the `last`, or a layer: what is made again for it, or the
-    gradients of what it kept. Where a mixture is made again, its experts' outputs and two gradients in the order of the experts come to it."""
+    gradients of what it kept. Where a mixture is made again, its experts' outputs and two gradients in the order of the experts come to it; and the
+    gradients of its experts' matrices, before they are added to the float32 ones."""
     kinds = {architecture.has_experts(layer) for layer in (0, architecture.num_layers - 1)}
     layer = spread.tokens / spread.cp * max(layer_bytes(config, architecture, spread, experts)[1] for experts in kinds)
     again = config.trainer.recompute is Recompute.full or (config.trainer.recompute is Recompute.selective and spread.gpu)
     if architecture.mixture is not None and again:
         sent = architecture.mixture.experts_per_token * architecture.hidden_size / (spread.tp // spread.etp)
         layer += 3 * BYTES[config.trainer.dtype] * sent * spread.tokens / spread.cp
+    layer += _grouped_bytes(config, architecture, spread)
     return max(layer, logits_bytes(config, architecture, spread)) if last else layer
+
+
+def _grouped_bytes(config: Config, architecture: Architecture, spread: Layout) -> float:
+    """Of the larger product of a rank's experts in its backward pass (workers/trainer/megatron/model/grouped_experts.py): their gradients as they are
+    made and in float32; with adapters, which leave the experts alone, their matrices side by side."""
+    if architecture.mixture is None:
+        return 0.0
+    matrices = architecture.mixture.num_experts / spread.ep * 2 * architecture.mixture.intermediate_size * architecture.hidden_size / spread.etp
+    size = BYTES[config.trainer.dtype]
+    return matrices * (size if config.trainer.lora.rank or size == 4 else size + 4)
 
 
 def layer_bytes(config: Config, architecture: Architecture, spread: Layout, experts: bool) -> tuple[float, float]:
