@@ -82,12 +82,15 @@ def _lines(settings: Sequence[str], config_dir: Path | None, conf: Path, earlier
             f"must be at most workflow.max_new_tokens={assumed.lengths.most}", "Answers are cut off there")
     for name, value in given.items():
         assumed = assumed.given(name, value)
+    devices = forecast.devices(config, assumed)
+    require("cpu_gflops" not in given or not all(device.is_gpu for device in devices), "--cpu-gflops", given.get("cpu_gflops"),
+            "must be left out, as everything runs on GPUs", "Their speed is that of cluster.*.gpu_type")
     found, steps = forecast.of(config, architecture, assumed), num_steps or config.run.num_steps
     more = forecast.better(config, architecture, assumed)
     if as_json:
         return [json.dumps({**asdict(found.prediction), "arrival_s": found.arrival_s, "num_devices": found.num_devices, "num_steps": steps,
                             "device_hours": found.gpu_hours(steps), "better": [{"keys": keys, "times": times} for keys, times in more],
                             "assumed": {name: {"value": value, "from": assumed.said.get(name, "usual")}
-                                        for name, value in words.values(assumed).items()}})]
+                                        for name, value in words.values(assumed, *devices).items()}})]
     return [f"plan: {config.plan().describe()}", *words.outcome(config, found, steps), *words.others(more), "assumed:",
-            *words.assumed(assumed, *forecast.devices(config, assumed))]
+            *words.assumed(assumed, *devices)]

@@ -44,16 +44,17 @@ def others(better: Iterable[tuple[str, float]]) -> list[str]:
 def assumed(assumptions: Assumptions, generates: DeviceSpeed, trains: DeviceSpeed) -> list[str]:
     """All that was assumed, each with where it is from."""
     lines = [f"  {'engines':<16}{generates.said}: {_device(generates)}", f"  {'training':<16}{trains.said}: {_device(trains)}"]
-    for name, value in values(assumptions).items():
+    for name, value in values(assumptions, generates, trains).items():
         if value is not None and not (name in MEASURED and name not in assumptions.said):
             lines.append(f"  {name:<16}{value:.4g} {(UNITS | MEASURED)[name]} ({assumptions.said.get(name, 'usual')})")
     return lines
 
 
-def values(assumptions: Assumptions) -> dict[str, Any]:
-    """Its numbers by name."""
+def values(assumptions: Assumptions, *devices: DeviceSpeed) -> dict[str, Any]:
+    """Its numbers by name, those that count with these devices."""
     lengths = {"mean_tokens": assumptions.lengths.mean, "sigma": assumptions.lengths.sigma}
-    return {name: lengths.get(name, getattr(assumptions, name, None)) for name in (*UNITS, *MEASURED)}
+    return {name: lengths.get(name, getattr(assumptions, name, None)) for name in (*UNITS, *MEASURED)
+            if name != "cpu_gflops" or not all(device.is_gpu for device in devices)}
 
 
 def _device(device: DeviceSpeed) -> str:

@@ -166,6 +166,17 @@ def test_a_mistake_is_told(arguments: list[str], words: str, capsys: pytest.Capt
     assert words in capsys.readouterr().err
 
 
+def test_where_everything_runs_on_gpus_the_speed_of_a_cpu_is_not_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["Qwen3-8B"]))
+    settings = ["cluster=site_modules", "experiment=math_qwen3_8b", f"model.path={tmp_path}", "data=arithmetic", "reward.verifier=math"]
+    assert command.main(settings, CONF) == 0
+    assert "cpu_gflops" not in capsys.readouterr().out
+    assert command.main(["--cpu-gflops", "20", *settings], CONF) == 2
+    assert "--cpu-gflops=20.0: must be left out, as everything runs on GPUs. Their speed is that of cluster.*.gpu_type" in capsys.readouterr().err
+    assert command.main(["--cpu-gflops", "20", "experiment=tiny"], CONF) == 0
+    assert "20 GFLOP/s of a core of a CPU (given)" in capsys.readouterr().out
+
+
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as exit:
         command.main(["--from", str(tmp_path), "experiment=tiny"], CONF)
