@@ -50,11 +50,11 @@ def assumed(assumptions: Assumptions, generates: DeviceSpeed, trains: DeviceSpee
     return lines
 
 
-def values(assumptions: Assumptions, *devices: DeviceSpeed) -> dict[str, Any]:
+def values(assumptions: Assumptions, generates: DeviceSpeed, trains: DeviceSpeed) -> dict[str, Any]:
     """Its numbers by name, those that count with these devices."""
     lengths = {"mean_tokens": assumptions.lengths.mean, "sigma": assumptions.lengths.sigma}
     return {name: lengths.get(name, getattr(assumptions, name, None)) for name in (*UNITS, *MEASURED)
-            if name != "cpu_gflops" or not all(device.is_gpu for device in devices)}
+            if name != "cpu_gflops" or not (generates.is_gpu and trains.is_gpu)}
 
 
 def _device(device: DeviceSpeed) -> str:

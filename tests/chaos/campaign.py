@@ -229,6 +229,10 @@ def _read_books(run: SlurmRun, findings: Findings) -> None:
     replayed = audit(run.run)
     findings.num_replayed, findings.num_points = replayed.replay.num_inputs, replayed.replay.num_points
     findings.faults += [*filter(None, [replayed.difference]), *(replayed.findings or [])]
+    if findings.begun["folder_full"] or findings.begun["folder_stalled"]:  # which may end with the incarnation
+        findings.rows += replayed.replay.notes
+    else:
+        findings.faults += replayed.replay.notes
     token = run.token
     for name in run.cluster.nodes():
         findings.faults += [f"{name} holds /dev/shm/{left}" for left in run.cluster.shared_memory(name) if token in left]

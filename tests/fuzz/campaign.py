@@ -145,7 +145,8 @@ def _close(run: LiveRun, findings: Findings) -> None:
     newest = checkpoints.all_checkpoints(run.run)[-1]
     _count_prompts(run.run, decode(newest.coordinator.read_bytes()), findings)
     replayed = audit(run.run)
-    findings.num_replayed, findings.audit = replayed.replay.num_inputs, [*filter(None, [replayed.difference]), *(replayed.findings or [])]
+    findings.num_replayed, findings.audit = replayed.replay.num_inputs, [*filter(None, [replayed.difference]), *(replayed.findings or []),
+                                                                            *replayed.replay.notes]
 
 
 def _count_prompts(run: RunFolder, snapshot: Snapshot, findings: Findings) -> None:

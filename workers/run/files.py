@@ -63,6 +63,22 @@ def append_whole(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
+def write_from(path: Path, start: int, content: bytes) -> None:
+    """Have `path`, for which there is one writer, end with `content` from byte `start` on, whatever an earlier try left there; it is made where
+    `start` is 0. Raises OSError: FileNotFoundError where the beginning is gone."""
+    descriptor = os.open(path, os.O_WRONLY | (0 if start else os.O_CREAT), 0o600)
+    try:
+        if os.fstat(descriptor).st_size < start:
+            raise FileNotFoundError(errno.ENOENT, "its beginning is gone", str(path))
+        os.ftruncate(descriptor, start)
+        os.lseek(descriptor, start, os.SEEK_SET)
+        left = memoryview(content)
+        while left:
+            left = left[os.write(descriptor, left):]
+    finally:
+        os.close(descriptor)
+
+
 def sync(path: Path) -> None:
     """Bring a file's content, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -23,7 +23,7 @@ from workers.coordinator.recording.frozen_state import StateError, digests, free
 from workers.coordinator.recording.inputs import AnyInput, Arrived, Outcome
 from workers.coordinator.recording.journal import ExampleSizes, Point, Record, Witness
 from workers.messages.from_worker import StepFinished
-from workers.run.files import append_whole
+from workers.run.files import is_full, write_from
 from workers.run.folder import RunFolder
 
 FLUSH_S = 0.7
@@ -52,11 +52,14 @@ class FlightRecorder:
         self._code, self._config = journal_files.code(), run.config.read_bytes()
         self._pending: list[Noted | Record] = []
         self._backlog: deque[tuple[Path, bytes, bool]] = deque()  # for the thread that writes; whether the part begins with it
-        self._number, self._part, self._size, self._open = 0, -1, 0, False
+        self._number, self._part, self._open = 0, -1, False
+        self._size = 0  # of the newest part, with what is kept of it
+        self._on_disk = 0  # of the part that is being written
         self._writing: asyncio.Task[None] | None = None
         self._written = self._pointed = -POINT_S
         self._spent_s = 0.0
-        self.trouble = self._said = ""
+        self.trouble = ""
+        self._said: set[str] = set()
 
     def note(self, given: AnyInput, outcome: Outcome | None) -> None:
         """Put an input aside; `outcome`: None where it has raised an exception."""
@@ -81,13 +84,17 @@ class FlightRecorder:
 
     async def flush(self) -> None:
         """Write what has been noted so far: what a checkpoint holds is to stand here too."""
-        for _ in range(2):
-            if self._writing is not None:
-                await asyncio.wait([self._writing], timeout=STUCK_S)
-                if not self._writing.done():
-                    return
-            if self._open and (self._pending or self._backlog):
-                self._begin_write(self._written)
+        if await self._settled() and self._open and (self._pending or self._backlog):
+            self._begin_write(self._written)
+            await self._settled()
+
+    async def _settled(self) -> bool:
+        """Whether nothing is being written any more, after STUCK_S."""
+        while (writing := self._writing) is not None and not writing.done():  # meanwhile another may be begun
+            await asyncio.wait([writing], timeout=STUCK_S)
+            if not writing.done():
+                return False
+        return True
 
     def begin(self, now: float) -> None:
         """Record from here on."""
@@ -104,7 +111,7 @@ class FlightRecorder:
             except StateError as error:
                 self._stop(str(error))
                 return
-            self._part, self._size, self._open = self._part + 1, 0, True
+            self._part, self._open = self._part + 1, True
             files.append((self._path, [beginning], True))
         self._writing = asyncio.create_task(self._write(files)) if files or self._backlog else None
 
@@ -117,30 +124,35 @@ class FlightRecorder:
             await asyncio.to_thread(self._append, files)
         except (OSError, TypeError, ValueError) as error:  # of the disk, or of something that cannot be written: no reason to end a run
             trouble = f"the journal cannot be written: {error}"
-            if isinstance(error, OSError) and self._open and sum(len(content) for _, content, _ in self._backlog) <= BACKLOG_BYTES:
+            kept = sum(len(content) for _, content, _ in self._backlog)
+            if is_full(error) and self._open and kept <= min(BACKLOG_BYTES, self._limit // PARTS):
                 self._keep(trouble)
             else:
                 self._backlog.clear()
                 self._stop(trouble)
         else:
             if self._open:
-                self.trouble = self._said = ""
+                self.trouble = ""
+                self._said.clear()
 
     def _append(self, files: list[tuple[Path, list[Noted | Record], bool]]) -> None:
         for path, noted, begins in files:
             content = journal.frame([journal.entry(*one) if type(one) is tuple else one for one in noted])  # type: ignore[misc]
             self._backlog.append((path, content, begins))
+            self._size = len(content) + (0 if begins else self._size)
         while self._backlog:
             path, content, begins = self._backlog[0]
-            try:
+            if begins:
                 self._run.journal.mkdir(mode=0o700, exist_ok=True)
-                append_whole(path, content)
+                self._on_disk = 0
+            try:
+                write_from(path, self._on_disk, content)
             except OSError:
                 if begins:
                     path.unlink(missing_ok=True)  # nothing stands there: no room is taken
                 raise
             self._backlog.popleft()
-            self._size += len(content)
+            self._on_disk += len(content)
             if begins:
                 journal_files.prune(self._run, self._limit)
 
@@ -156,7 +168,7 @@ class FlightRecorder:
 
     def _keep(self, trouble: str) -> None:
         """In memory, until it can be written."""
-        self.trouble = f"{trouble}; kept in memory meanwhile, {BACKLOG_BYTES >> 20} MB at most"
+        self.trouble = f"{trouble}; kept in memory since then, {BACKLOG_BYTES >> 20} MB at most"
         self._say("what headway replay needs cannot be written", trouble)
 
     def _stop(self, trouble: str) -> None:
@@ -166,6 +178,6 @@ class FlightRecorder:
 
     def _say(self, what: str, trouble: str) -> None:
         """Once, until all is well again."""
-        if self._said != what:
+        if what not in self._said:
             print(f"{what}: {trouble}", flush=True)
-        self._said = what
+        self._said.add(what)

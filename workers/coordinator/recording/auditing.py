@@ -2,7 +2,7 @@
 
     each prompt once      every prompt that was leased is one of: waiting, running, parked, finished, in training, consumed, rejected, set aside
     none lost             their numbers add up; a new incarnation begins with exactly what its line of ancestors has consumed, and steps follow one
-                          another; those that an incarnation made when its journal could no longer be written count as whole batches, and are named
+                          another; those at an incarnation's end that are not in the journal count as whole batches, and are named
     lineage               no token is of the future, or younger than the step that its lost line was set back to
     staleness             nothing is admitted beyond eta; with the hard bound (or eta = 0) no consumed token is older than eta
     leases                a lease has one number for good, is with a worker that is there, and within what that takes; a result counts once
@@ -88,8 +88,7 @@ class Auditor:
         unrecorded = sorted(set(range(1, core.training.restored_at + 1)) - steps)
         if num_consumed + len(unrecorded) * core.policy.batch_groups != core.ledger.num_consumed:
             yield f"consumed prompts: {num_consumed} in the line of incarnations before, {core.ledger.num_consumed} in the state that it goes on from"
-        elif unrecorded and (note := f"the journal lacks {len(unrecorded)} steps, from {unrecorded[0]} to {unrecorded[-1]}: it could not be written "
-                             "to the end of their incarnation") not in self.notes:
+        elif unrecorded and (note := f"the journal lacks {len(unrecorded)} steps, from {unrecorded[0]} to {unrecorded[-1]}") not in self.notes:
             self.notes.append(note)
 
     def _consumes(self, core: Coordinator, outcome: Outcome) -> Iterator[str]:

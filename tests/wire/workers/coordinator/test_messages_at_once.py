@@ -1,4 +1,4 @@
-"""Messages that wait together are taken together, and each leaves the record that it would leave alone."""
+"""Messages that wait together are taken together, and each leaves the record that it would leave alone; a checkpoint comes after them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from benchmarks.control_plane.both_sides import make_run
 from benchmarks.control_plane.figures import EPOCH, Load
 from tests.support.groups import make_group
 from workers.coordinator.process.main import CoordinatorWorker
-from workers.messages.from_worker import BatchRequest, GroupFinished, Heartbeat, Register, StepFinished
+from workers.coordinator.process.replay_run import audit
+from workers.coordinator.recording.inputs import Arrived
+from workers.messages.from_worker import BatchRequest, CheckpointRequest, GroupFinished, Heartbeat, Register, StepFinished
 from workers.messages.parts import Announcement, Message, Role, Version
 from workers.run.files import read_lines
 
@@ -50,3 +52,20 @@ def test_two_steps_that_are_heard_of_at_once_have_each_its_own_totals(tmp_path: 
     asyncio.run(scenario())
     first, second = read_lines(run.metrics)
     assert (first["step"], second["step"]) == (1, 2) and second["tokens_trained"] == 2 * first["tokens_trained"] > 0
+
+
+def test_what_a_checkpoint_holds_is_in_the_journal_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or an audit of the next incarnation would miss what it goes on from."""
+    run, recorded = make_run(tmp_path, LOAD), []
+
+    async def scenario() -> None:
+        worker = CoordinatorWorker(run, EPOCH, None)
+        worker.recorder.begin(0.0)
+        worker.machine.do(Arrived(0.0, b"trainer", Register(Role.trainer, "node", 1)))
+        monkeypatch.setattr("workers.coordinator.process.main.write_atomic", lambda *_: recorded.append(audit(run).replay.num_inputs))
+        await worker._write_part(b"trainer", CheckpointRequest(0, str(tmp_path), False), [])
+        worker.sockets.close()
+        worker.records.close()
+        assert recorded == [worker.recorder._number] == [1]
+
+    asyncio.run(scenario())

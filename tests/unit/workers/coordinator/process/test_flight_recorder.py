@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from workers.coordinator.recording.frozen_state import freeze
 from workers.coordinator.recording.inputs import Arrived, Ticked
 from workers.messages.from_worker import BatchRequest, GroupFinished, Heartbeat, Register, StepFinished
 from workers.messages.parts import Announcement, Role, Version
+from workers.run.files import write_from
 from workers.run.folder import RunFolder
 
 
@@ -180,6 +183,71 @@ def test_what_is_kept_is_bounded_and_another_part_goes_on_later(
     assert capsys.readouterr().out.count("nothing is recorded for headway replay any more") == 1
     told = audit(driven.run)
     assert told.sound and told.parts == 2 and freeze(told.replay.core) == freeze(driven.core)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("leaves", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("limit", [8 << 20, 200 << 10])
+def test_what_a_failed_write_leaves_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: float, limit: int) -> None:
+    """As where a file system tells of its quota when a file is closed; also while parts begin."""
+    driven, full = Driven(tmp_path / "run"), OSError(errno.EDQUOT, "Disk quota exceeded")
+    driven.recorder._limit = limit
+
+    def fails(path: Path, start: int, content: bytes) -> None:
+        write_from(path, start, content[:int(len(content) * leaves)])
+        raise full
+
+    async def scenario() -> None:
+        driven.begin()
+        for number in range(60):
+            monkeypatch.setattr(flight_recorder, "write_from", fails if 10 <= number % 20 < 15 else write_from)
+            driven.second()
+            await driven.written()
+            assert bool(driven.recorder.trouble) == (10 <= number % 20 < 15)
+
+    play(scenario)
+    told = audit(driven.run)
+    assert told.sound and not told.replay.notes and freeze(told.replay.core) == freeze(driven.core)  # type: ignore[arg-type]
+    assert told.replay.num_inputs == driven.recorder._number and (told.parts == 1) == (limit == 8 << 20)
+
+
+def test_flush_on_a_full_disk_leaves_no_write_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = Driven(tmp_path / "run")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario() -> None:
+        driven.begin()
+        driven.second()
+        await driven.recorder.flush()
+        monkeypatch.setattr(flight_recorder, "write_from", full)
+        driven.second()
+        await driven.recorder.flush()
+        assert driven.recorder._backlog and driven.recorder._writing is not None and driven.recorder._writing.done()
+
+    play(scenario)
+
+
+def test_a_journal_that_is_removed_is_begun_anew(tmp_path: Path) -> None:
+    driven = Driven(tmp_path / "run")
+
+    async def scenario() -> None:
+        driven.begin()
+        driven.second()
+        await driven.written()
+        shutil.rmtree(driven.run.journal)
+        driven.second()
+        await driven.written()
+        assert "No such file" in driven.recorder.trouble and not driven.recorder._backlog
+        driven.now += RETRY_S
+        await driven.written()
+        driven.second()
+        await driven.written()
+        assert not driven.recorder.trouble
+
+    play(scenario)
+    told = audit(driven.run)
+    assert told.sound and told.parts == 1 and freeze(told.replay.core) == freeze(driven.core)  # type: ignore[arg-type]
 
 
 def test_a_run_folder_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

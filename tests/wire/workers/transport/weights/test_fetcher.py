@@ -133,6 +133,7 @@ def test_no_connection_is_opened_that_nothing_comes_over(run: RunFolder, tmp_pat
         deadline = time.monotonic() + WAIT_S
         while (connected := origin.server.counters.num_connections) < 4 * 3:
             assert time.monotonic() < deadline, connected
+            time.sleep(0.01)
         assert (connected, origin.server.counters.chunks_sent, origin.server.counters.num_refused) == (4 * 3, 4 * 2, 0)
     finally:
         origin.close()
@@ -149,6 +150,7 @@ def test_chunks_come_over_as_many_connections_as_streams(run: RunFolder, tmp_pat
         deadline = time.monotonic() + WAIT_S  # the door hears of them a little later
         while (connected := origin.server.counters.num_connections) < 3 + others:
             assert time.monotonic() < deadline, connected
+            time.sleep(0.01)
         assert (connected, origin.server.counters.num_fetchers, origin.server.counters.chunks_sent) == (3 + others, 1, NUM_CHUNKS)
     finally:
         origin.close()

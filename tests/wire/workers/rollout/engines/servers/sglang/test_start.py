@@ -224,7 +224,6 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 import psutil
-from tests.support.processes import lives
 from workers.config import EngineConfig, Server
 from workers.messages.parts import Version
 from workers.rollout.engines.servers.process import ServerProcess
