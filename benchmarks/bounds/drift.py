@@ -96,4 +96,5 @@ def cases(base: Drifting) -> dict[str, Drifting]:
         "three times as fast later": dataclasses.replace(base, faster=3.0, at=late),
         "a third as fast later": dataclasses.replace(base, faster=1 / 3, at=late), "very slow": dataclasses.replace(base, speed=0.004),
         "mismatch of half the budget": dataclasses.replace(base, mismatch=0.05),
-        "mismatch beyond the budget": dataclasses.replace(base, mismatch=0.12), "very fast": dataclasses.replace(base, speed=0.3)}
+        "mismatch beyond the budget": dataclasses.replace(base, mismatch=0.12), "very fast": dataclasses.replace(base, speed=0.3),
+        "very slow, trainer too": dataclasses.replace(base, speed=0.004, fleet=dataclasses.replace(base.fleet, balance=0.5))}

@@ -28,14 +28,14 @@ from workers.config.rules import require
 class StalenessConfig:
     """How far rollouts may run ahead of the trainer. `target`: the mean age in training steps up to which groups are admitted, at most `eta` (null:
     `eta` itself); room below `eta` is time for stragglers, which `bound=hard` would wait for (docs/staleness.md). `warmup_steps`: training steps in
-    which that grows from 0, where the policy moves fastest. `control=divergence` admits less than that, where samples would come from policies
-    farther from the one in training than the budget: `max_divergence`, `max_divergence_p99` and `min_ess`, null for no such bound."""
+    which that grows from 0, where the policy moves fastest. `control=divergence` admits less than that, where the trainer does not wait, or samples
+    would come from policies farther from the one in training than the budget: `max_divergence`, `max_divergence_p99`, `min_ess`; null: none."""
 
     eta: int = 4  # [training steps] that rollouts may be older than the weights they train; 0: synchronous
     bound: Bound = Bound.admission  # how that is kept: by admission, or as a hard bound for every token
     target: float | None = None  # [training steps] of mean age up to which groups are admitted; null: eta
     warmup_steps: int = 0  # [training steps] in which eta grows from 0
-    control: Control = Control.eta  # how far ahead within eta: all of it, or as far as the divergence of what is trained on allows
+    control: Control = Control.eta  # how far ahead within eta: all of it, or as far as the trainer needs and divergence allows
     max_divergence: float | None = 0.1  # [nats a token] mean |log pi_prox - log pi_behav| of a batch, with control=divergence; null: any
     max_divergence_p99: float | None = None  # [nats] that 99% of a batch's tokens are to be within; null: any
     min_ess: float | None = None  # effective sample size of the behaviour weights, as a share of the tokens, to stay above; null: any

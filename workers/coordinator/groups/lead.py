@@ -1,7 +1,9 @@
-"""How far rollouts are let ahead with `staleness.control=divergence`: as far as what is trained on stays within the budget. A pure state machine.
+"""How far rollouts are let ahead with `staleness.control=divergence`: as far as the trainer needs it to go on without waiting, and what is trained on
+stays within the budget. A pure state machine.
 
     a training step is finished: how far the policies that sampled lay from the one in training, as shares of the budget --+
                                  how old its tokens were ------------------------------------------------------------------+--> Lead.lead
+                                 how many batches were ready for the next steps -------------------------------------------+
     StalenessPolicy.ahead = the smaller of eta's own rule and the lead --> admission
 
 Both are measured of the same tokens, so that it does not matter how long ago these were admitted: at a mean age A the divergence is the share p of
@@ -9,11 +11,14 @@ its budget, so at A / p it would be all of it. The lead goes there: down at once
 more than the lead under which they were admitted; then that stands for A.) Where divergence grows slower or faster than age, but slower than its
 square, it ends where p = 1; overshoot is of one step's growth. Means are over the last MEMORY steps.
 
-Beyond the budget nothing widens, and where nothing could be measured it narrows. eta's bounds hold whatever is measured: the lead only holds back.
+Within the budget it widens where the trainer has to wait at a step's end. While more than READY batches wait for it, now and on average, it narrows
+by as much, from the lead under which these were admitted: they are older than anybody needs. Beyond the budget nothing widens, and where nothing
+could be measured it narrows. eta's bounds hold whatever is measured: the lead only holds back.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -32,6 +37,8 @@ LOOK_BACK = 100
 LEAST_AGE = 0.25
 """Steps: a batch that is younger says little of what age costs. It is taken for one of this age, and as long as it is within the budget it narrows
 nothing."""
+READY = 1.5
+"""Batches, with the next one, that are ready when a step is finished, and enough."""
 HYSTERESIS = 0.05
 """A change that is not worth making, in steps, or as a share of the lead."""
 
@@ -45,6 +52,7 @@ class LeadState(Struct, frozen=True):
     weight: float
     reason: str
     leads: list[float]
+    ready: float = 0.0
 
 
 class Lead:
@@ -56,18 +64,21 @@ class Lead:
         self._most = staleness.eta if staleness.target is None else min(staleness.target, staleness.eta)
         self.lead = min(BEGINNING, self._most) if self.controlled else math.inf
         self.reason = "it begins here" if self.controlled else ""
-        self._pressure = self._age = self._weight = 0.0
+        self._pressure = self._age = self._weight = self._ready = 0.0
         self._leads = deque([0.0 if staleness.warmup_steps else self.lead], maxlen=LOOK_BACK)  # of the version that is in training, and back
 
-    def finished(self, step: int, metrics: Mapping[str, float], age: float, furthest: float, moved: bool = True) -> None:
+    def finished(self, step: int, metrics: Mapping[str, float], age: float, furthest: float, ready: float, moved: bool = True) -> None:
         """Training step `step` is finished, with these metrics of the trainer, on tokens of the mean age `age` in steps. `furthest`: how far ahead
-        eta's own rule lets rollouts run from now on; `moved`: whether the policy moves yet, without which a measurement says nothing."""
+        eta's own rule lets rollouts run from now on; `ready`: batches that wait for the trainer, with the next one, 0 where that cannot be
+        formed yet; `moved`: whether the policy moves yet, without which a measurement says nothing."""
         if self.controlled:
+            self._ready += (ready - self._ready) / MEMORY
             if moved:
-                self._follow(step, metrics, min(age, self._leads[max(0, len(self._leads) - 1 - round(age))]), age)
+                allowed = min(age, self._leads[max(0, len(self._leads) - 1 - round(age))])
+                self._follow(step, metrics, allowed, age, ready)
             self._leads.append(min(self.lead, furthest))
 
-    def _follow(self, step: int, metrics: Mapping[str, float], allowed: float, age: float) -> None:
+    def _follow(self, step: int, metrics: Mapping[str, float], allowed: float, age: float, ready: float) -> None:
         """`allowed`: the mean age, or, where that is less, the lead under which the tokens were admitted."""
         found = pressures(self._staleness, metrics)
         if not found or not all(math.isfinite(share) for share, _ in found):
@@ -82,10 +93,13 @@ class Lead:
             self._narrow(self._age / max(self._pressure, 1e-9), words)
             return
         wanted = max(self._age, LEAST_AGE) / self._pressure if self._pressure else math.inf
-        if wanted > self.lead:
-            self._widen(wanted, words)
-        elif self._age >= LEAST_AGE:
+        if wanted < self.lead and self._age >= LEAST_AGE:
             self._narrow(wanted, words)
+        elif ready < 1:
+            self._widen(wanted, words)
+        elif (spare := min(ready, self._ready) - READY) > 0:
+            then = max(itertools.islice(reversed(self._leads), math.ceil(ready) + 1))
+            self._narrow(max(then - spare, BEGINNING), f"{ready:.2g} batches wait for the trainer after step {step}")
 
     def _narrow(self, wanted: float, why: str) -> None:
         if self.lead - wanted > HYSTERESIS * self.lead:
@@ -98,13 +112,16 @@ class Lead:
 
     def save(self) -> LeadState | None:
         """For a checkpoint; None where nothing is controlled."""
-        return LeadState(self.lead, self._pressure, self._age, self._weight, self.reason, list(self._leads)) if self.controlled else None
+        if not self.controlled:
+            return None
+        return LeadState(self.lead, self._pressure, self._age, self._weight, self.reason, list(self._leads), self._ready)
 
     def restore(self, state: LeadState) -> None:
         """Go on from a checkpoint; eta may have another value now."""
         if self.controlled:
             self.lead, self.reason = min(state.lead, self._most), state.reason
             self._pressure, self._age, self._weight = state.pressure, state.age, state.weight
+            self._ready = state.ready
             self._leads.clear()
             self._leads.extend(state.leads)
 

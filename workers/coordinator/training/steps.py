@@ -138,7 +138,7 @@ class Training:
             self.totals.consumed(batch.ages)
             if self.policy.lead is not None and not self.config.supervised:
                 self.policy.lead.finished(version.step, message.metrics, batch.ages.mean_token_age, self.policy.furthest(version.step),
-                                          moved=version.step > self.config.algorithm.critic_warmup_steps)
+                                          self._ready(), moved=version.step > self.config.algorithm.critic_warmup_steps)
             consumed = [index_of(group_id) for group_id in batch.group_ids]
             shown = [batch.shares[0].groups[index] for index in kept(batch.shares[0].minibatches, self.config.rollout.keep)]
             self.records.append(StepRecord(version.step, batch.ages, message.metrics, consumed, self.rejections.next_step(), shown))
@@ -153,6 +153,12 @@ class Training:
         if due and not self.evaluation.active and not (first and self.totals.num_evaluations):
             self.evaluation.start(version.step)
         self.final_evaluation_due = self.final_evaluation_due or self.is_over
+
+    def _ready(self) -> float:
+        """Batches that wait for the trainer, with the next one; 0 where that cannot be formed yet."""
+        if not self.in_training and not self.policy.may_form(self.next_batch, self.ledger.finished.versions, self.ledger.running_versions()):
+            return 0.0
+        return len(self.in_training) + len(self.ledger.finished) / self.config.trainer.batch_groups
 
     def finished(self, group: Group) -> None:
         """Take note of a group that has been taken: held-out ones are kept to be read."""

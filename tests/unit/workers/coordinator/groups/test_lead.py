@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bounds.drift import Drift, Drifting
+from benchmarks.bounds.figures import figures_of
+from benchmarks.bounds.simulated_workers import Fleet
 from workers.config import Bound, Control, StalenessConfig
 from workers.coordinator.groups import lead as leads
 from workers.coordinator.groups.lead import Lead, pressures
@@ -25,19 +28,19 @@ def staleness(**values: float | None) -> StalenessConfig:
     return dataclasses.replace(StalenessConfig(ETA, control=Control.divergence), **values)
 
 
-def after(steps: Sequence[tuple[float, float]], config: StalenessConfig | None = None) -> Lead:
-    """The lead after steps with so many nats at such an age; a negative gap was not measured."""
+def after(steps: Sequence[tuple[float, float]], config: StalenessConfig | None = None, ready: float = 0.0) -> Lead:
+    """The lead after steps with so many nats at such an age, and so many batches ready; a negative gap was not measured."""
     lead = Lead(config or staleness())
     for number, (gap, age) in enumerate(steps, 1):
-        lead.finished(number, {} if gap < 0 else {"gap_proximal_behavior": gap}, age, ETA)
+        lead.finished(number, {} if gap < 0 else {"gap_proximal_behavior": gap}, age, ETA, ready)
     return lead
 
 
-@given(steps=STEPS)
-def test_bounds_and_pace_hold_whatever_is_measured(steps: list[tuple[float, float]]) -> None:
+@given(steps=STEPS, ready=st.floats(0, 12))
+def test_bounds_and_pace_hold_whatever_is_measured(steps: list[tuple[float, float]], ready: float) -> None:
     before = Lead(staleness()).lead
     for number in range(len(steps)):
-        now = after(steps[:number + 1]).lead
+        now = after(steps[:number + 1], ready=ready).lead
         assert 0 <= now <= ETA
         assert now <= max(before * leads.PACE, before + leads.LEAST_PACE) + 1e-9
         if not math.isfinite(steps[number][0]) or steps[number][0] >= 0.1:
@@ -52,11 +55,35 @@ def test_more_divergence_never_widens(steps: list[tuple[float, float]], gap: flo
     assert after([*steps, (gap + more, age)]).lead <= lead + leads.HYSTERESIS * max(1.0, lead) + 1e-9
 
 
+def test_it_widens_no_further_than_the_trainer_needs() -> None:
+    """Each step at whose end the trainer waits is one more; what is ready in time is enough."""
+    lead = after([(0.001, 1.0)] * 3, ready=0.0)
+    assert lead.lead == pytest.approx(leads.PACE ** 3)
+    for number in range(30):
+        lead.finished(number, {"gap_proximal_behavior": 0.001}, 1.0, ETA, 1.4)
+    assert lead.lead == pytest.approx(leads.PACE ** 3)
+    lead.finished(31, {"gap_proximal_behavior": 0.001}, 1.0, ETA, 0.9)
+    assert lead.lead == pytest.approx(leads.PACE ** 4)
+
+
+def test_where_the_trainer_is_the_slower_side_it_comes_down_to_what_is_enough_and_stays() -> None:
+    """Engines finish at once whatever is admitted."""
+    lead = after([(0.001, 4.0)] * 30)
+    assert lead.lead == ETA
+    admitted, seen = 0.0, []
+    for step in range(40):
+        admitted = max(admitted, step + lead.lead)
+        seen.append(admitted - step)
+        lead.finished(step, {"gap_proximal_behavior": 0.001}, seen[-1], ETA, seen[-1])
+    assert lead.lead == pytest.approx(leads.READY, rel=leads.HYSTERESIS) and "batches wait for the trainer" in lead.reason
+    assert min(seen) >= 1, "the trainer never waits for it"
+
+
 def test_what_is_not_measured_narrows_to_nothing() -> None:
     lead = after([(0.001, 4.0)] * 30)
     assert lead.lead == ETA and lead.reason.startswith("as wide as eta allows: mean 0.001 of 0.1 nats at a mean age of 4")
     for number in range(40):
-        lead.finished(number, {}, 4.0, ETA)
+        lead.finished(number, {}, 4.0, ETA, 0.0)
     assert lead.lead < 0.01 and lead.reason == "narrowed: step 39 brought no measurement"
 
 
@@ -64,15 +91,15 @@ def test_it_begins_within_the_target_and_waits_for_the_policy_to_move() -> None:
     assert Lead(staleness(target=0.5)).lead == 0.5
     lead = Lead(staleness())
     for number in range(5):
-        lead.finished(number, {"gap_proximal_behavior": 0.001}, 1.0, ETA, moved=False)
+        lead.finished(number, {"gap_proximal_behavior": 0.001}, 1.0, ETA, 0.0, moved=False)
     assert lead.lead == leads.BEGINNING, "what is measured of a policy that stands still says nothing"
-    lead.finished(6, {"gap_proximal_behavior": 0.2}, 9.0, ETA)
+    lead.finished(6, {"gap_proximal_behavior": 0.2}, 9.0, ETA, 0.0)
     assert lead.lead == pytest.approx(0.5), "its tokens were admitted under a lead of 1, however old they are"
 
 
 def test_without_control_it_bounds_nothing() -> None:
     lead = Lead(StalenessConfig(ETA))
-    lead.finished(1, {"gap_proximal_behavior": 9.0}, 5.0, ETA)
+    lead.finished(1, {"gap_proximal_behavior": 9.0}, 5.0, ETA, 0.0)
     assert lead.lead == math.inf and lead.reason == "" and lead.save() is None
 
 
@@ -85,7 +112,7 @@ def test_a_checkpoint_changes_nothing(steps: list[tuple[float, float]], later: l
     assert second.save() == state
     for number, (gap, age) in enumerate(later):
         for lead in (first, second):
-            lead.finished(number, {"gap_proximal_behavior": gap}, age, ETA)
+            lead.finished(number, {"gap_proximal_behavior": gap}, age, ETA, age)
     assert (first.lead, first.reason) == (second.lead, second.reason)
 
 
@@ -96,14 +123,14 @@ def test_the_tightest_budget_counts() -> None:
     assert max(pressures(config, metrics))[1] == "effective sample size 0.8, must be 0.8"
     for name in metrics:
         lead = Lead(config)
-        lead.finished(1, {key: value for key, value in metrics.items() if key != name}, 1.0, ETA)
+        lead.finished(1, {key: value for key, value in metrics.items() if key != name}, 1.0, ETA, 0.0)
         assert lead.lead < leads.BEGINNING, f"{name} is bounded, and was not measured"
     lead = Lead(staleness(max_divergence=None, min_ess=0.8))
-    lead.finished(1, {"behavior_ess": 1.0}, 1.0, ETA)
+    lead.finished(1, {"behavior_ess": 1.0}, 1.0, ETA, 0.0)
     assert lead.lead > leads.BEGINNING
 
 
-def settled(**values: float) -> tuple[float, float, Drift]:
+def settled(**values: Any) -> tuple[float, float, Drift]:
     """Mean and standard deviation of the lead over the last 60 steps."""
     played = Drift(dataclasses.replace(Drifting("short", ETA, Bound.admission, 96, num_steps=120, warm_up=40), **values))
     played.run()
@@ -128,3 +155,11 @@ def test_a_policy_that_speeds_up_is_followed_within_a_few_steps() -> None:
     _, _, played = settled(speed=0.05, faster=3.0, at=40)
     assert played.leads[39] == pytest.approx(2.0, rel=0.25) and played.leads[50] < 0.9
     assert max(played.apart[50:]) < 0.17, "no swinging back beyond the budget"
+
+
+@pytest.mark.parametrize("lengths", ["short", "lognormal"])
+def test_a_slow_trainer_gets_younger_samples_at_no_cost(lengths: str) -> None:
+    """The budget would allow 8 steps."""
+    mean, deviation, played = settled(lengths=lengths, speed=0.002, fleet=Fleet(balance=0.5))
+    assert leads.READY <= mean < 3 and deviation < 0.5
+    assert figures_of(played).speed > 0.98
