@@ -69,9 +69,9 @@ def test_a_check_is_judged_by_its_last_line() -> None:
 def test_a_check_that_takes_too_long_is_ended_with_all_that_it_has_started() -> None:
     script = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True, file=open(sys.argv[1], 'w')); time.sleep(600)"
     file = Path(os.environ.get("TMPDIR", "/tmp")) / f"acceptance-{os.getpid()}"
-    slow = replace(checks.ONE[0], limit_s=10, arguments=("-c", script, str(file)))
+    slow = replace(checks.ONE[0], limit_s=6, arguments=("-c", script, str(file)))
     result = run(slow, small=False)
-    assert (result.status, result.told) == ("failed", "not done in 10 s")
+    assert (result.status, result.told) == ("failed", "not done in 6 s")
     started = int(file.read_text())
     file.unlink()
     with contextlib.suppress(ProcessLookupError):  # Gone, and reaped as well.
