@@ -13,6 +13,7 @@ import pytest
 from launcher.jobs.liveness import submitted_jobs
 from launcher.monitoring.stop import stop
 from tests.e2e.runs import END_S, START_S, headway, live_run, wait_for
+from tests.support.processes import said
 from workers.coordinator.process.replay_run import audit
 from workers.run.files import read_lines
 
@@ -77,21 +78,14 @@ def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path) -> None:
         assert run.run.ended() is not None
 
 
-def files_of(process: psutil.Process) -> list[str]:
-    """None of a process that has ended since it was seen."""
-    try:
-        return [file.path for file in process.open_files()]
-    except psutil.NoSuchProcess:
-        return []
-
-
 def test_a_detached_run_outlives_the_launcher_and_can_be_asked_and_stopped(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with live_run(path, *ENDLESS, *NO_MODEL, "launch.detach=true") as run:
         assert run.launcher.wait(END_S) == 0, run.output.read_text()
         wait_for("a training step", run.run.metrics.exists, START_S)
         controllers = [psutil.Process(int(job["job_id"])) for job in submitted_jobs(run.run)]
-        held = {path for controller in controllers for process in (controller, *controller.children(recursive=True)) for path in files_of(process)}
+        held = {file.path for controller in controllers for process in (controller, *controller.children(recursive=True))
+                for file in said(process.open_files, [])}
         assert held and str(run.output) not in held, "whoever waits for the end of the command's output waits for the run"
         status = headway("status", str(path))
         assert status.returncode == 0 and "rollout 0" in status.stdout and "trainer 0" in status.stdout

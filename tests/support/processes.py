@@ -6,11 +6,12 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import psutil
 
+T = TypeVar("T")
 CONTEXT = multiprocessing.get_context("forkserver")
 NUM_PROCESSES = 6
 DEADLINE_S = 120.0
@@ -46,10 +47,15 @@ def lives(process: psutil.Process) -> bool:
 
 def command_line(process: psutil.Process) -> list[str]:
     """None of a process that has ended since it was seen."""
+    return said(process.cmdline, [])
+
+
+def said(question: Callable[[], T], otherwise: T) -> T:
+    """The answer of a process, such as `process.name`; `otherwise` of one that has ended since it was seen."""
     try:
-        return process.cmdline()
+        return question()
     except psutil.NoSuchProcess:
-        return []
+        return otherwise
 
 
 def _do(task: bytes, index: int, barrier: Any, results: Any) -> None:

@@ -53,9 +53,7 @@ def append_whole(path: Path, content: bytes) -> None:
     try:
         before = os.fstat(descriptor).st_size
         try:
-            left = memoryview(content)
-            while left:
-                left = left[os.write(descriptor, left):]
+            _write_all(descriptor, content)
         except OSError:
             os.ftruncate(descriptor, before)
             raise
@@ -72,11 +70,15 @@ def write_from(path: Path, start: int, content: bytes) -> None:
             raise FileNotFoundError(errno.ENOENT, "its beginning is gone", str(path))
         os.ftruncate(descriptor, start)
         os.lseek(descriptor, start, os.SEEK_SET)
-        left = memoryview(content)
-        while left:
-            left = left[os.write(descriptor, left):]
+        _write_all(descriptor, content)
     finally:
         os.close(descriptor)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left):]
 
 
 def sync(path: Path) -> None:

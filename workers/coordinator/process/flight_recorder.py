@@ -116,6 +116,10 @@ class FlightRecorder:
         self._writing = asyncio.create_task(self._write(files)) if files or self._backlog else None
 
     @property
+    def _most_kept(self) -> int:
+        return min(BACKLOG_BYTES, self._limit // PARTS)  # bytes: no more than a part
+
+    @property
     def _path(self) -> Path:
         return journal_files.path_of(self._run, self._core.epoch, self._part)
 
@@ -125,7 +129,7 @@ class FlightRecorder:
         except (OSError, TypeError, ValueError) as error:  # of the disk, or of something that cannot be written: no reason to end a run
             trouble = f"the journal cannot be written: {error}"
             kept = sum(len(content) for _, content, _ in self._backlog)
-            if is_full(error) and self._open and kept <= min(BACKLOG_BYTES, self._limit // PARTS):
+            if is_full(error) and self._open and kept <= self._most_kept:
                 self._keep(trouble)
             else:
                 self._backlog.clear()
@@ -168,7 +172,7 @@ class FlightRecorder:
 
     def _keep(self, trouble: str) -> None:
         """In memory, until it can be written."""
-        self.trouble = f"{trouble}; kept in memory since then, {BACKLOG_BYTES >> 20} MB at most"
+        self.trouble = f"{trouble}; kept in memory since then, {self._most_kept / 2**20:.3g} MB at most"
         self._say("what headway replay needs cannot be written", trouble)
 
     def _stop(self, trouble: str) -> None:

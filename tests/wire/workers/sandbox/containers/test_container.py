@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.sandbox.containers import containers
+from tests.support.processes import said
 from workers.config import ContainerBackend, ContainerConfig
 from workers.sandbox.containers import container, container_choice
 from workers.sandbox.containers.container import Container, pack
@@ -50,15 +51,7 @@ def nothing_is_left() -> Iterator[None]:
     yield
     started = psutil.Process().children(recursive=True)
     names = ("bwrap", "apptainer", "starter", "appinit", "bash", "sleep", "timeout", "python3")
-    assert [name for child in started if (name := name_of(child)) in names] == []
-
-
-def name_of(process: psutil.Process) -> str:
-    """None of a process that has ended since it was seen."""
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""
+    assert [name for child in started if (name := said(child.name, "")) in names] == []
 
 
 def test_files_come_back_as_the_command_left_them(case: Container) -> None:
