@@ -15,6 +15,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,7 +65,7 @@ class Fleet:
         self._subscriber.subscribe(b"")
         self.rollouts = {socket: Rollout(socket) for socket in (self._socket(zmq.DEALER, address.router) for _ in range(load.workers))}
         self._trainer, *self._leaders = (self._socket(zmq.DEALER, address.router) for _ in range(load.shares))
-        self._shares_left, self._step = load.shares, 0
+        self._shares_left, self._step, self._finishes = load.shares, 0, True
         self._answers = [self._answer() for _ in range(ANSWERS)]
         self._version: Version | None = None
         self._due: list[tuple[float, int, Rollout | None, Lease | None]] = []
@@ -89,7 +90,7 @@ class Fleet:
             epochs=Int32.of([EPOCH]), steps=Int32.of([0]), run_lengths=Int32.of([total]))
 
     def play(self, seconds: float) -> None:
-        """For so long after the first weights; then nothing more is finished, and answers are waited for."""
+        """For so long after the first lease; then nothing more is finished, and answers are waited for."""
         self._send(self._trainer, Register(Role.trainer, "train0", 1))
         for number, leader in enumerate(self._leaders):
             self._send(leader, Register(Role.trainer_shard, f"train{number + 1}", 1))
@@ -98,15 +99,16 @@ class Fleet:
             self._at(self.draw.uniform(0, 1), rollout, None)
         self._at(0.5, None, None)
         self._publish(0)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self.over.is_set():
-            self._turn()
-        end = time.monotonic() + LIMIT_S
-        while any(rollout.sent for rollout in self.rollouts.values()) and time.monotonic() < end:
-            self._due = [entry for entry in self._due if entry[3] is None]
-            heapq.heapify(self._due)
-            self._turn()
+        self._turns(LIMIT_S, lambda: self.over.is_set() or any(rollout.leases for rollout in self.rollouts.values()))
+        self._turns(seconds, self.over.is_set)
+        self._finishes = False
+        self._turns(LIMIT_S, lambda: not any(rollout.sent for rollout in self.rollouts.values()))
         self.seen.num_refused += sum(len(rollout.sent) for rollout in self.rollouts.values())
+
+    def _turns(self, seconds: float, over: Callable[[], bool]) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not over():
+            self._turn()
 
     def _at(self, delay_s: float, rollout: Rollout | None, lease: Lease | None) -> None:
         heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._order), rollout, lease))
@@ -115,10 +117,10 @@ class Fleet:
         now = time.monotonic()
         while self._due and self._due[0][0] <= now:
             _, _, rollout, lease = heapq.heappop(self._due)
-            if lease is not None and rollout is not None:
-                self._finish(rollout, lease)
-            else:
+            if lease is None:
                 self._beat(rollout)
+            elif rollout is not None and self._finishes:
+                self._finish(rollout, lease)
         wait_ms = max(0.0, min(0.05, self._due[0][0] - time.monotonic() if self._due else 0.05)) * 1000
         for socket, _ in self._poller.poll(int(wait_ms) + 1):
             try:

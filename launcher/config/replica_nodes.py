@@ -26,8 +26,6 @@ def replica_nodes(config: FullConfig) -> int:
             "SGLang's processes would then send each other pickles over ports that are open to the network")
     if config.evaluates:
         return nodes
-    require(config.weights.transport is not Transport.nccl, "weights.transport", config.weights.transport.value, f"must not be nccl {over}",
-            "Use weights=zmq or weights=disk")
     require(config.weights.transport is Transport.disk or config.weights.dir == "auto", "weights.dir", config.weights.dir, f"must be auto {over}",
             "All its nodes load a version by the same path, each from its own memory; or use weights=disk")
     return nodes

@@ -122,7 +122,7 @@ class FullConfig(workers.Config):
         except workers.ConfigError:
             return False
         return (on_gpus and plain and self.trainer.device is not workers.Device.cpu and self.engine.server is workers.Server.sglang
-                and self.engine.device != "cpu" and not self.supervised and not self.evaluates and self.replica_nodes == 1)
+                and self.engine.device != "cpu" and not self.supervised and not self.evaluates)
 
     def plan(self) -> Plan:
         """The split of the devices. Raises `ConfigError`."""

@@ -44,7 +44,6 @@ def test_every_node_of_an_accepted_server_holds_as_many_devices_in_whole_stages(
     (16, 8, {"tp": 8}, {}, r"allocation.replica_size=16: .*servers have 8 \(engine.parallel.tp \* pp\). Use allocation.replica_size=8:"),
     (32, 8, {"tp": 16}, {}, "Use allocation.replica_size=16:"),
     (16, 8, {"tp": 16, "dp_attention": 2}, {}, "engine.parallel.dp_attention=2: must be 1 with a replica over 2 nodes"),
-    (16, 8, {"tp": 16}, {"transport": Transport.nccl}, "weights.transport='nccl': must not be nccl with a replica over 2 nodes. Use weights=zmq"),
     (16, 8, {"tp": 16}, {"dir": "/fast"}, "weights.dir='/fast': must be auto"),
 ])
 def test_what_cannot_be_spread_is_refused(size: int, fits: int, parallel: dict[str, int], changes: dict[str, Any], words: str) -> None:
@@ -54,14 +53,12 @@ def test_what_cannot_be_spread_is_refused(size: int, fits: int, parallel: dict[s
         replica_nodes(full)
 
 
-def test_only_slurm_gives_several_nodes_and_weights_are_streamed_to_them() -> None:
+def test_only_slurm_gives_several_nodes_and_weights_are_broadcast_to_them_as_to_one() -> None:
     full = spread(16, 8, tp=16)
     full.cluster.kind = ClusterKind.local
     assert replica_nodes(full) == 1
-    full = spread(16, 8, tp=16)
-    full.weights.transport, full.allocation.num_devices = Transport.auto, 32
-    full.settle()
-    assert full.weights.transport is Transport.zmq
-    full.weights.transport, full.cluster.inference.devices_per_node = Transport.auto, 16
-    full.settle()
-    assert full.weights.transport is Transport.nccl, "on one node it would be"
+    for parallel, transport in (({"tp": 16}, Transport.nccl), ({"tp": 8, "pp": 2}, Transport.zmq)):
+        full = spread(16, 8, **parallel)
+        full.weights.transport, full.allocation.num_devices = Transport.auto, 32
+        full.settle()
+        assert (replica_nodes(full), full.weights.transport) == (2, transport)

@@ -20,7 +20,7 @@ pytest.importorskip("megatron.core")
 
 from tests.support.published import Publisher
 from tests.wire.workers.rollout.engines.test_sampler import OnThisNode, counters, engine_config, write_endless_model
-from workers.config import Config, ModelConfig, Transport
+from workers.config import Config, EngineConfig, ModelConfig, Transport
 from workers.coordinator.weights import broadcast_group
 from workers.coordinator.weights.broadcast_group import Phase, Sending, UpdateGroup
 from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
@@ -53,7 +53,7 @@ class Worker:
     def __init__(self, rig: Rig, name: str, config: Config) -> None:
         self.name = name.encode()
         self.holder = WeightHolder(OnThisNode(), self._changed)
-        self.engines = Engines(config, lambda index: ServerProcess(config.engine, rig.model, rig.folder / f"{name}-{index}.log"),
+        self.engines = Engines(config, lambda index: rig.spawn(config.engine, rig.model, rig.folder / f"{name}-{index}.log"),
                                lambda: self.holder.newest, self._changed)
         member = membership(config, self.engines.engines, self.holder, lambda message: rig.hear(self.name, message))
         assert member is not None
@@ -73,6 +73,7 @@ class Rig:
 
     def __init__(self, folder: Path, **engine: Any) -> None:
         self.folder, self.model = folder, write_endless_model(folder / "model", 0)
+        self.spawn: Callable[[EngineConfig, Path, Path], ServerProcess] = ServerProcess
         self.publisher = Publisher(folder / "weights", self.model, torch.float32)
         self.config = Config(model=ModelConfig(path=str(self.model)), engine=engine_config(max_restarts=20, **{"health_timeout_s": 15.0, **engine}))
         self.config.weights.transport, self.config.weights.timeout_s, self.config.transport.interface = Transport.nccl, TIMEOUT_S, "127.0.0.1"
@@ -96,6 +97,12 @@ class Rig:
         await self.until(lambda: all(engine.held == self.version for engine in worker.engines.engines))
         self.workers[worker.name] = worker
         return worker
+
+    async def end(self) -> None:
+        """End the workers, and their servers."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
     @property
     def servers(self) -> list[Engine]:
@@ -194,9 +201,7 @@ async def running(folder: Path, **engine: Any) -> AsyncIterator[Rig]:
         yield rig
     finally:
         await asyncio.to_thread(rig.trainer.close, 10.0)
-        for task in rig.tasks:
-            task.cancel()
-        await asyncio.gather(*rig.tasks, return_exceptions=True)
+        await rig.end()
         process_group.close()
 
 
