@@ -56,6 +56,12 @@ class Sample:
         self.versions += versions
         self.routing = generation.routing or self.routing  # which is of all tokens so far
 
+    def shorten(self, length: int, token_bytes: int) -> None:
+        """Take away all tokens but the first `length`; `token_bytes`: of routing, each."""
+        self.routing = self.routing[:len(self.routing) - token_bytes * (len(self.tokens) - length)]
+        for parts in (self.tokens, self.logprobs, self.versions):
+            del parts[length:]
+
 
 class Samples(Protocol):
     """What a `Sampler` does for workflows; see there."""
@@ -116,15 +122,8 @@ class Sampler:
                 # Another seed for each segment, far from those of other samples: a seed's random numbers must not be used twice.
                 segment_seed = (seed + 1_000_003 * len(sample.tokens)) % 2**31
                 generation = await self._segment(engine, rid, prompt + sample.tokens, rest, segment_seed, routing)
-            if generation is None:
-                continue
-            sample.add(generation)
-            aborted = generation.finish == "abort"
-            sample.cut = len(sample.tokens) >= params.max_new_tokens and (aborted or generation.finish == "length")
-            sample.finished = not aborted or sample.cut or self._stopped(sample, params)
-            if not sample.finished:
-                sample.num_interruptions += 1
-                sample.tokens_interrupted += len(generation.tokens)
+            if generation is not None:
+                self._append(sample, generation, params, 0 if routing is None else routing.token_bytes)
         if sample.finished and not sample.tokens:
             raise EngineError("engine: a response without a token")
         wanted = 0 if routing is None else routing.token_bytes * (len(prompt) + len(sample.tokens) - 1)
@@ -180,6 +179,29 @@ class Sampler:
             raise EngineError(f"engine: gave up a request: {generation.message}")
         return generation
 
-    def _stopped(self, sample: Sample, params: SamplingParams) -> bool:
-        text = self._tokenizer.decode(sample.tokens, skip_special_tokens=True)
-        return any(string in text for string in params.stop)
+    def _append(self, sample: Sample, generation: Generation, params: SamplingParams, token_bytes: int) -> None:
+        """Add a segment to the sample, and see whether it has ended. Raises as `Sample.add`."""
+        seam = len(sample.tokens)
+        sample.add(generation)
+        end = self._stopped(sample.tokens, seam, params.stop)
+        if end is not None:
+            sample.shorten(end, token_bytes)
+        aborted = generation.finish == "abort"
+        sample.cut = end is None and len(sample.tokens) >= params.max_new_tokens and (aborted or generation.finish == "length")
+        sample.finished = end is not None or not aborted or sample.cut
+        if not sample.finished:
+            sample.num_interruptions += 1
+            sample.tokens_interrupted += len(generation.tokens)
+
+    def _stopped(self, tokens: list[int], seam: int, stops: tuple[str, ...]) -> int | None:
+        """With how many tokens a stop string is whole that the server may not have seen; None: there is none.
+
+        It looks in its own segment alone, which begins after `seam` tokens: of a string that began before, it has got the beginning as prompt. And
+        it may be told to abort as the last token comes. As in servers/embedded/text.py, a character is at most 4 tokens.
+        """
+        window = 4 * max(map(len, stops), default=0) + 8
+        for end in (*range(seam + 1, min(len(tokens), seam + window)), len(tokens)) if stops else ():
+            text = self._tokenizer.decode(tokens[max(0, end - window):end], skip_special_tokens=True)
+            if any(string in text for string in stops):
+                return end
+        return None

@@ -704,6 +704,27 @@ async def test_a_stop_string_ends_the_sample_and_is_not_part_of_the_text(rig: Ri
     assert sampler.text(sample.tokens, (stop,)) == text[: text.find(stop)]
 
 
+async def test_a_stop_string_that_was_begun_before_an_interruption_ends_the_sample(rig: Rig) -> None:
+    """The server that goes on has its beginning as a part of the prompt."""
+    prompt, sampler = prompt_of(9), rig.sampler
+    whole = await sampler.sample(lease(), "whole", prompt, SamplingParams(60, 1.0), seed=5)
+
+    async def resumed(cut: int, *stop: str) -> Sample:
+        kept = Sample(whole.tokens[:cut], whole.logprobs[:cut], whole.versions[:cut])
+        return await sampler.sample(lease(), f"resumed {cut} {len(stop)}", prompt, SamplingParams(60, 1.0, stop=stop), seed=5, sample=kept)
+
+    for cut in range(10, 50):
+        text, place = sampler.text((await resumed(cut)).tokens, ()), len(sampler.text(whole.tokens[:cut], ()))
+        stop = text[place - 1 : place + 1]
+        if stop.isascii() and stop.isprintable() and text.find(stop) == place - 1:
+            break
+    else:
+        pytest.fail("no pair of letters comes from two tokens for the first time")
+    sample = await resumed(cut, "never there", stop)
+    assert sampler.text(sample.tokens, ()).endswith(stop) and sample.finished and not sample.cut
+    assert len(sample.tokens) == len(sample.logprobs) == len(sample.versions) == cut + 1
+
+
 async def test_parts_that_do_not_fit_together_are_an_error() -> None:
     for generation in (Generation([1, 2], [-1.0], [(Version(1, 0), 0, 2)], "length"), Generation([1, 2], [-1.0, -1.0], [], "length"),
                        Generation([1], [-1.0], [(Version(1, 0), 0, 2)], "length")):
