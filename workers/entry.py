@@ -39,6 +39,7 @@ class Element:
         if (outcome := run.ended()) is not None:
             return outcome["cause"]
         config = load(run.config)
+        run = run.patient(config.run.outage_minutes)
         if config.cluster.kind is ClusterKind.local:
             enlist(run)
         if self.role in ("rollout", "evaluation"):
@@ -71,7 +72,7 @@ class Element:
         _set_threads(config.trainer.num_threads)
         from workers.trainer.element import run_trainer
 
-        return run_trainer(run.patient(config.run.outage_minutes), config, self.num_ranks)
+        return run_trainer(run, config, self.num_ranks)
 
 
 def _take_gpus() -> None:

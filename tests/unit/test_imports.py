@@ -168,7 +168,7 @@ def test_transport_carries_without_knowing_what_for() -> None:
     store = tuple(f"workers.weights.{name}" for name in ("manifest", "mmap", "store", "partial_version", "delta"))
     known = [entry for entry in read_imports() if below(entry.name, *store) and below(entry.module, "workers.transport.weights")]
     others = only("workers.transport", "workers.messages", "workers.config", "workers.run.folder", "workers.run.files", "workers.run.digests",
-                  "workers.run.own_pause")
+                  "workers.run.own_pause", "workers.run.outage")
     assert known
     assert_none([entry for entry in others if entry not in known])
     assert_none([entry for entry in read_imports() if entry.module in store and below(entry.name, *HEAVY)])

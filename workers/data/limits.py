@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SPARE = 500 * 2**31
 """Training prompt `index + k * SPARE` stands in for prompt `index`."""
 MAX_TRIES = 64
+MAX_CHARACTERS = 1_000_000
+"""Of a prompt, before it is rendered: what a lease carries is bounded, too."""
 LONG = 1 << 16
 """Texts of fewer characters are looked at whole."""
 CHARACTERS_A_TOKEN, CUT = 16, 16
@@ -55,6 +57,9 @@ class Limits:
 
     def problem(self, prompt: Prompt) -> str:
         """Which limit `prompt` is over, '' if none. Raises `ConfigError` if its chat cannot be rendered."""
+        length = max(len(prompt.text), sum(len(content) for _, content in prompt.messages))
+        if length > MAX_CHARACTERS:
+            return f"it has {length} characters, and no prompt may have more than {MAX_CHARACTERS}"
         if len(prompt.reference) > self._max_reference_kb << 10:
             return (f"its reference for the verifier has {len(prompt.reference) >> 10} KiB, more than data.max_reference_kb="
                     f"{self._max_reference_kb}")
@@ -69,7 +74,7 @@ class Limits:
         """Whether `prompt` is used. Raises `ConfigError`, naming `place`, for one over a limit with data.filter=refuse."""
         problem = self.problem(prompt)
         if problem and not self.drop:
-            raise ConfigError(f"{place}: {problem}. Raise the limit, or leave such prompts out with data.filter=drop")
+            raise ConfigError(f"{place}: {problem}. Leave such prompts out with data.filter=drop, or raise the limit where it is a key")
         return not problem
 
 

@@ -23,8 +23,9 @@ Transport = Annotated[str, msgspec.Meta(pattern=r"\A(zmq|disk|nccl)\Z")]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Text = Annotated[str, msgspec.Meta(max_length=1_000_000)]
-Reference = Annotated[str, msgspec.Meta(max_length=16 << 20)]
-"""What a verifier needs; data.max_reference_kb is at most this."""
+Prompt = Annotated[str, msgspec.Meta(max_length=2_000_000)]  # rendered: workers/data/limits.py admits half as many characters before
+Verifier = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]  # or a weighted sum (workers/reward/verifiers/registry.py)
+Reference = Annotated[str, msgspec.Meta(max_length=16 << 20)]  # what a verifier needs; data.max_reference_kb is at most this
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,8 +143,8 @@ class Lease(Struct, frozen=True):
     purpose: Purpose
     version: Version
     prompt_id: Name
-    prompt: Text
-    verifier: Name
+    prompt: Prompt
+    verifier: Verifier
     reference: Reference
     seed: Count
     partial: Partial | None = None
@@ -204,15 +205,14 @@ class WorkerStatus(Struct, frozen=True):
     """What a worker reports with each heartbeat. Counters count from the worker's start, times in seconds.
 
     `weights_via`: how the version that it holds came: 'zmq', 'disk' or 'nccl'. `fetch_s`, `fetch_bytes`: what fetching took and brought from other
-    nodes (deltas as they travel). `num_fallbacks`: versions that the first transport did not bring; `num_refetched`: chunks that came
-    with a wrong digest and were asked for elsewhere. An update is `pause_s` (until the engine stands still), then `load_s`, and
-    `prefill_s` from there to the first token. `num_restarts`: servers that had died or hung and were started again.
-    `reward_busy_s`: of reward processes at work; `rewards_killed`: those that were replaced; `rewards_failed`: requests without an answer,
-    `rewards_late`: attempts without one in time; `rewards_done`: requests that have their answer;
-    `num_refused`, `num_malformed`: connections to its servers without the run's keys, and messages to them that cannot be read;
-    `idle_s`: without any lease; `sample_s`: of every sample while it was generated, added up;
-    `rewards_waiting`, `rewards_wait_s`: requests that wait for a process, or for a reward element, and how long requests have waited;
-    `judge_asked` and the others: the counters of the judge (reward/judges/judge_client.py); `judge_error`: of the last question without a score.
+    nodes (deltas as they travel). `num_fallbacks`: versions that the first transport did not bring; `num_refetched`: chunks that came with a wrong
+    digest and were asked for elsewhere. An update is `pause_s` (until the engine stands still), then `load_s`, and `prefill_s` from there to the
+    first token. `num_restarts`: servers that had died or hung and were started again. `reward_busy_s`: of reward processes at work;
+    `rewards_killed`: those that were replaced; `rewards_failed`: requests without an answer, `rewards_late`: attempts without one in time;
+    `rewards_done`: requests that have it; `num_refused`, `num_malformed`: connections without the run's keys, and messages that cannot be read;
+    `idle_s`: without any lease; `sample_s`: of every sample while it was generated, added up; `rewards_waiting`, `rewards_wait_s`: requests that
+    wait for a process, or for a reward element, and how long requests have waited; `judge_asked` and the others: the counters of the judge
+    (reward/judges/judge_client.py); `judge_error`: of the last question without a score.
     """
 
     waiting_for: Annotated[str, msgspec.Meta(max_length=10_000)] = ""

@@ -72,6 +72,8 @@ def run(*command: str, stdin: str = "", tolerate: tuple[str, ...] = (), patience
             result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
         except FileNotFoundError as error:
             raise SlurmError(f"{command[0]}: not found on PATH. Log in to a node of the cluster, or load its SLURM module") from error
+        except OSError as error:
+            raise SlurmError(f"{' '.join(command)}: cannot be run now ({error.strerror}). Ask again later; the run goes on without") from error
         except subprocess.TimeoutExpired as error:
             raise SlurmError(f"{' '.join(command)}: no answer within {TIMEOUT_S:g} s. Ask again later; the run goes on without") from error
         said = f"{result.stderr}\n{result.stdout}".strip() if result.returncode else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 
 import zmq
@@ -17,6 +18,7 @@ from workers.config import TransportConfig
 from workers.messages.codec import LARGE_FRAME, encode, from_coordinator
 from workers.messages.parts import Message
 from workers.run.folder import RunFolder
+from workers.run.outage import patiently
 from workers.transport.keys import KeyPair
 from workers.transport.rendezvous import Address, newest
 from workers.transport.server import MIB
@@ -42,23 +44,34 @@ class RunOver(CoordinatorLost):
 
 
 async def find_coordinator(run: RunFolder, timeout_s: float, min_epoch: int = 0) -> Address:
-    """Wait for the address of a coordinator of `min_epoch` or later. Raises `RunOver`, or `NoCoordinator` after `timeout_s` seconds.
+    """Wait for the address of a coordinator of `min_epoch` or later. Raises `RunOver`, `NoCoordinator` after `timeout_s` seconds, or
+    `OutageTooLong`.
 
     Looks often at first, then once a second: the run folder lies on storage that many share.
     """
-    started = time.monotonic()
-    while (address := newest(run)) is None or address.epoch < min_epoch:
-        if (outcome := run.ended()) is not None:
-            raise RunOver(outcome["cause"])
-        if (stop := run.stop_requested()) is not None:
-            raise RunOver(f"stopped: {stop['reason']}")
-        if run.launcher_is_gone():
-            raise RunOver("the launcher died before the training job had started")
-        waited = time.monotonic() - started
-        if waited > timeout_s:
-            raise NoCoordinator(f"{run.rendezvous}: no coordinator has appeared in {timeout_s:g} s. Look at the training job's log")
-        await asyncio.sleep(0.1 if waited < QUICK_S else 1.0)
-    return address
+    started, over = time.monotonic(), threading.Event()
+    try:
+        while (address := await asyncio.to_thread(patiently, run, lambda: _coordinator(run, min_epoch), hurry=over.is_set)) is None:
+            waited = time.monotonic() - started
+            if waited > timeout_s:
+                raise NoCoordinator(f"{run.rendezvous}: no coordinator has appeared in {timeout_s:g} s. Look at the training job's log")
+            await asyncio.sleep(0.1 if waited < QUICK_S else 1.0)
+        return address
+    finally:
+        over.set()
+
+
+def _coordinator(run: RunFolder, min_epoch: int) -> Address | None:
+    """Where it is, if there is one. Raises `RunOver`."""
+    if (address := newest(run)) is not None and address.epoch >= min_epoch:
+        return address
+    if (outcome := run.ended()) is not None:
+        raise RunOver(outcome["cause"])
+    if (stop := run.stop_requested()) is not None:
+        raise RunOver(f"stopped: {stop['reason']}")
+    if run.launcher_is_gone():
+        raise RunOver("the launcher died before the training job had started")
+    return None
 
 
 class ClientSockets:

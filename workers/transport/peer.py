@@ -55,9 +55,8 @@ class Peer:
         self.run, self.config, self.role = run, config, role
         self.epoch = self.slot = 0
         self.finish_cause: str | None = None
-        self.parting = ""
+        self.parting, self._min_epoch = "", min_epoch
         self._silence_s, self._start_timeout_s, self._follows, self._job, self._serves = silence_s, start_timeout_s, follows, job, serves
-        self._min_epoch = min_epoch
         self._heartbeat, self._on_message, self._on_announcement, self._leases = heartbeat, on_message, on_announcement, leases
         self._routing_id = new_routing_id()
         self.sockets: ClientSockets
@@ -86,9 +85,10 @@ class Peer:
             self.sockets.close(linger_ms=0 if self._suspended else LINGER_MS)
 
     async def _connect(self, address: Address) -> None:
-        if self._address is not None:
+        sockets = ClientSockets(self.config, address, read_keys(self.run, "server").public, read_keys(self.run, "client"), self._routing_id)
+        if self._address is not None:  # what fails before leaves the old ones, by which it is told
             self.sockets.close(linger_ms=0)
-        self.sockets = ClientSockets(self.config, address, read_keys(self.run, "server").public, read_keys(self.run, "client"), self._routing_id)
+        self.sockets = sockets
         self._address, self._suspended, self._leases_sent, self._heard = address, False, 0, time.monotonic()
         self._welcomed.clear()
         await self.register()

@@ -48,13 +48,13 @@ class SlurmWatch:
                 queued = {role: await asyncio.to_thread(job.states, self._run.arrays(name)) for role, name in ARRAYS.items()}
                 waiting = [array for role in lacking for array in self._run.arrays(ARRAYS[role])]
                 gone = {role: await asyncio.to_thread(self._why_gone, ARRAYS[role]) for role in lacking if not queued[role]}
+                # Some may have gone back to the queue, held, just when this training job started.
+                for array in waiting:
+                    await asyncio.to_thread(job.release, array)
             except (SlurmError, OSError) as error:
                 print(f"SLURM could not be asked about silent workers: {error}", flush=True)
                 continue
             self._machine.do(Expected(time.monotonic(), [role for role, states in queued.items() if states], gone))
-            # Some may have gone back to the queue, held, just when this training job started.
-            for array in waiting:
-                await asyncio.to_thread(job.release, array)
             for worker in silent:
                 states = queued[worker.role]
                 if states.get(worker.job, "gone") not in ALIVE:

@@ -25,6 +25,8 @@ from workers.run.moved import current
 Verifier = Callable[[str, str, str], float]
 MAX_DIGITS = 10_000
 """Arithmetic of longer numbers overflows, or takes long."""
+MAX_NAME, MAX_SUM = 200, 4096
+"""Characters of a verifier's name, and of a weighted sum: what messages carry of them is bounded, too."""
 
 BUILT_IN = {
     "numeric": "workers.reward.verifiers.registry:numeric",
@@ -51,8 +53,8 @@ _NUMBER = re.compile(r"[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.
 def check_name(name: str, key: str = "reward.verifier") -> None:
     """Check the name of a verifier, or of a weighted sum of some, without importing any; `key` names the config key in errors.
 
-    Raises `ConfigError`, listing the built-in names, if one is neither among them nor of the form "package.module:function", and if
-    the weights of a sum are not positive or do not add up to 1.
+    Raises `ConfigError`, listing the built-in names, if one is neither among them nor of the form "package.module:function", if
+    the weights of a sum are not positive or do not add up to 1, and on names that are longer than MAX_NAME, and sums than MAX_SUM characters.
     """
     for part in _parts(name, key):
         _import_path(part, key)
@@ -110,6 +112,9 @@ def composed(verifier: str, parts: Mapping[str, float]) -> str:
 
 def _parts(name: str, key: str) -> dict[str, float]:
     """The verifiers that `name` speaks of, and their weights."""
+    for text, limit in (name, MAX_SUM), *((term.partition("*")[2] or term, MAX_NAME) for term in name.split("+")):
+        if len(text) > limit:
+            raise ConfigError(f"{key}={name[:60]!r}...: {text[:60]!r}... has {len(text)} characters, must have {limit} at most. Use shorter names")
     if "*" not in name:
         return {name: 1.0}
     parts: dict[str, float] = {}

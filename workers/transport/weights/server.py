@@ -125,8 +125,8 @@ class WeightServer:
 
     def offer_incoming(self, incoming: Incoming) -> None:
         """Serve a version while it arrives, and afterwards."""
-        offer = IncomingOffer(incoming)
-        incoming.subscribe(lambda _: self._do(lambda: self._retry(incoming.version)))  # before anybody can wait for a chunk
+        offer, version = IncomingOffer(incoming), incoming.version  # what it keeps must not lead back to it: its files are closed with it
+        incoming.subscribe(lambda _: self._do(lambda: self._retry(version)))  # before anybody can wait for a chunk
         self._put(offer)
 
     def withdraw(self, version: Version) -> None:

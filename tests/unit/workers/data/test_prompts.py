@@ -17,12 +17,15 @@ from tokenizers import Tokenizer
 from workers.config import ConfigError, DataConfig, DataKind, RewardConfig
 from workers.config.choices import DataFilter
 from workers.config.data import StageConfig
-from workers.data.limits import SPARE, Limits, Replaced
+from workers.data.limits import MAX_CHARACTERS, SPARE, Limits, Replaced
 from workers.data.prompt import Prompt, PromptSource
 from workers.data.prompts import open_prompts
+from workers.messages.codec import encode, from_coordinator
+from workers.messages.from_coordinator import Leases
+from workers.messages.parts import Lease, Purpose, Version
 from workers.model.initialize import make_tiny
 from workers.reward.verifiers import registry
-from workers.reward.verifiers.registry import numeric
+from workers.reward.verifiers.registry import check_name, numeric
 
 GYM = RewardConfig(verifier="reasoning_gym")
 
@@ -297,6 +300,20 @@ def test_prompts_that_are_too_long_are_refused_or_left_out(files: Files, model: 
         files.open(model=model, max_prompt_tokens=1, filter=DataFilter.drop)
     with pytest.raises(ConfigError, match="Set model.path"):
         files.open(max_prompt_tokens=1)
+
+
+def test_prompts_with_more_characters_than_a_lease_carries_are_refused_or_left_out(files: Files) -> None:
+    rows = [*({"prompt": f"{number} + 1 =", "answer": number + 1} for number in range(4)),
+            {"prompt": "7" * (MAX_CHARACTERS + 1), "answer": 1}, {"prompt": "8" * MAX_CHARACTERS, "answer": 2}]
+    files.train.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match="train.jsonl:5: it has 1000001 characters, and no prompt may have more than 1000000. Leave"):
+        files.open()
+    source = files.open(filter=DataFilter.drop)
+    [prompt] = [prompt for prompt in source.preview(0) if len(prompt.text) > 100]
+    name = "+".join(f"{0.1}*{letter * 90}.module:{'function' * 12}" for letter in "abcdefghij")
+    check_name(name)
+    lease = Lease("g1", 0, Purpose.training, Version(1, 0), prompt.id, prompt.text, name, prompt.reference, 1)
+    assert from_coordinator(1 << 24).decode(encode(Leases([lease]))) == Leases([lease])
 
 
 def test_the_rendered_prompt_is_measured(files: Files, model: Path, tmp_path: Path) -> None:

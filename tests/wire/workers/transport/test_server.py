@@ -234,6 +234,32 @@ async def test_no_coordinator_in_time_is_an_error_that_says_where_to_look(run: R
         await find_coordinator(run, 0.2)
 
 
+async def test_who_waits_for_a_coordinator_waits_for_the_run_folder_too(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    away = run.path.with_name("away")
+    run.path.rename(away)
+    with pytest.raises(FileNotFoundError):  # with run.outage_minutes=0
+        await find_coordinator(run, WAIT_S)
+    finding, told = asyncio.create_task(find_coordinator(run.patient(2 * WAIT_S / 60), WAIT_S)), ""
+    while "Waiting for it, 240 s at most (run.outage_minutes)" not in told:
+        told += capsys.readouterr().out
+        await asyncio.sleep(0.01)
+    away.rename(run.path)
+    publish(run, Address(1, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"))
+    assert (await asyncio.wait_for(finding, WAIT_S)).router == "tcp://127.0.0.1:1"
+
+
+async def test_a_peer_that_cannot_go_over_to_a_newer_coordinator_stays_with_the_old_one(run: RunFolder, server: ServerSockets) -> None:
+    peer = Peer(run, CONFIG, Role.rollout, WAIT_S, heartbeat=Heartbeat, on_message=lambda message: None, on_announcement=lambda newer: None)
+    await peer.connect()
+    run.keys.rename(run.path / "elsewhere")
+    with pytest.raises(RunFolderError):
+        await peer._connect(Address(2, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"))
+    await peer.send(Heartbeat(capacity=7))
+    while (await asyncio.wait_for(server.receive(), WAIT_S))[1] != Heartbeat(capacity=7):
+        pass  # its Register
+    await peer.leave()
+
+
 async def test_nobody_waits_for_a_coordinator_of_a_run_that_is_over(run: RunFolder) -> None:
     run.request_stop("enough")
     with pytest.raises(RunOver, match="has ended: stopped: enough"):

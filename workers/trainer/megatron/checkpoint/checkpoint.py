@@ -148,10 +148,13 @@ def load(folder: Path, state: TrainingState) -> None:
 
 def _unusable(folder: Path) -> str:
     """Why nothing can be saved to `folder`, '' where it can."""
-    if not folder.is_dir():
-        return f"{folder}: is no folder, state is saved into one that is there and empty. Make it first"
-    if any(folder.iterdir()):
-        return f"{folder}: holds files already, state is saved into an empty folder. Give a new one"
+    try:
+        if not folder.is_dir():
+            return f"{folder}: is no folder, state is saved into one that is there and empty. Make it first"
+        if any(folder.iterdir()):
+            return f"{folder}: holds files already, state is saved into an empty folder. Give a new one"
+    except OSError as error:  # told to all ranks: the others wait for what this one says
+        return f"{folder}: cannot be read ({error.strerror}). Save again when it can be"
     return ""
 
 

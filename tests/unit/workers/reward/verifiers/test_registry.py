@@ -125,6 +125,8 @@ def test_every_built_in_name_is_a_function(name: str) -> None:
     ("nan*boxed+inf*numeric", "is not a weight"),
     ("0.5*numerics+0.5*boxed", "'numerics': no such verifier"),
     ("*", "is not a weight"),
+    (f"{'a' * 200}:b", "has 202 characters, must have 200 at most. Use shorter names"),
+    ("+".join(f"0.04*{'a' * 170}.m{number}:b" for number in range(25)), "has [0-9]+ characters, must have 4096 at most"),
 ])
 def test_sums_that_are_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

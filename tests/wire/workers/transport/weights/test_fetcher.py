@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
+import os
 import shutil
 import signal
 import threading
@@ -573,6 +575,34 @@ def test_a_hundred_versions_one_after_the_other_are_exact(origin: Origin, make_w
         weights, base = step(weights, number), version
     assert relay.progress.received < 0.4 * relay.progress.size
     assert len(relay.store.versions()) == 2
+
+
+def test_what_is_removed_is_closed_at_once(origin: Origin, make_worker: Callable[..., Worker]) -> None:
+    """Its memory is free then, and not when Python happens to look for what leads back to itself."""
+    worker, weights, base = make_worker("closing", DELTA), make_weights(3, 20_000), None
+    gc.disable()
+    try:
+        for number in range(4):
+            version = Version(1, number)
+            worker.fetch(origin.publish(version, weights, base))
+            worker.store.remove_older({version})
+            if base is not None:
+                worker.server.withdraw(base)
+            weights, base = step(weights, number), version
+        deadline = time.monotonic() + WAIT_S
+        while left := [path for path in open_files() if "/closing/" in path and path.endswith("(deleted)")]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.01)
+    finally:
+        gc.enable()
+
+
+def open_files() -> list[str]:
+    found = []
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(entry.path))
+    return found
 
 
 def test_who_has_not_the_base_gets_everything(origin: Origin, make_worker: Callable[..., Worker]) -> None:

@@ -183,6 +183,19 @@ def test_only_an_empty_folder_is_saved_to(folders: dict[str, Path], tmp_path: Pa
         engine.save_state(tmp_path)
 
 
+def test_a_folder_that_is_away_as_a_save_begins_is_told_to_all_ranks(folders: dict[str, Path], tmp_path: Path,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(path: Path) -> Any:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    engine, agreed = MegatronEngine(config(), folders["qwen2"]), []
+    monkeypatch.setattr(Path, "iterdir", away)
+    monkeypatch.setattr(checkpoint.collectives, "first_text", lambda text: agreed.append(text) or text)
+    with pytest.raises(CheckpointError, match="cannot be read .Stale file handle.. Save again"):
+        engine.begin_save(tmp_path)
+    assert len(agreed) == 1, "the others are told, and do not wait"
+
+
 def full_disk(*args: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
