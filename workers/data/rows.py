@@ -49,8 +49,8 @@ def read_rows(path: Path, key: str) -> Iterator[Row]:
 
 def _json(path: Path) -> Iterator[Row]:
     with _opened(path) as file:
-        start = file.peek(4)[:4].removeprefix(_BOM)  # type: ignore[attr-defined]
-        if suffix(path) == ".json" and start.lstrip()[:1] in (b"[", b""):
+        start = file.peek(4).removeprefix(_BOM).lstrip()[:1]  # type: ignore[attr-defined]
+        if suffix(path) == ".json" and start in (b"[", b""):
             yield from _array(path, file.read())
             return
         for number, line in enumerate(iter(lambda: file.readline((MAX_ROW_MIB << 20) + 1), b""), start=1):

@@ -163,7 +163,7 @@ class TrainerWorker:
         while True:
             if self._announcer is not None:
                 self._announcer.attend()
-            received = self._link.next_batch(self.version.step, IDLE_S if self._ranks.others else None)
+            received = self._link.next_batch(self.version.step, IDLE_S)
             if received is not None:
                 return received
             self._tell(StillThere())

@@ -17,10 +17,10 @@ MAX_DIGITS = 400
 _MINUS = str.maketrans("−﹣－", "---")
 _PLAIN = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,99}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(rf"(?<![\w.])(?:(?<![)\]}}])[-+])?(?:[$€£¥]\s?)?(?P<whole>{_PLAIN})"
-                     r"(?:[eE](?P<exponent>[-+]?[0-9]{1,3})(?![0-9])|/(?P<denominator>[0-9]+)(?![0-9.]))?(?P<percent>\s?\\?%)?")
-_CHOICE = re.compile(r"\W*(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\W+)?(?:is\W+)?(?:([A-Z])(?![\w'’])|([a-z])(?=\W*$))")
+                     r"(?:[eE](?P<exponent>[-+]?[0-9]{1,3})(?![0-9])|/(?P<denominator>[0-9]+)(?![0-9]|\.[0-9]))?(?P<percent>\s?\\?%)?")
+_CHOICE = re.compile(r"\W*(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\W+)?(?:is\W+)?(?:([A-Z])(?![\w'’])|([a-z])(?=\W*$|[)]))")
 _LISTED = re.compile(r"(?<!\w)[A-Z](?![\w'’])")
-_LAST_LINE_CHOICE = re.compile(r"\W*(?:([A-Za-z])\W*|([A-Z])[).:]\s.*)")
+_LAST_LINE_CHOICE = re.compile(r"\W*(?:([A-Za-z])\W*|([A-Z])[).:]\s.*|([a-z])[)]\s.*)")
 
 
 def exact(prompt: str, completion: str, reference: str) -> float:
@@ -71,7 +71,7 @@ def chosen_letter(completion: str) -> str:
     if marked is None:
         lines = completion.strip().splitlines()
         found = _LAST_LINE_CHOICE.fullmatch(lines[-1]) if lines else None
-        return (found[1] or found[2]).upper() if found else ""
+        return (found[1] or found[2] or found[3]).upper() if found else ""
     marked = re.sub(r"\\[a-zA-Z]+", " ", marked)
     found = _CHOICE.match(marked)
     chosen = (found[1] or found[2]).upper() if found else ""

@@ -23,7 +23,7 @@ from sympy import Eq, Expr, Float, Number, simplify, solve
 from workers.reward.verifiers import bounded
 from workers.reward.verifiers.formats import boxed, final_answer
 from workers.reward.verifiers.matching import parse_number
-from workers.reward.verifiers.notation import MAX_CHARS, formula, harmless, harmless_prose, too_large, wording, written
+from workers.reward.verifiers.notation import FUNCTIONS, MAX_CHARS, formula, harmless, harmless_prose, too_large, wording, written
 
 TAIL_CHARS = 400
 FLOAT_TOLERANCE = 1e-3
@@ -33,6 +33,7 @@ WARM_UP = (("3", "4"), (r"\frac{1}{2}", "0.25"), (r"x^2 + \sqrt{2}", "2x(y - 1)"
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
 
 
+_BASE = re.compile(r"\d_\{?(\d+)\}?$")
 _SIGN_IN_WORDS = re.compile(r"(?i)(?:minus|negative|not)\b")
 """An answer "minus 5" must not be taken for 5."""
 
@@ -101,8 +102,12 @@ def _at_once(expected: str, text: str) -> float | None:
     """What needs no algebra: the same text, words, integers, and numbers that are equal. None for the rest."""
     if text and _compact(text) == _compact(expected):
         return 1.0
+    base, expected_base = _BASE.search(text), _BASE.search(expected)
+    if base and expected_base and base[1] != expected_base[1]:
+        return 0.0  # which the library does not look at
     words, expected_words = wording(text), wording(expected)
-    if expected_words is not None and len(expected_words) > 3:  # shorter ones may be products of variables
+    # Shorter ones may be products of variables, others functions of them.
+    if expected_words is not None and len(expected_words) > 3 and not FUNCTIONS.intersection(expected_words.split()):
         return float(words == expected_words)
     number, expected_number = parse_number(text), parse_number(expected)
     if number is None or expected_number is None:

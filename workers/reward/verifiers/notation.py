@@ -26,13 +26,17 @@ CONNECTORS = frozenset({"and", "or"})
 _CHARACTERS = str.maketrans({
     "−": "-", "﹣": "-", "－": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
     "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "±": r"\pm ", "°": r"^{\circ}", "％": "%",
-    "²": "^{2}", "³": "^{3}", "\u00a0": " ", "\u2009": " ", "\u202f": " "})
+    "∅": r"\emptyset ", "²": "^{2}", "³": "^{3}", "\u00a0": " ", "\u2009": " ", "\u202f": " "})
 _MATH = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
 _MIXED = re.compile(r"(?<![\w./^}])(\d{1,9}) +(\d{1,9})/(\d{1,9})(?![\w./^])")
 _ROOT = re.compile(r"√\s*(\d+|[A-Za-z])")
 _THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:(?:,|\{,\}|\\[,!;: ]| )\d{3})+(?![\d,/])")
 _EXPONENT = re.compile(r"(?<![\w.])(\d{1,50}(?:\.\d{1,50})?)[eE]([+-]?\d{1,2})(?!\w)")
 _UNIT = re.compile(r"([-+]?\\?\$?[\d.,/]+)\s+([A-Za-z]{2,}\.?(?: [A-Za-z]+\.?)*)")
+_PRODUCT = re.compile(r"[xyz]{2,3}|abc?|ac|bc|mn|pq|rs|uv")
+_SCALE = re.compile(r"(\\?\$?)(\d{1,50}(?:\.\d{1,50})?)\s+(thousand|million|billion|trillion)\b(?! and)")
+_NAME = re.compile(r"(?<![\\A-Za-z])(?=(?:arc)?(?:sin|cos|tan)|cot|csc|log|ln)([A-Za-z]+)")
+_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
 _LETTERS = re.compile(r"[A-Za-z]+(?:[ '-]+[A-Za-z]+)*")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
@@ -52,10 +56,12 @@ def written(text: str) -> str:
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
     text = _EXPONENT.sub(lambda found: format(Decimal(found[0]), "f"), text)
+    text = _SCALE.sub(lambda found: found[1] + format(Decimal(found[2]).scaleb(_SCALES[found[3]]), "f"), text)
     text = re.sub(r"(?<!\\)%", r"\\%", text)
-    if (found := _UNIT.fullmatch(text)) and not FUNCTIONS.intersection(found[2].split()):
+    text = re.sub(r"\binfinity\b", r"\\infty", text.replace(r"\varnothing", r"\emptyset"))
+    if (found := _UNIT.fullmatch(text)) and not FUNCTIONS.intersection(found[2].split()) and not _PRODUCT.fullmatch(found[2]):
         text = f"{found[1]}\\text{{ {found[2]}}}"
-    return text
+    return _NAME.sub(lambda found: f"\\{found[1]}" if found[1] in FUNCTIONS else found[0], text) if formula(text) else text
 
 
 def _improper(found: re.Match[str]) -> str:
@@ -79,6 +85,7 @@ def _bare(text: str) -> str:
 def formula(text: str) -> bool:
     """Whether `text` is all mathematics: has no words but in a LaTeX text command, or as names of functions, or between several answers."""
     words = _WORD.findall(_COMMAND.sub(" ", _TEXT.sub(" ", text)))
+    words = [word for word in words if not _PRODUCT.fullmatch(word)]
     return "\n" not in text and "$" not in text.replace(r"\$", "") and FUNCTIONS.union(CONNECTORS).issuperset(words)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from workers.config import ConfigError, WorkflowConfig
-from workers.rollout.workflows.agents.agent_program import ProgramFailed, run_program
+from workers.rollout.workflows.agents.agent_program import NodeFailed, ProgramFailed, run_program
 from workers.rollout.workflows.agents.conversation import Chat
 from workers.rollout.workflows.agents.endpoint import admitted, shared_endpoint
 from workers.rollout.workflows.agents.environment_process import score_of, shared_environment
@@ -98,6 +98,8 @@ async def _outcome(work: Coroutine[Any, Any, Any], chat: Chat, timeout_s: float)
 
 def _failure(error: BaseException) -> str:
     error = first(error)
+    if isinstance(error, NodeFailed):
+        raise WorkflowError(f"the agent could not work: it {error}")
     if isinstance(error, ProgramFailed):
         return str(error)
     if isinstance(error, ConfigError) or not isinstance(error, Exception):

@@ -20,7 +20,7 @@ from workers.data.prompt import Prompt
 from workers.rollout.workflows import agent
 from workers.rollout.workflows.agents.repository import read_repository
 from workers.rollout.workflows.episode import LLM, Episode, Reward
-from workers.sandbox.containers.container import Container
+from workers.sandbox.containers.container import GRACE_S, Container
 from workers.sandbox.containers.container_choice import choose
 from workers.sandbox.outcome import SandboxError
 
@@ -33,8 +33,9 @@ async def run(episode: Episode, llm: LLM, reward: Reward) -> float:
     """The tests' verdict: 1 or 0."""
     config = episode.config
     container = await asyncio.to_thread(_chosen, msgspec.json.encode(config.container))
+    wall_s = config.container.wall_s
     settings = {"container": container.config, "program": container.program, "max_turns": config.max_turns,
-                "max_output_chars": config.max_output_chars, "seconds": config.agent_timeout_s - TESTS * config.container.wall_s}
+                "max_output_chars": config.max_output_chars, "seconds": max(wall_s, config.agent_timeout_s - TESTS * (wall_s + GRACE_S))}
     command = [sys.executable, "-m", PROGRAM, msgspec.json.encode(settings).decode()]
     return await agent.run(replace(episode, config=replace(config, agent_command=command)), llm, reward)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Protocol
 
@@ -49,7 +50,8 @@ class WithoutAdapters:
         self._policy, self._adapters = policy, adapters
 
     def logprobs(self, groups: list[TrainGroup], gate: StopGate) -> TokenValues:
-        """As `Reference.logprobs`."""
+        """As `Reference.logprobs`; it chooses its experts itself, as another model would."""
+        groups = [dataclasses.replace(group, routing=None) for group in groups]
         with self._adapters.disabled():
             return self._policy.evaluate(groups, list(range(len(groups))), gate)[0]
 

@@ -20,6 +20,8 @@ from workers.run.processes import describe_exit
 GUARD = Path(__file__).with_name("process_guard.py")
 OUTPUT_BYTES = 700
 """So much of a program's output is kept: its end."""
+NODE_FAILED = os.EX_TEMPFAIL
+"""The exit status by which a program says that it is not the agent that has failed: no score of 0 stands for that."""
 ENDS_S = 30.0
 """So long a program and all that it has started may take to be gone, once told."""
 
@@ -28,8 +30,12 @@ class ProgramFailed(Exception):
     """An agent's program ended with an error; the text says how, with the end of its output."""
 
 
+class NodeFailed(ProgramFailed):
+    """The same, with `NODE_FAILED`."""
+
+
 async def run_program(command: list[str], task: dict[str, Any], url: str, key: str) -> None:
-    """Run an agent's program to its end; it is killed where this is cancelled. Raises `ProgramFailed`."""
+    """Run an agent's program to its end; it is killed where this is cancelled. Raises `ProgramFailed`, `NodeFailed`."""
     environment = {**os.environ, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
     process = await start(command, env=environment, stderr=asyncio.subprocess.STDOUT)
     try:
@@ -42,7 +48,8 @@ async def run_program(command: list[str], task: dict[str, Any], url: str, key: s
         await end(process)
     if status != 0:
         shown = output.decode(errors="replace").strip()
-        raise ProgramFailed(f"{_exit(status)}{'; its output ends:' + chr(10) + shown if shown else ', without output'}")
+        failed = NodeFailed if status == NODE_FAILED else ProgramFailed
+        raise failed(f"{_exit(status)}{'; its output ends:' + chr(10) + shown if shown else ', without output'}")
 
 
 async def start(command: list[str], **keywords: Any) -> asyncio.subprocess.Process:

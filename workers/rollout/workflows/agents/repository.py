@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from workers.sandbox.containers.container import Container, pack
+from workers.sandbox.outcome import SandboxError
 
 
 class Repository(msgspec.Struct, forbid_unknown_fields=True):
@@ -26,8 +27,11 @@ class Repository(msgspec.Struct, forbid_unknown_fields=True):
         return (Path(self.archive).read_bytes() if self.archive else b"") + pack(self.files | self.tests)
 
     def passes(self, container: Container, files: bytes) -> bool:
-        """Whether the tests pass on `files`, as an agent has left them, with the tests as they were."""
-        ran = container.run(files, self.command, pack(self.tests))
+        """Whether the tests pass on `files`, as an agent has left them, with the tests as they were, and not what stands compiled for them. Raises
+        `SandboxError` where it is the node that runs nothing."""
+        ran = container.run(files, f"find . -name '*.pyc' -delete; {self.command}", pack(self.tests))
+        if ran.failure and (failure := container.run(pack({}), "true").failure):
+            raise SandboxError(f"no container can be run now: {failure}")
         return ran.status == 0 and self.passed in ran.output
 
 

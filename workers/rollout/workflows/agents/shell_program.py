@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from typing import Any
 
 import msgspec
@@ -21,9 +22,10 @@ import openai
 import yaml
 
 from workers.config import ContainerConfig
+from workers.rollout.workflows.agents.agent_program import NODE_FAILED
 from workers.rollout.workflows.agents.repository import read_repository
 from workers.sandbox.containers.container import Container
-from workers.sandbox.outcome import shortened
+from workers.sandbox.outcome import SandboxError, shortened
 
 with tempfile.TemporaryDirectory() as folder:  # the library makes a folder for its own settings, and would read a .env there
     os.environ |= {"MSWEA_SILENT_STARTUP": "1", "MSWEA_GLOBAL_CONFIG_DIR": folder}
@@ -48,17 +50,18 @@ class Settings(msgspec.Struct):
 
 
 class Policy:
-    """The library's protocol of a model."""
+    """The library's protocol of a model, which is asked until `deadline`, by time.monotonic()."""
 
     config = None
 
-    def __init__(self, client: openai.OpenAI, templates: dict[str, str]) -> None:
-        self._client, self._templates = client, templates
+    def __init__(self, client: openai.OpenAI, templates: dict[str, str], deadline: float) -> None:
+        self._client, self._templates, self._deadline = client.with_options(max_retries=0), templates, deadline
 
     def query(self, messages: list[dict[str, Any]], **kwargs: Any) -> dict[str, Any]:
-        """The next message. Raises `FormatError` with what was said and what is wrong, and what the endpoint refuses."""
+        """The next message. Raises `FormatError` with what was said and what is wrong, APITimeoutError, and what the endpoint refuses."""
         said = [{"role": message["role"], "content": message["content"]} for message in messages]
-        choice = self._client.chat.completions.create(model="policy", messages=said).choices[0]  # type: ignore[arg-type]
+        left = max(1.0, self._deadline - time.monotonic())
+        choice = self._client.chat.completions.create(model="policy", messages=said, timeout=left).choices[0]  # type: ignore[arg-type]
         reply = {"role": "assistant", "content": choice.message.content or ""}
         try:
             actions = parse_regex_actions(reply["content"], action_regex=ACTION, format_error_template=self._templates["format_error_template"],
@@ -101,20 +104,27 @@ class Shell(LocalEnvironment):
 
 
 def main(settings: Settings, task: dict[str, Any]) -> None:
-    """Let the agent work, and tell the worker its score."""
+    """Let the agent work, and tell the worker its score. Raises `SandboxError` and `OSError` where the node runs no containers."""
+    deadline = time.monotonic() + settings.seconds
     repository, container = read_repository(task["reference"]), Container(settings.container, settings.program)
     shell = Shell(container, repository.packed(), settings.max_output_chars)
     library = yaml.safe_load((package_dir / "config" / "mini_textbased.yaml").read_text())
     limits = {"step_limit": settings.max_turns, "cost_limit": 0.0, "wall_time_limit_seconds": max(1, int(settings.seconds))}
     with openai.OpenAI() as client:
-        agent = DefaultAgent(Policy(client, library["model"]), shell, **(library["agent"] | limits))
+        agent = DefaultAgent(Policy(client, library["model"], deadline), shell, **(library["agent"] | limits))
         try:
             agent.run(task["prompt"])
         except openai.BadRequestError as error:
             if error.code != "context_length_exceeded":
                 raise
+        except openai.APITimeoutError:
+            print("the agent's time was over before its answer was there; what it had done until then is judged", flush=True)
         client.post("/reward", body={"reward": float(repository.passes(container, shell.files))}, cast_to=object)
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(sys.argv[1], type=Settings), json.loads(sys.stdin.readline()))
+    try:
+        main(msgspec.json.decode(sys.argv[1], type=Settings), json.loads(sys.stdin.readline()))
+    except (SandboxError, OSError) as error:
+        print(error)
+        sys.exit(NODE_FAILED)

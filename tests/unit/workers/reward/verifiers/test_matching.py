@@ -14,6 +14,7 @@ INTEGERS = st.integers(-10**30, 10**30)
 
 @pytest.mark.parametrize(("text", "value"), [
     ("18", 18), ("-18.", -18), ("−7", -7), ("+.5", Fraction(1, 2)), ("$1,234.50", Fraction("1234.5")), ("-$5", -5), ("$-5", -5), ("-1.5e3", -1500),
+    ("it is 3/4.", Fraction(3, 4)), ("3/4.5", Fraction(45, 10)),
     ("3/4", Fraction(3, 4)), ("50%", Fraction(1, 2)), (r"1.5\%", Fraction(15, 1000)), ("5-3", 3), ("10 - 3 = 7", 7), ("x=-3", -3), ("(-3)", -3),
     ("3kg", 3), ("H2O", None), ("1,23", 23), ("1,2345", 2345), ("5/0", None), ("1 or 2", 2), ("", None), ("none", None), ("9" * 500, None),
     ("٥٧", None),
@@ -89,6 +90,7 @@ def test_exact(completion: str, reference: str, score: float, nocase: float) -> 
 
 @pytest.mark.parametrize(("completion", "score"), [
     ("B", 1.0), ("b", 1.0), ("(B)", 1.0), ("**B**", 1.0), ("B. Paris", 1.0), ("B) Paris", 1.0), ("so:\nB: Paris", 1.0), ("The answer is B.", 1.0),
+    ("The answer is (b) Paris", 1.0), ("The answer is b) Paris", 1.0), ("b) Paris", 1.0), ("a) One", 0.0), ("The answer is be) it", 0.0),
     ("The answer is (B) Paris, because A is too small", 1.0), (r"\boxed{B}", 1.0), (r"\boxed{\text{(B)}}", 1.0), ("Answer: option B", 1.0),
     ("<answer>b</answer>", 1.0),
     ("A", 0.0), ("The answer is A. B is wrong", 0.0), ("A\nB\nC", 0.0), (r"\boxed{B, C}", 0.0), (r"\boxed{A, B}", 0.0),

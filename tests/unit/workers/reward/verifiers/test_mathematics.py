@@ -44,7 +44,12 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     ("3/2", r"\boxed{1 1/2}", 1.0), ("11/2", r"\boxed{1 1/2}", 0.0), ("1.5", "The answer is 1 1/2.", 1.0), ("1", "The answer is 1 1/2.", 0.0),
     ("5", "**Answer: 5**", 1.0), ("5", "**Answer: 5.**", 1.0), ("18", "**Final Answer: 18 dollars**", 1.0), ("6", "**Answer: 5**", 0.0),
     ("2", r"\boxed{2 pi r}", 0.0), ("3", r"\boxed{3 sin x}", 0.0), (r"\sqrt{2}", r"\boxed{√2}", 1.0), (r"\sqrt{12}", r"\boxed{√12}", 1.0),
-    ("x^2", r"\boxed{x²}", 1.0), ("5", "The answer is minus 5.", 0.0), ("5", "The answer is not 5.", 0.0), ("-5", "The answer is -5.", 1.0)])
+    ("x^2", r"\boxed{x²}", 1.0), ("5", "The answer is minus 5.", 0.0), ("5", "The answer is not 5.", 0.0), ("-5", "The answer is -5.", 1.0),
+    ("4 xy", r"\boxed{4}", 0.0), ("3", r"\boxed{3 xy}", 0.0), ("4xy", r"\boxed{4 xy}", 1.0), ("5000000", r"\boxed{5 million}", 1.0),
+    ("5", r"\boxed{5 million}", 0.0), ("1,500,000", "The answer is 1.5 million dollars.", 1.0), (r"\infty", r"\boxed{infinity}", 1.0),
+    ("infinity", r"\boxed{\infty}", 1.0), ("infinity", r"\boxed{3}", 0.0), (r"\emptyset", r"\boxed{\varnothing}", 1.0),
+    ("sin x", r"\boxed{\sin x}", 1.0),
+    ("2 sin x", r"\boxed{2}", 0.0), ("sin x", r"\boxed{cos x}", 0.0), ("101_2", r"\boxed{101_3}", 0.0), ("101_{2}", r"\boxed{101_2}", 1.0)])
 def test_forms_that_models_write(reference: str, completion: str, expected: float) -> None:
     assert score("", completion, reference) == expected
 

@@ -5,29 +5,40 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import openai
 import pytest
 
 from launcher.__main__ import CONF
 from tests.sandbox.containers import containers
 from tests.support.episodes import Chatter, leaf, make_lease, make_workflow
-from workers.config import ConfigError, ContainerConfig
+from workers.config import ConfigError, ContainerBackend, ContainerConfig
 from workers.data.prompt import Prompt
 from workers.messages.groups import check_group, samples
 from workers.messages.parts import Group
 from workers.rollout.workflows import shell_agent
 from workers.rollout.workflows.agents.repository import read_repository
+from workers.rollout.workflows.agents.shell_program import Policy
 from workers.rollout.workflows.episode import WorkflowError
+from workers.sandbox.containers.container import Container
 from workers.sandbox.outcome import SandboxError
 
 ROWS = [json.loads(line) for line in (CONF / "prompts" / "repositories.jsonl").read_text().splitlines()]
 LIMITS = ContainerConfig(wall_s=60)
 DONE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 DEADLINE_S = 600.0
+COMPILES = """python3 - <<END
+import importlib.util, pathlib, py_compile
+pathlib.Path("x.py").write_text("import unittest\\nclass T(unittest.TestCase):\\n    def test_a(self): 1\\n    def test_b(self): 1\\n")
+py_compile.compile("x.py", importlib.util.cache_from_source("test_median.py"), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+END"""
 CHEATS = {
     "edits the test": "echo > test_median.py",
     "replaces it by a folder": "rm test_median.py; mkdir -p test_median.py/x",
@@ -35,6 +46,7 @@ CHEATS = {
     "leaves before it": "echo 'import os; os._exit(0)' > statistics_of.py",
     "brings a unittest of its own": "echo 'print(\"Ran 2 tests\")' > unittest.py",
     "removes everything": "rm -rf ./*",
+    "compiles another one in its place": COMPILES,
 }
 
 
@@ -104,6 +116,26 @@ async def test_a_node_without_containers_says_so(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConfigError, match="bwrap is not installed"):
         shell_agent.check(ContainerConfig(), [prompt], here=True)
     shell_agent.check(ContainerConfig(), [prompt], here=False)
+
+
+async def test_a_node_that_runs_no_more_containers_is_nobodys_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_agent, "_chosen", lambda config: Container(replace(LIMITS, backend=ContainerBackend.bubblewrap), "/bin/false"))
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await worked(ROWS[1], "ls", "ls", max_turns=2, agent_failures="zero")
+    assert isinstance(error := leaf(raised.value), WorkflowError)
+    assert "no container can be run now: the container ended too early" in str(error)
+
+
+def test_a_turn_ends_with_the_time_of_the_agent() -> None:
+    """It is not asked for again, and the tests have the time that is kept for them."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, openai.OpenAI(
+            base_url=f"http://127.0.0.1:{silent.getsockname()[1]}/v1", api_key="key") as client:
+        with pytest.raises(openai.APITimeoutError):
+            Policy(client, {}, time.monotonic()).query([{"role": "user", "content": "?"}])
+        silent.accept()[0].close()
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 @pytest.mark.parametrize(("change", "why"), [

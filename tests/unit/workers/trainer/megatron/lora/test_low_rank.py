@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
-from tests.support.megatron_case import config, make_groups, train, write_model
-from workers.config import Advantage, Config, ConfigError, Dtype, LoraConfig, LoraTarget, Recompute
+from tests.support.megatron_case import config, make_groups, train, with_routing, write_model
+from workers.config import Advantage, Config, ConfigError, Dtype, LoraConfig, LoraTarget, Recompute, RouterReplay
 from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.parallel.stop_gate import StopGate, never
@@ -162,6 +162,18 @@ def test_the_reference_is_the_policy_without_its_adapters(folders: dict[str, Pat
     moved = flat(engine.logprobs(groups))
     assert np.array_equal(flat(engine._reference.logprobs(groups, StopGate(never))), flat(plain.logprobs(groups)))
     assert np.array_equal(flat(engine.logprobs(groups)), moved)
+
+
+def test_the_reference_chooses_its_experts_itself(folders: dict[str, Path]) -> None:
+    """As a second model in memory would, though the policy does as the engine did."""
+    setup, plain = adapted("qwen3moe"), MegatronEngine(config(), folders["qwen3moe"])
+    setup.algorithm.kl_weight, setup.algorithm.router_replay = 0.5, RouterReplay.rollout
+    engine = MegatronEngine(setup, folders["qwen3moe"])
+    assert engine._reference is not None and engine.architecture.routing is not None
+    groups = with_routing(make_groups(5), engine.architecture.routing)
+    own = flat(plain.logprobs(make_groups(5)))
+    assert np.array_equal(flat(engine._reference.logprobs(groups, StopGate(never))), own)
+    assert not np.allclose(flat(engine.logprobs(groups)), own, atol=1e-3), "it replays"
 
 
 def test_experts_take_no_adapters(folders: dict[str, Path]) -> None:
