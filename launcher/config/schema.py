@@ -7,6 +7,7 @@ compose time; `check` then applies the rules of workers/config and cluster.py.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 import re
 from dataclasses import dataclass, field
@@ -76,8 +77,11 @@ class FullConfig(workers.Config):
                         "reward.num_processes says how many verifiers run side by side")
 
     def settle(self) -> None:
-        """Replace defaults that go by the machine: micro-batches, replicas and weights by its GPUs, addresses by there being several."""
+        """Replace defaults that go by the machine: micro-batches, replicas and weights by its GPUs, addresses by there being several, the day."""
         self._settle_sizes()
+        for data in (self.data, *self.data.parts.values()):
+            if data.chat_template and not data.chat_template_date:
+                data.chat_template_date = datetime.date.today().isoformat()
         if self.weights.transport is workers.Transport.auto:
             self.weights.transport = workers.Transport.nccl if self._takes_broadcasts() else workers.Transport.zmq
         if self.cluster.kind is ClusterKind.slurm:

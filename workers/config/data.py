@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import math
 import re
@@ -35,6 +36,7 @@ class DataConfig:
     Limits: `max_prompt_tokens` of the rendered prompt (0: none) and `max_reference_kb` of what goes to the verifier; `filter` says what is done
     with prompts over them. `stages`: a curriculum of a reasoning-gym task; after the last stage `options` hold.
     `chat_template`: prompts are rendered by the model's template, which is given `chat_template_kwargs` ({enable_thinking: false} for Qwen3).
+    `chat_template_date`: some templates name the day: one for the whole run, so that a prompt is the same whenever it is rendered.
     `parts`: what a mixture is made of; `num_heldout` is shared out evenly among them.
     """
 
@@ -56,6 +58,7 @@ class DataConfig:
     verifier: str = ""  # what judges these prompts; empty: reward.verifier
     chat_template: bool = False  # prompts are rendered with the model's chat template
     chat_template_kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)  # what the template is given besides
+    chat_template_date: str = ""  # the day of templates that ask for one, as 2026-03-01; empty: that on which the run is begun
     max_prompt_tokens: int = 0  # [tokens] of a rendered prompt; 0: no limit
     max_reference_kb: int = 1024  # of what goes to the verifier with a prompt
     filter: DataFilter = DataFilter.refuse  # what is done with prompts over these limits
@@ -71,6 +74,10 @@ class DataConfig:
         require(1 <= self.max_reference_kb <= 16 << 10, f"{key}.max_reference_kb", self.max_reference_kb, "must be from 1 to 16384", "Give KiB")
         require(self.response_field not in ("", "prompt", "id", "verifier"), f"{key}.response_field", self.response_field,
                 "must name a column, and not one that has another meaning", "Use response, or answer where that is the whole answer")
+        require(self.chat_template or not self.chat_template_date, f"{key}.chat_template_date", self.chat_template_date,
+                f"must be empty with {key}.chat_template=false", "It is for templates that name the day")
+        require(not self.chat_template_date or _is_day(self.chat_template_date), f"{key}.chat_template_date",
+                self.chat_template_date, "must be a day", "Write it as 2026-03-01")
         require(self.chat_template or not self.chat_template_kwargs, f"{key}.chat_template_kwargs", self.chat_template_kwargs,
                 f"must be empty with {key}.chat_template=false", "It is given to the model's chat template")
         self._check_files(key)
@@ -128,6 +135,13 @@ class DataConfig:
             require(part.weight > 0 and math.isfinite(part.weight), f"{own}.weight", part.weight, "must be greater than 0",
                     "Parts are mixed in proportion to their weights")
             part.check(own)
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return bool(datetime.date.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 @dataclass

@@ -25,16 +25,16 @@ _OURS = {"messages", "add_generation_prompt", "tools", "documents", "raise_excep
 
 class ChatTemplate:
     """The chat template of `folder` (chat_template.jinja, else tokenizer_config.json), which is given `values` by name besides. `text`: as
-    it stands there.
+    it stands there. `day`: what templates are told that ask for the date, as 2026-03-01; '' for today.
 
     Raises `ConfigError` if there is none that works, or where it does not read one of the `values`."""
 
-    def __init__(self, folder: Path, values: Mapping[str, str | int | float | bool] | None = None) -> None:
+    def __init__(self, folder: Path, values: Mapping[str, str | int | float | bool] | None = None, day: str = "") -> None:
         self._folder = folder
         config = read_tokenizer_config(folder)
         self._values: dict[str, Any] = {name: token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
         self._values |= values or {}
-        self.text, environment = _template_text(folder, config), _environment()
+        self.text, environment = _template_text(folder, config), _environment(day)
         try:
             self._template = environment.from_string(self.text)
             read = jinja2.meta.find_undeclared_variables(environment.parse(self.text))
@@ -125,11 +125,12 @@ def token_text(token: object) -> str:
     return str(token["content"]) if isinstance(token, dict) else str(token)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment(day: str) -> ImmutableSandboxedEnvironment:
+    now = datetime.datetime.fromisoformat(day) if day else datetime.datetime.now()
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda text: datetime.datetime.now().strftime(text)
+    environment.globals["strftime_now"] = now.strftime
     return environment
 
 

@@ -52,7 +52,7 @@ def _template(config: DataConfig, model_folder: Path | None) -> ChatTemplate | N
         raise ConfigError("data.chat_template=True: needs the model's folder, which is not known here. Set model.path")
     from workers.data.chat import ChatTemplate
 
-    return ChatTemplate(model_folder, config.chat_template_kwargs)
+    return ChatTemplate(model_folder, config.chat_template_kwargs, config.chat_template_date)
 
 
 def _open(config: DataConfig, verifier: str, seed: int, limits: Limits, responses: bool) -> PromptSource:
@@ -90,5 +90,6 @@ def settled_parts(config: DataConfig) -> dict[str, PartConfig]:
     return {name: dataclasses.replace(
         part, num_heldout=min(part.num_heldout, share + (number < rest)), chat_template=part.chat_template or config.chat_template,
         chat_template_kwargs=part.chat_template_kwargs or config.chat_template_kwargs,
+        chat_template_date=part.chat_template_date or config.chat_template_date,
         max_prompt_tokens=part.max_prompt_tokens or config.max_prompt_tokens, verifier=part.verifier or config.verifier,
         filter=config.filter if part.filter is DataFilter.refuse else part.filter) for number, (name, part) in enumerate(config.parts.items())}

@@ -101,7 +101,7 @@ def text_of(config: Config) -> TextFormat:
     """How the turns of a run's episodes become text. Raises `ConfigError` where the model has no chat template that works."""
     if not config.data.chat_template:
         return PlainText()
-    template = ChatTemplate(Path(config.model.path), config.data.chat_template_kwargs)
+    template = ChatTemplate(Path(config.model.path), config.data.chat_template_kwargs, config.data.chat_template_date)
     return ChatText(template.render_chat, template.text)
 
 

@@ -1,15 +1,17 @@
 """Chat templates: the same text as transformers renders, and what is refused."""
 
+import datetime
 import json
 from pathlib import Path
 
 import pytest
 
+from launcher.config.schema import FullConfig
 from workers.config import Config, ConfigError, DataConfig, ModelConfig, RewardConfig
 from workers.data.chat import ChatTemplate
 from workers.data.prompts import open_prompts
 from workers.model.initialize import make_tiny
-from workers.rollout.workflows.rendering import text_of
+from workers.rollout.workflows.rendering import question, text_of
 
 TEMPLATE = """{%- if tools %}{{ tools | tojson }}{% endif %}
 {% for message in messages %}
@@ -67,6 +69,22 @@ def test_values_reach_the_template_of_prompts_and_of_turns(model: Path, template
     assert not open_prompts(DataConfig(chat_template=True), RewardConfig(), 1, model).train(0).text.endswith("</think>")
     turn = text_of(Config(model=ModelConfig(path=str(model)), data=data)).opening("1 + 1 =")
     assert turn.endswith("</think>")
+
+
+def test_the_day_is_one_for_the_whole_run(model: Path) -> None:
+    """So that a prompt is the same in every process and at any time, and the question is found in it again."""
+    set_config(model, chat_template="Today is {{ strftime_now('%d %b %Y') }}. {{ messages[0].content }}>")
+    full = FullConfig(model=ModelConfig(path=str(model)), data=DataConfig(chat_template=True))
+    full.settle()
+    assert full.data.chat_template_date == datetime.date.today().isoformat()
+    full.data.chat_template_date = "2026-03-01"
+    full.settle()
+    text, template = open_prompts(full.data, RewardConfig(), 1, model).train(0).text, text_of(full)
+    assert text.startswith("Today is 01 Mar 2026. ") and question(text, template) == open_prompts(DataConfig(), RewardConfig(), 1).train(0).text
+    for data, words in ((DataConfig(chat_template=True, chat_template_date="1 March"), "must be a day. Write it as 2026-03-01"),
+                        (DataConfig(chat_template_date="2026-03-01"), "must be empty with data.chat_template=false")):
+        with pytest.raises(ConfigError, match=f"data.chat_template_date='.*': {words}"):
+            data.check()
 
 
 def test_values_that_would_have_no_effect_are_refused(model: Path) -> None:
