@@ -21,7 +21,7 @@ from typing import Any
 from workers.config import ConfigError
 from workers.rollout.workflows.rendering import TextFormat
 
-_HERMES = re.compile(r"<tool_call>\s*(\{(?:(?!<tool_call>).)*?\})\s*</tool_call>", re.DOTALL)
+_OPENS, _CLOSES = re.compile(r"<tool_call>\s*(?=\{)"), re.compile(r"\s*</tool_call>")
 _XML = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\n]+)>((?:(?!<function=).)*?)</function>(?:\s*</tool_call>)?", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?((?:(?!<parameter=).)*?)\n?</parameter>", re.DOTALL)
 _MARKS = {"mistral": ("[TOOL_CALLS]",), "qwen_xml": ("<function=",), "hermes": ("<tool_call>",), "llama3": ("<|python_tag|>", '"parameters": ')}
@@ -64,7 +64,14 @@ def find_calls(text: str, tools: Sequence[dict], form: str) -> Found:
 
 
 def _hermes(text: str, tools: dict[str, Any]) -> Found:
-    return _taken(_HERMES, lambda match: _call(_json(match[1]), tools), text)
+    rest: list[str] = []
+    calls, last = list[ToolCall](), 0
+    for match in _OPENS.finditer(text):
+        value, end = _first(text, match.end()) or (None, 0)
+        closing = _CLOSES.match(text, end)
+        if match.start() >= last and closing and (call := _call(value, tools)):
+            rest, calls, last = [*rest, text[last:match.start()]], [*calls, call], closing.end()
+    return "".join([*rest, text[last:]]), calls
 
 
 def _qwen_xml(text: str, tools: dict[str, Any]) -> Found:
@@ -126,13 +133,6 @@ def _call(value: Any, tools: dict[str, Any]) -> ToolCall | None:
     except (ValueError, TypeError, RecursionError):
         return None
     return ToolCall(name, written) if isinstance(name, str) and name in tools and isinstance(arguments, dict) else None
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _first(text: str, start: int) -> tuple[Any, int] | None:

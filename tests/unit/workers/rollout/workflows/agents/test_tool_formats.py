@@ -123,6 +123,9 @@ def test_a_tool_is_called_and_answered_in_one_sequence(name: str, texts: dict[st
      [("add", {"e": "12", "f": 12})]),
     ("qwen_xml", "<function=add>\n<parameter=e>\nnull\n</parameter>\n<parameter=f>\nnull\n</parameter>\n</function>", "",
      [("add", {"e": None, "f": None})]),
+    ("hermes", 'So <tool_call>{"name": "add", "arguments": {"b": "use <tool_call> and </tool_call>"}}</tool_call>', "So",
+     [("add", {"b": "use <tool_call> and </tool_call>"})]),
+    ("hermes", '<tool_call>{"name": "add", <tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>', '<tool_call>{"name": "add",', [("sub", {})]),
     ("qwen_xml", "<tool_call>\n<function=other>\n</function>\n</tool_call>", None, []), ("qwen_xml", "<function=add>", None, [])])
 def test_calls_in_what_models_say(form: str, text: str, content: str | None, calls: list[tuple[str, dict[str, Any]]]) -> None:
     assert reply(text, [ADD, SUB], form) == ChatMessage(
