@@ -60,7 +60,7 @@ class Composer:
         """Where the runs of a sweep are made."""
         own = [argument for argument in arguments if argument.startswith("hydra.")]
         try:
-            return Path(compose("config", overrides=own, return_hydra_config=True).hydra.sweep.dir).absolute()
+            return Path(compose("config", overrides=own, return_hydra_config=True).hydra.sweep.dir).expanduser().absolute()
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(f"{' '.join(own)}: refers to what there is not. Give the path of a folder") from error
 

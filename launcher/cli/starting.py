@@ -115,10 +115,14 @@ def main(command: str, arguments: Sequence[str], conf: Path) -> int:
 
 def _check(composer: Composer, combination: tuple[str, ...], flags: list[str], sweep: bool) -> Composed:
     """One combination, composed and checked; of a sweep, an error names it."""
-    from workers.config import ConfigError
+    from workers.config import ClusterKind, ConfigError, require
 
     try:
-        return composer.check([*combination, *flags])
+        checked = composer.check([*combination, *flags])
+        detached = sweep and checked.config.launch.detach and checked.config.cluster.kind is ClusterKind.local
+        require(not detached, "launch.detach", True, "must be false for a sweep on this machine, whose runs come one after the other",
+                "Leave out --detach, or start the sweep with nohup or in tmux")
+        return checked
     except ConfigError as error:
         if not sweep:
             raise

@@ -16,6 +16,8 @@ def gib_of_type(name: str) -> float:
     """GiB of a GPU by SLURM's name for its type, such as h100 or nvidia_a100-sxm4-80gb; 0: the name does not tell."""
     sizes = re.findall(r"(\d+)gb", name.lower())
     words = re.split(r"[^a-z0-9]+", name.lower())
+    if "gh200" in words:
+        return 0.0  # 480gb in its name is the memory of its CPU
     if sizes:
         return float(sizes[-1])  # the last: nvidia_a100_80gb_1g.10gb is a tenth of one
     return float(next((GPU_GIB[word] for word in words if word in GPU_GIB), 0)) if "nvl" not in words else 0.0

@@ -27,7 +27,7 @@ _OWN = {
 _ACTIONS = ("help", "usage", "version", "wait", "wrap", "test-only", "parsable", "quiet", "verbose", "uid", "gid", "ignore-pbs")
 KEYS = ("partition", "account", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "mem", "mem-per-gpu", "cpus-per-gpu",
          "cpus-per-task", "exclusive")
-_GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task")
+GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task")
 _SRUN_OWN = {"output", "error", "open-mode", "kill-on-bad-exit", "unbuffered", "ntasks", "nodes", "ntasks-per-node"}
 
 # The long options of sbatch, of SLURM 22.05 to 26.05, for where `sbatch --help` cannot be asked, and beyond what it lists; then those that
@@ -41,7 +41,8 @@ _NAMES = """
     ntasks-per-socket open-mode output overcommit oversubscribe parsable partition power prefer priority profile propagate qos quiet reboot
     requeue reservation segment signal sockets-per-node spread-job switches test-only thread-spec threads-per-core time time-min tmp tres-per-task
     uid usage use-min-nodes verbose version wait wait-all-nodes wckey wrap"""
-LATER = frozenset(("container-id", "container-type", "oom-kill-step", "resv-ports", "spread-segments", "tres-bind"))
+LATER = frozenset(("consolidate-segments", "container-id", "container-type", "oom-kill-step", "resources", "resv-ports", "spread-segments", "stepmgr",
+                   "tres-bind"))
 ALWAYS = frozenset(_NAMES.split())
 KNOWN = ALWAYS | LATER
 
@@ -71,7 +72,7 @@ def as_sbatch(given: str) -> str:
 
 def asks_for_gpus(sbatch: dict[str, str]) -> bool:
     """Whether options that users give themselves ask for GPUs (gres may be for other things)."""
-    return any(as_sbatch(name) in _GPU_OPTIONS and "gpu" in f"{name}{value}" for name, value in sbatch.items())
+    return any(as_sbatch(name) in GPU_OPTIONS and "gpu" in f"{name}{value}" for name, value in sbatch.items())
 
 
 def _check_option(key: str, given: str, part: RoleConfig, legal: frozenset[str]) -> None:
@@ -83,7 +84,7 @@ def _check_option(key: str, given: str, part: RoleConfig, legal: frozenset[str])
         raise ConfigError(f"{where}: --{name} changes what sbatch does, not what the job gets. Leave it out")
     if name in KEYS:
         raise ConfigError(f"{where}: --{name} has a key of its own. Use {key}.{name.replace('-', '_')}")
-    if name in _GPU_OPTIONS and part.gpus is not GpuRequest.none:
+    if name in GPU_OPTIONS and part.gpus is not GpuRequest.none:
         raise ConfigError(f"{where}: GPUs are asked for by {key}.gpus={part.gpus.value}. Use {key}.gpus and {key}.gpu_type, "
                           f"or set {key}.gpus=none to ask for them by hand")
     if name in LATER - legal:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+import os
 import re
 from dataclasses import dataclass, field
 
@@ -85,6 +86,9 @@ class FullConfig(workers.Config):
         if self.weights.transport is workers.Transport.auto:
             self.weights.transport = workers.Transport.nccl if self._takes_broadcasts() else workers.Transport.zmq
         if self.cluster.kind is ClusterKind.slurm:
+            for part in map(self.cluster.role, ROLES):
+                part.env = {**self.cluster.env, **part.env}
+                part.python = os.path.expanduser(part.python)
             if self.weights.dir == "auto" and self.weights.transport is workers.Transport.disk:
                 self.weights.dir = "run"  # the one folder that all nodes share; otherwise each node has its own
             if self.rewards_apart:
@@ -141,13 +145,15 @@ class FullConfig(workers.Config):
         return tuple(role for role in ROLES if role not in absent)
 
     def devices_per_node(self, role: str) -> int:
-        """The devices of the nodes of a role's partition; 0: not known."""
+        """The devices of the nodes of a role's partition; 0: not known, or all is on this machine."""
+        if self.cluster.kind is ClusterKind.local:
+            return 0
         return self.cluster.role(role).devices_per_node or self.allocation.devices_per_node
 
     @property
     def replica_nodes(self) -> int:
         """Nodes that one rollout worker's replica takes (replica_nodes.py says whether it can)."""
-        fits = self.devices_per_node("inference") if self.cluster.kind is ClusterKind.slurm else 0
+        fits = self.devices_per_node("inference")
         return max(1, math.ceil(self.allocation.replica_size / fits)) if fits else 1
 
     def gives_gpus(self, role: str) -> bool:

@@ -17,6 +17,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+from launcher.config.cluster import ContainerKind
 from launcher.config.device_split import Plan, split
 from launcher.config.replica_nodes import replica_nodes
 from launcher.config.schema import FullConfig
@@ -75,8 +76,11 @@ def job_specs(plan: Plan, config: FullConfig, run: RunFolder) -> tuple[JobSpec, 
                           f"evenly over {nodes} nodes of {per_node}. Use {f'allocation.num_devices={near}, or ' if near else ''}"
                           "another allocation.inference_fraction")
     on_slurm = config.cluster.kind is ClusterKind.slurm
-    require(not on_slurm or not {"%", "\n"} & set(str(run.path)), "run.dir", str(run.path), "must hold neither '%' nor a line break",
-            "SLURM replaces patterns such as %j in the paths of its logs: choose another folder")
+    require(not on_slurm or not {"%", "\n", '"', "\\"} & set(str(run.path)), "run.dir", str(run.path), "must hold no '%', '\"', '\\' or line break",
+            "SLURM replaces patterns such as %j in the paths of its logs, and others are quoted: choose another folder")
+    contained = on_slurm and any(config.cluster.role(role).container.kind is not ContainerKind.none for role in config.roles)
+    require(not contained or not {":", ","} & set(str(run.path)), "run.dir", str(run.path), "must hold no ':' or ',' with a container",
+            "They part the folders that a container is shown: choose another folder")
 
     def spec(role: str, worker: str, throttle: int, num_nodes: int, devices: int, threads: int) -> JobSpec:
         ranks = devices if role == "train" and not on_slurm else 1

@@ -50,7 +50,8 @@ def setup_lines(spec: JobSpec, part: RoleConfig) -> list[str]:
     # sbatch passes on the PYTHONPATH of the shell that submits: later submissions (resume, watch) come from other shells.
     given = [f"export PYTHONPATH={shlex.quote(part.pythonpath)}"] if part.pythonpath else []
     # Until the workers set their own number: numpy's libraries start a thread for each core of the node.
-    return [f"export OMP_NUM_THREADS={spec.num_threads}", *given,
+    # With sbatch --export=NONE, as some sites have it, srun would pass on nothing of what stands here.
+    return [f"export SLURM_EXPORT_ENV=ALL OMP_NUM_THREADS={spec.num_threads}", *given,
             *(f"export {name}={shlex.quote(value)}" for name, value in part.env.items()), *part.setup,
             f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"]
 

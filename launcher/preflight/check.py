@@ -94,14 +94,20 @@ def problems(site: Site, spec: JobSpec, part: RoleConfig) -> list[str]:
     each = [_partition_problems(site, spec, part, key, name) for name in names if name not in unknown]
     if each and all(each):  # of several partitions one that fits is enough
         found += each[0]
-    if part.qos and site.qualities is not None and part.qos not in site.qualities:
-        found.append(f"{key}.qos={part.qos!r}: there is no such quality of service. Use one of {sorted(site.qualities)}")
-    elif part.qos and site.qualities is not None:
-        wall = seconds(site.qualities[part.qos].max_wall)
-        if wall is not None and spec.time_limit_s > wall:
-            found.append(f"{key}.time={part.time!r}: must be at most MaxWall={site.qualities[part.qos].max_wall} of qos {part.qos}. Shorten it: "
-                         "a run goes on from job to job")
-    return found
+    return found + _quality_problems(site, spec, part, key)
+
+
+def _quality_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str) -> list[str]:
+    """Of several, as newer SLURM takes them, one with time enough will do."""
+    names = part.qos.split(",") if part.qos and site.qualities is not None else []
+    qualities = site.qualities or {}
+    unknown = [f"{key}.qos={name!r}: there is no such quality of service. Use one of {sorted(qualities)}" for name in names if name not in qualities]
+    walls = {name: seconds(qualities[name].max_wall) for name in names if name in qualities}
+    if walls and all(wall is not None and spec.time_limit_s > wall for wall in walls.values()):
+        longest = max(walls, key=lambda name: walls[name] or 0)
+        unknown.append(f"{key}.time={part.time!r}: must be at most MaxWall={qualities[longest].max_wall} of qos {longest}. Shorten it: "
+                       "a run goes on from job to job")
+    return unknown
 
 
 def _partition_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, name: str) -> list[str]:
@@ -117,13 +123,12 @@ def _partition_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, n
     if most.isdecimal() and spec.nodes_per_element > int(most):
         what = "training" if spec.role == "train" else f"a replica of {spec.role}"
         found.append(f"allocation: {what} takes {spec.nodes_per_element} nodes, and a job in partition {name} at most {most}. Use fewer devices")
-    for what, value in (("Accounts", part.account), ("Qos", part.qos)):
-        own = f"{key}.{'account' if what == 'Accounts' else 'qos'}={value!r}"
-        allowed, denied = limits.get(f"Allow{what}", "ALL"), limits.get(f"Deny{what}", "")
-        if value and allowed != "ALL" and value not in allowed.split(","):
-            found.append(f"{own}: partition {name} is open to {allowed} only. Use one of them, or another partition")
-        if value and value in denied.split(","):
-            found.append(f"{own}: partition {name} is closed to it. Use another one, or another partition")
+    allowed, denied = limits.get("AllowQos", "ALL"), limits.get("DenyQos", "")  # of accounts only SLURM knows which are part of which
+    values = part.qos.split(",") if part.qos else []
+    if values and allowed != "ALL" and not set(values) & set(allowed.split(",")):
+        found.append(f"{key}.qos={part.qos!r}: partition {name} is open to {allowed} only. Use one of them, or another partition")
+    if values and set(values) <= set(denied.split(",")):
+        found.append(f"{key}.qos={part.qos!r}: partition {name} is closed to it. Use another one, or another partition")
     return found + _node_problems(site, spec, part, key, name)
 
 
@@ -135,7 +140,7 @@ def _needs(spec: JobSpec, part: RoleConfig) -> tuple[int, int]:
 
 def _fits(kind: NodeKind, spec: JobSpec, part: RoleConfig) -> bool:
     cpus, gpus = _needs(spec, part)
-    return kind.num_cpus >= cpus and kind.num_gpus >= gpus
+    return kind.num_cpus >= cpus and kind.gpus_of(part.gpu_type) >= gpus
 
 
 def waits_for_nodes(site: Site, spec: JobSpec, part: RoleConfig) -> str:
@@ -152,7 +157,8 @@ def waits_for_nodes(site: Site, spec: JobSpec, part: RoleConfig) -> str:
 def _node_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, name: str) -> list[str]:
     nodes, found = site.nodes.get(name, []), []
     cpus, gpus = _needs(spec, part)
-    most_gpus, most_cpus = (max((getattr(kind, field) for kind in nodes), default=0) for field in ("num_gpus", "num_cpus"))
+    most_gpus = max((kind.gpus_of(part.gpu_type) for kind in nodes), default=0)
+    most_cpus = max((kind.num_cpus for kind in nodes), default=0)
     if gpus > most_gpus:
         size = "replica_size" if spec.role == "inference" and spec.nodes_per_element == 1 else "devices_per_node"
         spread = f", or give allocation.devices_per_node={most_gpus} for servers over several nodes" if size == "replica_size" else ""

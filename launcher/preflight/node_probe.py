@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.cluster import ContainerKind, RoleConfig
-from launcher.config.sbatch_options import as_sbatch
+from launcher.config.sbatch_options import GPU_OPTIONS, as_sbatch
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import JobSpec
 from launcher.jobs.sbatch_script import mounted, python_command, sbatch_options, setup_lines, srun_arguments
@@ -128,7 +128,7 @@ def command(spec: JobSpec, part: RoleConfig, config: FullConfig, run: RunFolder,
     memory = MEMORY_GPU if config.gives_gpus(spec.role) else MEMORY
     whole = part.exclusive or re.fullmatch(r"0+[KMGT]?B?", part.mem, re.IGNORECASE) is not None  # such a site may not take a number
     few = dataclasses.replace(part, exclusive=False, mem="" if whole else memory, mem_per_gpu="", cpus_per_task=0, sbatch={
-        name: value for name, value in part.sbatch.items() if as_sbatch(name) in ("licenses", "gres")},
+        name: value for name, value in part.sbatch.items() if as_sbatch(name) in ("licenses", *GPU_OPTIONS)},
         nodelist=part.nodelist if part.nodelist.isalnum() else "")  # several nodes cannot be asked for one
     options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in sbatch_options(one, few).items()]
     folders = mounted(config, run)

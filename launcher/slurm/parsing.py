@@ -45,8 +45,11 @@ def clock(text: str) -> float | None:
         return None
 
 
-def gpus(text: str) -> int:
-    """GPUs in a node's gres ('gpu:h100:8(S:0-1),nvme:1') or in allocated resources ('cpu=4,gres/gpu=2,gres/gpu:h100=2')."""
+def gpus(text: str, kind: str = "") -> int:
+    """GPUs in a node's gres ('gpu:h100:8(S:0-1),nvme:1') or in allocated resources ('cpu=4,gres/gpu=2,gres/gpu:h100=2'). `kind`: in a gres, only
+    those of this type."""
+    if kind:
+        return sum(map(int, re.findall(rf"(?i)(?:^|,)gpu:{re.escape(kind)}:(\d+)(?=[,(]|$)", text)))
     allocated = dict(re.findall(r"gres/(gpu(?::[^=,]+)?)=(\d+)", text))
     if allocated:
         return int(allocated.get("gpu", 0)) or sum(map(int, allocated.values()))

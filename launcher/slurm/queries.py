@@ -82,6 +82,10 @@ class NodeKind:
     state: str = "idle"
     gres: str = ""
 
+    def gpus_of(self, gpu_type: str) -> int:
+        """GPUs of this type that each has; all of them where it names none such, or none is asked for."""
+        return (gpus(self.gres, gpu_type) if gpu_type else 0) or self.num_gpus
+
     @property
     def away(self) -> bool:
         """They take no jobs now: down, drained, or under maintenance."""

@@ -73,8 +73,8 @@ def submit_limit_in(text: str, account: str) -> int | None:
 
 def gpus_per_node(kinds: list[NodeKind], gpu_type: str, num_devices: int) -> int:
     """The GPUs of the smallest nodes that have any (of this type, where there are such); 0 where `num_devices` fit on one node. Pure."""
-    wanted = [kind.num_gpus for kind in kinds if kind.num_gpus and (not gpu_type or f"gpu:{gpu_type.lower()}:" in kind.gres.lower())]
-    numbers = wanted or [kind.num_gpus for kind in kinds if kind.num_gpus]
+    wanted = [kind for kind in kinds if gpu_type and f"gpu:{gpu_type.lower()}:" in kind.gres.lower()]
+    numbers = [number for kind in wanted or kinds if (number := kind.gpus_of(gpu_type))]
     return min(numbers) if numbers and num_devices > max(numbers) else 0
 
 

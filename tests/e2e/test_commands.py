@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.runs import headway
 from tests.unit.launcher.cli.test_mistakes import answered
 from workers.model.initialize import make_tiny
+from workers.run.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,16 @@ def test_malformed_data_is_refused(tmp_path: Path, model: Path, lines: str, word
     assert words in refused(capsys, "experiment=tiny", "model=hf", f"model.path={model}", "data=jsonl", f"data.path={tmp_path / 'train.jsonl'}",
                             f"data.heldout_path={tmp_path / 'heldout.jsonl'}", f"run.dir={tmp_path / 'run'}")
     assert not (tmp_path / "run").exists()
+
+
+def test_who_watches_is_told_when_nothing_of_a_run_is_left(tmp_path: Path) -> None:
+    """As after a power cut: no process, and no outcome."""
+    run = RunFolder.create(tmp_path / "run")
+    run.config.write_text("{}")
+    run.submitted.write_text('{"cluster": "local", "complete": true, "jobs": []}')
+    result = headway("watch", "--plain", str(run.path))
+    assert result.returncode == 1
+    assert f"nothing of the run is left on this machine, and nobody has written down why. Go on with: headway resume {run.path}" in result.stdout
 
 
 def test_run_folders_are_not_used_twice_and_must_be_private(tmp_path: Path) -> None:

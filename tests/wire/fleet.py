@@ -27,7 +27,7 @@ from workers.config import (
 )
 from workers.messages.codec import MessageError
 from workers.messages.from_coordinator import Acknowledged, HeartbeatReply, Leases, LoadGranted, Welcome
-from workers.messages.from_worker import GroupFailed, GroupFinished, GroupParked, GroupRejected, Heartbeat, LoadRequest, Register
+from workers.messages.from_worker import Draining, GroupFailed, GroupFinished, GroupParked, GroupRejected, Heartbeat, LoadRequest, Register
 from workers.messages.parts import Announcement, Lease, Message, Partial, Purpose, Version
 from workers.rollout.worker import RolloutWorker
 from workers.run.folder import RunFolder
@@ -78,13 +78,15 @@ class Weights:
 
 
 class Play:
-    """One incarnation of a coordinator: welcomes, answers heartbeats, acknowledges each result as accepted once (unless `deaf`)."""
+    """One incarnation of a coordinator: welcomes, answers heartbeats, acknowledges each result as accepted once (unless `deaf`). `under_way`: leases
+    that it has just given when a worker says that it leaves, and which take a moment to come."""
 
     def __init__(self, run: RunFolder, epoch: int, announcement: Announcement | None = None) -> None:
         self.server = ServerSockets(TRANSPORT, read_keys(run, "server"), read_keys(run, "client").public)
         publish(run, Address(epoch, self.server.router_endpoint, self.server.publisher_endpoint))
         self.epoch, self.announcement = epoch, announcement
         self.deaf = False
+        self.under_way: list[Lease] = []
         self.peer = b""
         self.received: list[Message] = []
         self.accepted: list[tuple[str, int]] = []
@@ -101,6 +103,9 @@ class Play:
                     await self.say(Welcome(0, self.epoch, self.announcement))
                 case Heartbeat():
                     await self.say(HeartbeatReply(self.announcement, known=True))
+                case Draining() if self.under_way:
+                    await asyncio.sleep(0.3)
+                    await self.lease(*self.under_way)
                 case LoadRequest():
                     await self.say(LoadGranted(message.version))
                 case GroupFinished() if not self.deaf:

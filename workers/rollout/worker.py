@@ -123,7 +123,8 @@ class RolloutWorker:
                 peer.parting = ending.cause
                 await peer.send(Draining(ending.cause))
                 await peer.beat()
-                await holdings.hand_over(told.result().limit_s, serving)
+                beats = peer.num_beats
+                await holdings.hand_over(told.result().limit_s, serving, lambda: peer.num_replies >= beats or not peer.in_touch)
             else:
                 await peer.send(WorkerFailed(first_cause(ending)))
                 if self._on_slurm and not peer.in_touch:

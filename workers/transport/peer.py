@@ -43,17 +43,15 @@ class Peer:
     """One registered worker. `on_message` gets every Welcome and what is not handled here, `on_announcement` each newer version, and the
     same one again when it can be had in more ways.
 
-    `leases`: what is held, for Register. `job`: the SLURM job. `serves`: where others fetch weights from this worker, '' for nowhere.
-    `start_timeout_s`: how long to wait for the first coordinator. `parting`: the reason that is given at the end, for leaving before the
-    run is over.
-    """
+    `leases`: what is held, for Register. `job`: the SLURM job. `serves`: where others fetch weights from this worker, '' for nowhere. `parting`: why
+    it leaves before the run is over. `start_timeout_s`: how long to wait for the first one. `num_beats`, `num_replies`: sent, and answered."""
 
     def __init__(self, run: RunFolder, config: TransportConfig, role: Role, silence_s: float, *, heartbeat: Callable[[], Heartbeat],
                  on_message: Callable[[Message], None], on_announcement: Callable[[Announcement], None],
                  leases: Callable[[], list[HeldLease]] = list, job: str = "", serves: str = "", follows: bool = False,
                  start_timeout_s: float = START_TIMEOUT_S, min_epoch: int = 0) -> None:
         self.run, self.config, self.role = run, config, role
-        self.epoch = self.slot = 0
+        self.epoch = self.slot = self.num_beats = self.num_replies = 0
         self.finish_cause: str | None = None
         self.parting, self._min_epoch = "", min_epoch
         self._silence_s, self._start_timeout_s, self._follows, self._job, self._serves = silence_s, start_timeout_s, follows, job, serves
@@ -105,6 +103,7 @@ class Peer:
     async def beat(self) -> None:
         """Send a heartbeat now, so that what changed is known at once."""
         if not self._suspended:
+            self.num_beats += 1
             await self.sockets.send(msgspec.structs.replace(self._heartbeat(), leases_seen=self._leases_sent))
 
     @property
@@ -167,7 +166,8 @@ class Peer:
                     self._on_message(message)
                     await self.beat()
                 case HeartbeatReply():
-                    self._leases_sent, self._interval_s = message.leases_sent, max(self.config.heartbeat_s, message.interval_s)
+                    self._leases_sent, self.num_replies = message.leases_sent, self.num_replies + 1
+                    self._interval_s = max(self.config.heartbeat_s, message.interval_s)
                     self._announced(message.announcement)
                     if not message.known or not self._welcomed.is_set():  # a broken connection may have cost us the welcome
                         await self.register()

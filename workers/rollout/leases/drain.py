@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.rollout.engines.client import EngineError
@@ -18,6 +19,8 @@ from workers.rollout.engines.sampler import Sampler
 from workers.rollout.leases.lease_runner import LeaseRunner
 from workers.rollout.leases.outbox import Results
 from workers.run.folder import RunFolder
+
+ANSWER_S, LOOK_S = 5.0, 0.01
 
 
 @dataclass
@@ -46,10 +49,14 @@ class Holdings:
             print(f"warning: the engine cannot give back what it is generating: {error}", flush=True)
         await self.leases.abandon(limit_s / 2)
 
-    async def hand_over(self, limit_s: float, serving: asyncio.Task) -> None:
-        """Park, deliver as long as `serving` goes on, and spill the rest; all but the writing within `limit_s` seconds."""
+    async def hand_over(self, limit_s: float, serving: asyncio.Task, answered: Callable[[], bool] = lambda: True) -> None:
+        """Park, deliver as long as `serving` goes on, and spill the rest; all but the writing within `limit_s` seconds. `answered`: whether the
+        coordinator knows: leases that it gave before have come by then, and are given back as well."""
         deadline = time.monotonic() + limit_s
         await self.park(limit_s / 2)
+        known_by = min(deadline, time.monotonic() + ANSWER_S)
+        while not (answered() or serving.done() or time.monotonic() > known_by):
+            await asyncio.sleep(LOOK_S)
         self.results.send_again()
         delivering = asyncio.create_task(self.results.delivered(deadline - time.monotonic()))
         await asyncio.wait([delivering, serving], return_when=asyncio.FIRST_COMPLETED)

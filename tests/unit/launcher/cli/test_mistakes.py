@@ -93,6 +93,7 @@ MISTAKES = [
     ("cluster=slrum", "group cluster has no 'slrum'. There is slurm, "),
     ("data=demo", "group data has no 'demo'. Did you mean experiment=demo?"),
     ("experiment=demo trainer=1", "group trainer has no '1'. There is default"),
+    ("sweep --detach experiment=tiny staleness.eta=0,4", "launch.detach=True: must be false for a sweep on this machine"),
     ("sweep experiment=tiny,demoo", "group experiment has no 'demoo'"),
     ("eval greedi evaluation.run=x", "group eval has no 'greedi'. There is greedy, sampled"),
     ("eval", "give one kind of evaluation"),

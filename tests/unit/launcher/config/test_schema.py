@@ -28,6 +28,15 @@ def composed(*overrides: str) -> FullConfig:
         return to_object(compose("config", overrides=["model.path=/model", *overrides]))
 
 
+def test_variables_of_a_role_are_its_own_besides_those_of_all() -> None:
+    full = composed("cluster=slurm", "+cluster.env.FOR=all", "+cluster.env.ALL=1", "+cluster.train.env.FOR=train", "+cluster.inference.env.OWN=2",
+                    "cluster.train.python='~/venv/bin/python'")
+    for _ in range(2):  # also of a run that is resumed
+        full.settle()
+        assert full.cluster.train.env == {"FOR": "train", "ALL": "1"} and full.cluster.inference.env == {"FOR": "all", "ALL": "1", "OWN": "2"}
+    assert full.cluster.train.python == f"{Path.home()}/venv/bin/python"
+
+
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
 def test_every_experiment_composes(experiment: str) -> None:
     config = composed(f"experiment={experiment}")

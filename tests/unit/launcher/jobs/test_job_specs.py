@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.config.cluster import ContainerKind
 from launcher.config.device_split import split
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import JobSpec, even_sizes, fit, job_specs, num_chunks, waves
@@ -82,10 +83,25 @@ def test_a_replica_over_several_nodes_takes_them_for_each_element() -> None:
     assert "2 nodes x 4 device(s), 2 at a time" in inference.describe() and train.devices_per_element == 8
 
 
-@pytest.mark.parametrize("path", ["/a/%j", "/a\nb"])
+@pytest.mark.parametrize("path", ["/a/%j", "/a\nb", '/a"b', "/a\\b"])
 def test_slurms_patterns_are_no_run_folder(path: str) -> None:
     with pytest.raises(ConfigError, match="run.dir"):
         specs(config(), RunFolder(Path(path)))
+
+
+def test_a_container_is_shown_no_folder_that_its_list_would_part() -> None:
+    full, run = config(), RunFolder(Path("/runs/2026-03-01T10:00:00"))
+    specs(full, run)
+    full.cluster.train.container.kind = ContainerKind.apptainer
+    with pytest.raises(ConfigError, match="run.dir='/runs/2026-03-01T10:00:00': must hold no ':' or ',' with a container"):
+        specs(full, run)
+
+
+def test_on_one_machine_training_has_all_its_devices_whatever_nodes_have() -> None:
+    full = config(devices=4)
+    full.cluster.kind, full.allocation.inference_fraction, full.allocation.devices_per_node = ClusterKind.local, 0.5, 1
+    train = specs(full)[-1]
+    assert (train.nodes_per_element, train.devices_per_node, train.element.num_ranks) == (1, 2, 2)
 
 
 def test_on_one_machine_there_is_one_chunk() -> None:

@@ -320,7 +320,7 @@ def test_changes_leave_the_config_as_it_is() -> None:
 
 @pytest.mark.parametrize(("name", "size"), [
     ("h100", 79), ("H200", 140), ("nvidia_h100_80gb_hbm3", 80), ("nvidia_a100-sxm4-80gb", 80), ("nvidia_a100_80gb_pcie_1g.10gb", 10), ("a100", 0),
-    ("v100", 0), ("gh200", 0), ("nvidia_h100_nvl", 0), ("mi300x", 192), ("nvidia_l40s", 44), ("", 0), ("tesla", 0)])
+    ("v100", 0), ("gh200", 0), ("nvidia_gh200_480gb", 0), ("nvidia_h100_nvl", 0), ("mi300x", 192), ("nvidia_l40s", 44), ("", 0), ("tesla", 0)])
 def test_the_type_of_a_gpu_says_its_memory_or_nothing(name: str, size: int) -> None:
     assert gib_of_type(name) == size
 

@@ -79,7 +79,6 @@ def test_what_scontrol_and_sacctmgr_say_is_read() -> None:
     ({"partition": "off"}, "cluster.train.partition='off': it is DRAIN"),
     ({"partition": "short"}, "cluster.train.time='60': must be at most MaxTime=00:03:00"),
     ({"time": "8-00"}, "MaxTime=7-00:00:00"),
-    ({"partition": "closed", "account": "c"}, "cluster.train.account='c': partition closed is open to a,b only"),
     ({"partition": "closed", "qos": "low"}, "cluster.train.qos='low': partition closed is closed to it"),
     ({"qos": "nope"}, "cluster.train.qos='nope': there is no such quality of service"),
     ({"qos": "day", "time": "2-00"}, "MaxWall=1-00:00:00 of qos day"),
@@ -94,6 +93,8 @@ def test_nothing_stands_against_what_fits() -> None:
     assert found() == [] and found(partition="") == [] and found(partition="short,gpu") == [], "of several partitions one is enough"
     assert found(partition="off,short") and found(partition="off,nope")
     assert found(qos="day", account="any", cpus_per_task=64) == []
+    assert found(partition="closed", account="part-of-a") == [], "SLURM knows which accounts are part of which"
+    assert found(qos="day,normal", time="2-00") == [] and found(partition="closed", qos="low,day") == [], "of several one is enough"
 
 
 @pytest.mark.parametrize(("devices", "per_node", "role", "words"), [
@@ -104,6 +105,7 @@ def test_nothing_stands_against_what_fits() -> None:
 def test_gpus_and_nodes_are_counted(devices: int, per_node: int, role: dict, words: str) -> None:
     assert any(words in problem for problem in found(devices, per_node, **role))
     assert not found(64, 16, gpus=GpuRequest.none, partition="closed"), "without GPUs they are not counted"
+    assert node(1, 6, gres="gpu:a100:4,gpu:v100:2").gpus_of("v100") == 2 and node(1, 6, gres="gpu:a100:6").gpus_of("h100") == 6
 
 
 def node(number: int, gpus: int, state: str = "idle", gres: str = "") -> NodeKind:
@@ -112,7 +114,8 @@ def node(number: int, gpus: int, state: str = "idle", gres: str = "") -> NodeKin
 
 @pytest.mark.parametrize(("kinds", "gpu_type", "number"), [
     ([node(4, 8)], "", 8), ([node(4, 8), node(2, 4), node(9, 0)], "", 4), ([node(1, 16), node(9, 8)], "", 0), ([node(3, 0)], "", 0), ([], "", 0),
-    ([node(2, 4, gres="gpu:v100:4"), node(2, 8, gres="gpu:h100:8(S:0-1)")], "h100", 8), ([node(2, 4)], "h100", 4)])
+    ([node(2, 4, gres="gpu:v100:4"), node(2, 8, gres="gpu:h100:8(S:0-1)")], "h100", 8), ([node(2, 4)], "h100", 4),
+    ([node(4, 6, gres="gpu:a100:4,gpu:v100:2")], "a100", 4), ([node(4, 18, gres="gpu:a100:4(S:0),gpu:1g.5gb:14")], "A100", 4)])
 def test_a_node_has_as_many_gpus_as_the_smallest(kinds: list[NodeKind], gpu_type: str, number: int) -> None:
     assert gpus_per_node(kinds, gpu_type, 16) == number
 

@@ -222,6 +222,16 @@ async def until_out_of_touch(worker: RolloutWorker | Peer) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_leases_that_are_under_way_when_it_leaves_are_given_back(run: RunFolder, weights: Weights) -> None:
+    async with playing(run, 1, weights.publish(Version(1, 17))) as play, working(run, make_config(weights.models[0])) as (_, task):
+        await play.until_ready()
+        play.under_way = [make_lease("g1"), make_lease("g2")]
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert (await ended(task)).how == "drained"
+        await play.until(lambda: play.all(Goodbye))
+        assert {message.partial.group_id: message.partial.tokens.size for message in play.all(GroupParked)} == {"g1": 0, "g2": 0}
+
+
 async def test_a_deaf_coordinator_costs_the_deadline_and_no_token(run: RunFolder, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(termination, "AFTER_TERM_S", 2.0)
     async with playing(run, 1, weights.publish(Version(1, 5))) as play, working(run, make_config(weights.models[0])) as (worker, task):
