@@ -15,7 +15,8 @@ MICROBATCHES_A_STAGE = 2
 
 
 def fewest_microbatches(stages: int) -> int:
-    """At least so many, if there are so many responses: with one for each stage, stages would wait for nearly half of the time."""
+    """At least so many, if there are so many responses, or groups that share their prompt: with one for each stage, stages would wait for nearly half
+    of the time. Groups are not taken apart for it: their prompts would be computed again, which may cost more."""
     return MICROBATCHES_A_STAGE * stages if stages > 1 else 1
 
 
