@@ -88,6 +88,13 @@ def still_there(run: RunFolder) -> Sequence[psutil.Process | QueueEntry]:
     return [entry for entries in queue(run).values() for entry in entries] if on_slurm(run) else _processes(run)
 
 
+def lost_here(run: RunFolder) -> str:
+    """That nothing is left of a run on this machine which nobody has ended, as after a power cut, in words; '' where it is otherwise."""
+    if on_slurm(run) or run.ended() is not None or not run.submission().get("complete") or still_there(run):
+        return ""
+    return f"nothing of the run is left on this machine, and nobody has written down why. Go on with: headway resume {run.path}"
+
+
 def _processes(run: RunFolder) -> list[psutil.Process]:
     """Its jobs, the processes that enlisted themselves, and all their children."""
     roots = [alive(job) for job in submitted_jobs(run)]

@@ -9,7 +9,7 @@ import time
 from rich.console import Console
 
 from launcher.arguments import Parser, add_run, open_run
-from launcher.jobs.liveness import alive, no_room, on_slurm, submitted_jobs
+from launcher.jobs.liveness import alive, lost_here, no_room, on_slurm, submitted_jobs
 from launcher.monitoring.observation import Observer, figures
 from launcher.monitoring.watch import Follower
 from launcher.views import evaluation_view, run_view
@@ -28,12 +28,13 @@ def _show_jobs(run: RunFolder, console: Console) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; exit status 0 while the run goes on or is complete or drained, 1 if it failed, 2 if there is no such run."""
+    """Command line; exit status 0 while the run goes on or is complete or drained, 1 if it failed or is lost, 2 if there is no such run."""
     parser = add_run(Parser(prog="headway status", description=(__doc__ or "").splitlines()[0]))
     parser.add_argument("--json", dest="as_json", action="store_true", help="for programs")
     options = parser.parse_args(arguments)
     run = open_run(options.run)
-    follower, now, trouble = Follower(run), time.time(), ""
+    follower, now, lost = Follower(run), time.time(), lost_here(run)
+    trouble = lost
     follower.read()
     if on_slurm(run):
         try:
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         for text in filter(None, (trouble, no_room(run))):
             console.print(text, style="bold red", soft_wrap=True)
         _show_jobs(run, console)
-    return 1 if outcome is not None and outcome["state"] == "failed" else 0
+    return 1 if lost or (outcome is not None and outcome["state"] == "failed") else 0
 
 
 if __name__ == "__main__":

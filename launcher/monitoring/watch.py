@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from launcher.arguments import Parser, add_run, open_run
-from launcher.jobs.liveness import alive, on_slurm, still_there, submitted_jobs
+from launcher.jobs.liveness import alive, lost_here, on_slurm, submitted_jobs
 from launcher.monitoring.observation import Observation, Observer, figures
 from launcher.monitoring.stop import told
 from launcher.monitoring.supervisor import supervising
@@ -197,15 +197,15 @@ def supervise_and_follow(run: RunFolder, console: Console, plain: bool) -> int:
 
 
 def _over_here(run: RunFolder) -> Callable[[], bool]:
-    """Whether a run on this machine has ended, or nothing of it has been left for `LOST_S` seconds, as after a power cut."""
-    gone: list[float] = []
+    """Whether a run on this machine has ended, or nothing of it has been left for `LOST_S` seconds."""
+    lost: list[float] = []
 
     def over() -> bool:
-        if run.ended() is None and (still_there(run) or not run.submission().get("complete")):
-            gone.clear()
-            return False
-        gone.append(time.monotonic())
-        return run.ended() is not None or gone[-1] - gone[0] > LOST_S
+        if not lost_here(run):
+            lost.clear()
+            return run.ended() is not None
+        lost.append(time.monotonic())
+        return lost[-1] - lost[0] > LOST_S
 
     return over
 
@@ -213,8 +213,7 @@ def _over_here(run: RunFolder) -> Callable[[], bool]:
 def _tell_end(run: RunFolder, console: Console) -> int:
     outcome = run.ended()
     if outcome is None:
-        console.print(f"nothing of the run is left on this machine, and nobody has written down why. Go on with: headway resume {run.path}",
-                      soft_wrap=True)
+        console.print(lost_here(run), soft_wrap=True)
         return 1
     console.print(told(run, outcome) or f"the run has ended: {outcome['cause'] or 'complete'}", soft_wrap=True)
     if outcome["state"] == "drained":

@@ -104,9 +104,9 @@ def test_who_watches_is_told_when_nothing_of_a_run_is_left(tmp_path: Path) -> No
     run = RunFolder.create(tmp_path / "run")
     run.config.write_text("{}")
     run.submitted.write_text('{"cluster": "local", "complete": true, "jobs": []}')
-    result = headway("watch", "--plain", str(run.path))
-    assert result.returncode == 1
-    assert f"nothing of the run is left on this machine, and nobody has written down why. Go on with: headway resume {run.path}" in result.stdout
+    for result in (headway("watch", "--plain", str(run.path)), headway("status", "--json", str(run.path))):
+        assert result.returncode == 1
+        assert f"nothing of the run is left on this machine, and nobody has written down why. Go on with: headway resume {run.path}" in result.stdout
 
 
 def test_run_folders_are_not_used_twice_and_must_be_private(tmp_path: Path) -> None:
