@@ -103,6 +103,8 @@ RULES = (
          "Choose data=reasoning_gym"),
     Rule("data.response_field", lambda config: config.supervised and config.data.kind in FILE_KINDS and "response" not in config.data.columns,
          "only supervised runs on files learn answers, and data.columns.response comes first"),
+    Rule("data.chat_template_date", lambda config: any(part.chat_template for part in (config.data, *config.data.parts.values())),
+         "no chat template renders these prompts"),
     Rule("data.filter", lambda config: bool(config.data.max_prompt_tokens) or config.data.kind in (*FILE_KINDS, DataKind.verifiers),
          "no limit is set here"),
     Rule("reward.verifier reward.parts data.verifier", lambda config: config.workflow.name != "verifiers", "the environment gives the rewards"),

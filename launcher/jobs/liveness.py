@@ -23,6 +23,7 @@ POLL_S = 2.0
 # SLURM kills what is left KillWait (30 s by default) after TERM, and then cleans up.
 KILL_S = 90.0
 MIN_FREE_BYTES = 1 << 20
+RECENT_S = 30.0
 
 
 def on_slurm(run: RunFolder) -> bool:
@@ -89,8 +90,10 @@ def still_there(run: RunFolder) -> Sequence[psutil.Process | QueueEntry]:
 
 
 def lost_here(run: RunFolder) -> str:
-    """That nothing is left of a run on this machine which nobody has ended, as after a power cut, in words; '' where it is otherwise."""
-    if on_slurm(run) or run.ended() is not None or not run.submission().get("complete") or still_there(run):
+    """That nothing is left of a run on this machine which nobody has ended, as after a power cut, in words; '' where it is otherwise, or its status
+    is still written, on another machine then."""
+    recent = run.status.exists() and abs(time.time() - run.status.stat().st_mtime) < RECENT_S
+    if on_slurm(run) or run.ended() is not None or not run.submission().get("complete") or recent or still_there(run):
         return ""
     return f"nothing of the run is left on this machine, and nobody has written down why. Go on with: headway resume {run.path}"
 

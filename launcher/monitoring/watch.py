@@ -197,15 +197,17 @@ def supervise_and_follow(run: RunFolder, console: Console, plain: bool) -> int:
 
 
 def _over_here(run: RunFolder) -> Callable[[], bool]:
-    """Whether a run on this machine has ended, or nothing of it has been left for `LOST_S` seconds."""
-    lost: list[float] = []
+    """Whether a run on this machine has ended, or nothing of it has been left from one look to the next: a launcher has said why by then."""
+    lost, looked = False, 0.0
 
     def over() -> bool:
-        if not lost_here(run):
-            lost.clear()
-            return run.ended() is not None
-        lost.append(time.monotonic())
-        return lost[-1] - lost[0] > LOST_S
+        nonlocal lost, looked
+        if run.ended() is not None:
+            return True
+        if (now := time.monotonic()) - looked < 2 * LOST_S:
+            return False
+        lost, before, looked = bool(lost_here(run)), lost, now
+        return lost and before
 
     return over
 

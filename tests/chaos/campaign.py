@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -246,10 +247,11 @@ def _undisturbed(cluster: LocalCluster, path: Path) -> list[dict]:
 
 
 def _compare(path: Path, undisturbed: list[dict], findings: Findings) -> None:
-    """The last evaluation with that of the undisturbed run's end: within its interval, or above."""
+    """The last evaluation with that of the undisturbed run's end. Both are of a few prompts: it is less where the 95% interval of the difference lies
+    below 0 (Newcombe, 1998, Statistics in Medicine 17:873, method 10)."""
     own, other = read_lines(path / "evaluations.jsonl")[-1], undisturbed[-1]
     low, high = other["avg"]["low"], other["avg"]["high"]
     findings.accuracy = (f"{own['accuracy']:.3f} at step {own['step']}, undisturbed {other['accuracy']:.3f} ({low:.3f} to {high:.3f}) "
                          f"at step {other['step']}")
-    if own["accuracy"] < low:
+    if other["accuracy"] - own["accuracy"] > math.hypot(own["avg"]["high"] - own["accuracy"], other["accuracy"] - low):
         findings.faults.append(f"it has learned less than an undisturbed run: {findings.accuracy}")

@@ -74,8 +74,6 @@ class DataConfig:
         require(1 <= self.max_reference_kb <= 16 << 10, f"{key}.max_reference_kb", self.max_reference_kb, "must be from 1 to 16384", "Give KiB")
         require(self.response_field not in ("", "prompt", "id", "verifier"), f"{key}.response_field", self.response_field,
                 "must name a column, and not one that has another meaning", "Use response, or answer where that is the whole answer")
-        require(self.chat_template or not self.chat_template_date, f"{key}.chat_template_date", self.chat_template_date,
-                f"must be empty with {key}.chat_template=false", "It is for templates that name the day")
         require(not self.chat_template_date or _is_day(self.chat_template_date), f"{key}.chat_template_date",
                 self.chat_template_date, "must be a day", "Write it as 2026-03-01")
         require(self.chat_template or not self.chat_template_kwargs, f"{key}.chat_template_kwargs", self.chat_template_kwargs,

@@ -126,11 +126,10 @@ def token_text(token: object) -> str:
 
 
 def _environment(day: str) -> ImmutableSandboxedEnvironment:
-    now = datetime.datetime.fromisoformat(day) if day else datetime.datetime.now()
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = now.strftime
+    environment.globals["strftime_now"] = lambda text: (datetime.datetime.fromisoformat(day) if day else datetime.datetime.now()).strftime(text)
     return environment
 
 

@@ -87,7 +87,7 @@ class Peer:
         if self._address is not None:  # what fails before leaves the old ones, by which it is told
             self.sockets.close(linger_ms=0)
         self.sockets = sockets
-        self._address, self._suspended, self._leases_sent, self._heard = address, False, 0, time.monotonic()
+        self._address, self._suspended, self._leases_sent, self._heard, self.num_replies = address, False, 0, time.monotonic(), self.num_beats
         self._welcomed.clear()
         await self.register()
 

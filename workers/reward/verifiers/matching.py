@@ -19,7 +19,7 @@ _PLAIN = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,99}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9
 _NUMBER = re.compile(rf"(?<![\w.])(?:(?<![)\]}}])[-+])?(?:[$€£¥]\s?)?(?P<whole>{_PLAIN})"
                      r"(?:[eE](?P<exponent>[-+]?[0-9]{1,3})(?![0-9])|/(?P<denominator>[0-9]+)(?![0-9]|\.[0-9]))?(?P<percent>\s?\\?%)?")
 _CHOICE = re.compile(r"\W*(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\W+)?(?:is\W+)?(?:([A-Z])(?![\w'’])|([a-z])(?=\W*$|[)]))")
-_LISTED = re.compile(r"(?<!\w)[A-Z](?![\w'’])")
+_LISTED = re.compile(r"(?<!\w)(?:[A-Z](?![\w'’])|[a-z](?=[)]))")
 _LAST_LINE_CHOICE = re.compile(r"\W*(?:([A-Za-z])\W*|([A-Z])[).:]\s.*|([a-z])[)]\s.*)")
 
 
@@ -75,8 +75,8 @@ def chosen_letter(completion: str) -> str:
     marked = re.sub(r"\\[a-zA-Z]+", " ", marked)
     found = _CHOICE.match(marked)
     chosen = (found[1] or found[2]).upper() if found else ""
-    others = set(_LISTED.findall(marked[found.end():])) if found else set()
-    return "" if others - {chosen, "A", "I"} else chosen  # "A" and "I" are words too
+    listed = set(_LISTED.findall(marked[found.end():])) - {"A", "I"} if found else set()  # which are words too
+    return "" if {other.upper() for other in listed} - {chosen} else chosen
 
 
 def last_number(text: str) -> Fraction | None:

@@ -33,8 +33,8 @@ _ROOT = re.compile(r"√\s*(\d+|[A-Za-z])")
 _THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:(?:,|\{,\}|\\[,!;: ]| )\d{3})+(?![\d,/])")
 _EXPONENT = re.compile(r"(?<![\w.])(\d{1,50}(?:\.\d{1,50})?)[eE]([+-]?\d{1,2})(?!\w)")
 _UNIT = re.compile(r"([-+]?\\?\$?[\d.,/]+)\s+([A-Za-z]{2,}\.?(?: [A-Za-z]+\.?)*)")
-_PRODUCT = re.compile(r"[xyz]{2,3}|abc?|ac|bc|mn|pq|rs|uv")
-_SCALE = re.compile(r"(\\?\$?)(\d{1,50}(?:\.\d{1,50})?)\s+(thousand|million|billion|trillion)\b(?! and)")
+_PRODUCT = re.compile(r"[xyz]{2,3}|abc?|bc|pq|uv")  # no units, as mn and ac may be
+_SCALE = re.compile(r"(?<![\d./}])(\d{1,50}(?:\.\d{1,50})?)(?:\s|\\[ ,;:]|~)*(\\text\{\s*)?(?<![A-Za-z])(thousand|million|billion|trillion)s?\b")
 _NAME = re.compile(r"(?<![\\A-Za-z])(?=(?:arc)?(?:sin|cos|tan)|cot|csc|log|ln)([A-Za-z]+)")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
@@ -56,7 +56,7 @@ def written(text: str) -> str:
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
     text = _EXPONENT.sub(lambda found: format(Decimal(found[0]), "f"), text)
-    text = _SCALE.sub(lambda found: found[1] + format(Decimal(found[2]).scaleb(_SCALES[found[3]]), "f"), text)
+    text = _SCALE.sub(lambda found: format(Decimal(found[1]).scaleb(_SCALES[found[3]]), "f") + (found[2] or ""), text)
     text = re.sub(r"(?<!\\)%", r"\\%", text)
     text = re.sub(r"\binfinity\b", r"\\infty", text.replace(r"\varnothing", r"\emptyset"))
     if (found := _UNIT.fullmatch(text)) and not FUNCTIONS.intersection(found[2].split()) and not _PRODUCT.fullmatch(found[2]):

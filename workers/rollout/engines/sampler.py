@@ -199,9 +199,14 @@ class Sampler:
         It looks in its own segment alone, which begins after `seam` tokens: of a string that began before, it has got the beginning as prompt. And
         it may be told to abort as the last token comes. As in servers/embedded/text.py, a character is at most 4 tokens.
         """
-        window = 4 * max(map(len, stops), default=0) + 8
-        for end in (*range(seam + 1, min(len(tokens), seam + window)), len(tokens)) if stops else ():
-            text = self._tokenizer.decode(tokens[max(0, end - window):end], skip_special_tokens=True)
-            if any(string in text for string in stops):
-                return end
-        return None
+        if not stops:
+            return None
+        window = 4 * max(map(len, stops)) + 8
+
+        def within(begin: int, end: int) -> bool:
+            text = self._tokenizer.decode(tokens[max(0, begin):end], skip_special_tokens=True)
+            return any(string in text for string in stops)
+
+        across = seam and within(seam - window, seam + window)
+        ends = (*(range(seam + 1, min(len(tokens), seam + window)) if across else ()), len(tokens))
+        return next((end for end in ends if within(end - window, end)), None)

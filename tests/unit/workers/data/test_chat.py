@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from launcher.config.schema import FullConfig
-from workers.config import Config, ConfigError, DataConfig, ModelConfig, RewardConfig
+from workers.config import Config, ConfigError, DataConfig, DataKind, ModelConfig, RewardConfig
+from workers.config.data import PartConfig
 from workers.data.chat import ChatTemplate
 from workers.data.prompts import open_prompts
 from workers.model.initialize import make_tiny
@@ -81,10 +82,12 @@ def test_the_day_is_one_for_the_whole_run(model: Path) -> None:
     full.settle()
     text, template = open_prompts(full.data, RewardConfig(), 1, model).train(0).text, text_of(full)
     assert text.startswith("Today is 01 Mar 2026. ") and question(text, template) == open_prompts(DataConfig(), RewardConfig(), 1).train(0).text
-    for data, words in ((DataConfig(chat_template=True, chat_template_date="1 March"), "must be a day. Write it as 2026-03-01"),
-                        (DataConfig(chat_template_date="2026-03-01"), "must be empty with data.chat_template=false")):
-        with pytest.raises(ConfigError, match=f"data.chat_template_date='.*': {words}"):
-            data.check()
+    full.data = DataConfig(kind=DataKind.mixture, chat_template_date="2026-03-01", parts={
+        "a": PartConfig(chat_template=True), "b": PartConfig(chat_template=True, chat_template_date="2026-03-02"), "c": PartConfig()})
+    full.settle()
+    assert [part.chat_template_date for part in full.data.parts.values()] == ["2026-03-01", "2026-03-02", ""]
+    with pytest.raises(ConfigError, match="data.chat_template_date='1 March': must be a day. Write it as 2026-03-01"):
+        DataConfig(chat_template=True, chat_template_date="1 March").check()
 
 
 def test_values_that_would_have_no_effect_are_refused(model: Path) -> None:

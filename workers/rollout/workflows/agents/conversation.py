@@ -92,9 +92,9 @@ class Chat:
         return asked.task.result()
 
     def reward(self, score: float) -> None:
-        """Close the episode with `score`. Raises `ApiError` where it is closed, or a turn is still being sampled."""
+        """Close the episode with `score`. Raises `ApiError` where it is closed, or a turn is still being sampled that somebody waits for."""
         self._check_open()
-        if any(not asked.task.done() for asked in self._asked):
+        if any(not asked.task.done() and not asked.gone() for asked in self._asked):
             raise ApiError(409, "a turn of the model is still being sampled: wait for it, then send the reward", "turn_under_way")
         self.score = score
         self.close()

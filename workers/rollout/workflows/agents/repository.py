@@ -29,7 +29,7 @@ class Repository(msgspec.Struct, forbid_unknown_fields=True):
     def passes(self, container: Container, files: bytes) -> bool:
         """Whether the tests pass on `files`, as an agent has left them, with the tests as they were, and not what stands compiled for them. Raises
         `SandboxError` where it is the node that runs nothing."""
-        ran = container.run(files, f"find . -name '*.pyc' -delete; {self.command}", pack(self.tests))
+        ran = container.run(files, f"export PYTHONPYCACHEPREFIX=$(mktemp -d); {self.command}", pack(self.tests))
         if ran.failure and (failure := container.run(pack({}), "true").failure):
             raise SandboxError(f"no container can be run now: {failure}")
         return ran.status == 0 and self.passed in ran.output

@@ -12,6 +12,7 @@ the request's tools stays in the text.
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,8 @@ _XML = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\n]+)>((?:(?!<function=).)
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?((?:(?!<parameter=).)*?)\n?</parameter>", re.DOTALL)
 _MARKS = {"mistral": ("[TOOL_CALLS]",), "qwen_xml": ("<function=",), "hermes": ("<tool_call>",), "llama3": ("<|python_tag|>", '"parameters": ')}
 _DECODER = json.JSONDecoder()
+MAX_CALLS = 256
+"""So many of a message are looked at: looking at a broken one takes time that grows with what is before it."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,10 @@ def find_calls(text: str, tools: Sequence[dict], form: str) -> Found:
 def _hermes(text: str, tools: dict[str, Any]) -> Found:
     rest: list[str] = []
     calls, last = list[ToolCall](), 0
-    for match in _OPENS.finditer(text):
-        value, end = _first(text, match.end()) or (None, 0)
+    for match in itertools.islice(_OPENS.finditer(text, 0, text.rfind("</tool_call>") + 1), MAX_CALLS):
+        value, end = (match.start() >= last and _first(text, match.end())) or (None, 0)
         closing = _CLOSES.match(text, end)
-        if match.start() >= last and closing and (call := _call(value, tools)):
+        if closing and (call := _call(value, tools)):
             rest, calls, last = [*rest, text[last:match.start()]], [*calls, call], closing.end()
     return "".join([*rest, text[last:]]), calls
 

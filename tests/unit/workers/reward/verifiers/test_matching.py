@@ -91,6 +91,7 @@ def test_exact(completion: str, reference: str, score: float, nocase: float) -> 
 @pytest.mark.parametrize(("completion", "score"), [
     ("B", 1.0), ("b", 1.0), ("(B)", 1.0), ("**B**", 1.0), ("B. Paris", 1.0), ("B) Paris", 1.0), ("so:\nB: Paris", 1.0), ("The answer is B.", 1.0),
     ("The answer is (b) Paris", 1.0), ("The answer is b) Paris", 1.0), ("b) Paris", 1.0), ("a) One", 0.0), ("The answer is be) it", 0.0),
+    ("The answer is (b) or (a)", 0.0),
     ("The answer is (B) Paris, because A is too small", 1.0), (r"\boxed{B}", 1.0), (r"\boxed{\text{(B)}}", 1.0), ("Answer: option B", 1.0),
     ("<answer>b</answer>", 1.0),
     ("A", 0.0), ("The answer is A. B is wrong", 0.0), ("A\nB\nC", 0.0), (r"\boxed{B, C}", 0.0), (r"\boxed{A, B}", 0.0),

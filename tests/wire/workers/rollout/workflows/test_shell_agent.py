@@ -38,7 +38,8 @@ COMPILES = """python3 - <<END
 import importlib.util, pathlib, py_compile
 pathlib.Path("x.py").write_text("import unittest\\nclass T(unittest.TestCase):\\n    def test_a(self): 1\\n    def test_b(self): 1\\n")
 py_compile.compile("x.py", importlib.util.cache_from_source("test_median.py"), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-END"""
+END
+chmod 555 __pycache__"""
 CHEATS = {
     "edits the test": "echo > test_median.py",
     "replaces it by a folder": "rm test_median.py; mkdir -p test_median.py/x",

@@ -292,6 +292,17 @@ def test_a_closed_episode_and_one_under_way_refuse() -> None:
     Talk(steps).group()
 
 
+def test_a_turn_that_nobody_waits_for_any_more_does_not_keep_the_score() -> None:
+    async def steps(talk: Talk) -> None:
+        first = await talk.ask(user("a"))
+        left = asyncio.create_task(talk.ask(user("a"), told(first), user("b"), gone=True))
+        await asyncio.sleep(0)
+        talk.chat.reward(0.5)
+        await left
+        assert talk.chat.score == 0.5
+    Talk(steps).group()
+
+
 def test_what_nobody_listened_to_answers_the_same_request_again() -> None:
     async def steps(talk: Talk) -> None:
         lost = asyncio.create_task(talk.ask(user("a"), gone=True))
