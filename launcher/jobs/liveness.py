@@ -92,8 +92,9 @@ def still_there(run: RunFolder) -> Sequence[psutil.Process | QueueEntry]:
 def lost_here(run: RunFolder) -> str:
     """That nothing is left of a run on this machine which nobody has ended, as after a power cut, in words; '' where it is otherwise, or its status
     is still written, on another machine then."""
-    recent = run.status.exists() and abs(time.time() - run.status.stat().st_mtime) < RECENT_S
-    if on_slurm(run) or run.ended() is not None or not run.submission().get("complete") or recent or still_there(run):
+    if on_slurm(run) or run.ended() is not None or not run.submission().get("complete"):
+        return ""
+    if (run.status.exists() and abs(time.time() - run.status.stat().st_mtime) < RECENT_S) or still_there(run):
         return ""
     return f"nothing of the run is left on this machine, and nobody has written down why. Go on with: headway resume {run.path}"
 

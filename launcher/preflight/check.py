@@ -101,13 +101,13 @@ def _quality_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str) -> 
     """Of several, as newer SLURM takes them, one with time enough will do."""
     names = part.qos.split(",") if part.qos and site.qualities is not None else []
     qualities = site.qualities or {}
-    unknown = [f"{key}.qos={name!r}: there is no such quality of service. Use one of {sorted(qualities)}" for name in names if name not in qualities]
+    found = [f"{key}.qos={name!r}: there is no such quality of service. Use one of {sorted(qualities)}" for name in names if name not in qualities]
     walls = {name: seconds(qualities[name].max_wall) for name in names if name in qualities}
     if walls and all(wall is not None and spec.time_limit_s > wall for wall in walls.values()):
         longest = max(walls, key=lambda name: walls[name] or 0)
-        unknown.append(f"{key}.time={part.time!r}: must be at most MaxWall={qualities[longest].max_wall} of qos {longest}. Shorten it: "
-                       "a run goes on from job to job")
-    return unknown
+        found.append(f"{key}.time={part.time!r}: must be at most MaxWall={qualities[longest].max_wall} of qos {longest}. Shorten it: "
+                     "a run goes on from job to job")
+    return found
 
 
 def _partition_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, name: str) -> list[str]:

@@ -11,6 +11,7 @@ from launcher.config.cluster import ClusterConfig, GpuRequest
 from launcher.config.sbatch_options import KNOWN, names_in_help
 from launcher.config.schema import FullConfig
 from launcher.slurm import queries
+from launcher.slurm.parsing import gpus
 from launcher.slurm.queries import NodeKind
 from workers.slurm.command import SlurmError, run
 
@@ -73,7 +74,7 @@ def submit_limit_in(text: str, account: str) -> int | None:
 
 def gpus_per_node(kinds: list[NodeKind], gpu_type: str, num_devices: int) -> int:
     """The GPUs of the smallest nodes that have any (of this type, where there are such); 0 where `num_devices` fit on one node. Pure."""
-    wanted = [kind for kind in kinds if gpu_type and f"gpu:{gpu_type.lower()}:" in kind.gres.lower()]
+    wanted = [kind for kind in kinds if gpu_type and gpus(kind.gres, gpu_type)]
     numbers = [number for kind in wanted or kinds if (number := kind.gpus_of(gpu_type))]
     return min(numbers) if numbers and num_devices > max(numbers) else 0
 

@@ -57,10 +57,7 @@ async def test_the_rank_on_the_other_node_takes_its_part_to_the_bit(rig: Rig) ->
     await rig.stand()
     assert len(rig.servers) == 1 and rig.group.members.num_ranks == 3
     for _ in range(2):
-        rig.publish()
-        assert await rig.broadcast() == sum(tensor.nbytes for tensor in rig.weights.values())
-        await rig.check()
-        rig.announce()
+        await rig.deliver()
 
 
 async def test_a_rank_that_is_killed_there_in_the_middle_keeps_nobody_and_comes_back(rig: Rig) -> None:

@@ -6,7 +6,7 @@ indices further on, which no run reaches by itself, so that index and seed alone
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,11 @@ LONG = 1 << 16
 """Texts of fewer characters are looked at whole."""
 CHARACTERS_A_TOKEN, CUT = 16, 16
 """More characters than a token has, but in runs of white space; and more tokens than there are of what the end of a cut text was."""
+
+
+def stop_window(stops: Sequence[str]) -> int:
+    """So many tokens back one of `stops` may begin that the last token completed: a character is at most 4 tokens, namely its bytes in UTF-8."""
+    return 4 * max(map(len, stops)) + 8
 
 
 def tokens_within(tokenizer: Tokenizer, text: str, limit: int) -> tuple[list[int], str]:

@@ -18,6 +18,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from workers.config import RoutingShape
+from workers.data.limits import stop_window
 from workers.messages.parts import Lease, Purpose, Version
 from workers.rollout.engines.client import BadRequest, EngineError, Generation, SamplingParams
 from workers.rollout.engines.engine import Engine
@@ -197,11 +198,11 @@ class Sampler:
         """With how many tokens a stop string is whole that the server may not have seen; None: there is none.
 
         It looks in its own segment alone, which begins after `seam` tokens: of a string that began before, it has got the beginning as prompt. And
-        it may be told to abort as the last token comes. As in servers/embedded/text.py, a character is at most 4 tokens.
+        it may be told to abort as the last token comes.
         """
         if not stops:
             return None
-        window = 4 * max(map(len, stops)) + 8
+        window = stop_window(stops)
 
         def within(begin: int, end: int) -> bool:
             text = self._tokenizer.decode(tokens[max(0, begin):end], skip_special_tokens=True)

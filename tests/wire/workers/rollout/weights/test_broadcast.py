@@ -126,6 +126,13 @@ class Rig:
         """As the trainer does; the bytes that were sent to all."""
         return (await asyncio.to_thread(self.trainer.broadcast, self.version))["broadcast_bytes"]
 
+    async def deliver(self) -> None:
+        """Another version comes to all servers by broadcast, to the bit, and is announced."""
+        self.publish()
+        assert await self.broadcast() == sum(tensor.nbytes for tensor in self.weights.values())
+        await self.check()
+        self.announce()
+
     def announce(self) -> None:
         for worker in self.workers.values():
             worker.holder.announce(self.announcement)
@@ -226,11 +233,8 @@ def server_pid(engine: Engine) -> int:
 async def test_every_server_gets_the_weights_to_the_bit(rig: Rig) -> None:
     await rig.stand()
     for _ in range(2):
-        rig.publish()
+        await rig.deliver()
         assert len(rig.lanes.plan.buckets) > 5
-        assert await rig.broadcast() == sum(tensor.nbytes for tensor in rig.weights.values())
-        await rig.check()
-        rig.announce()
         assert all(worker.holder.by_broadcast and worker.holder.newest is None for worker in rig.workers.values())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from workers.data.limits import CHARACTERS_A_TOKEN, CUT, LONG
+from workers.data.limits import CHARACTERS_A_TOKEN, CUT, LONG, stop_window
 
 
 class Text:
@@ -34,9 +34,7 @@ class Text:
     def find_stop(self, ids: Sequence[int], stops: Sequence[str]) -> str | None:
         """The first of `stops` that the text of `ids` contains near its end.
 
-        To be called after every token: it looks only as far back as a stop string that the last token completed can
-        reach. A character is at most 4 tokens, namely its bytes in UTF-8.
+        To be called after every token: it looks only as far back as a stop string that the last token completed can reach.
         """
-        window = 4 * max(len(stop) for stop in stops) + 8
-        tail = self.decode(ids[-window:])
+        tail = self.decode(ids[-stop_window(stops):])
         return next((stop for stop in stops if stop in tail), None)
