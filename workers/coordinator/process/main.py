@@ -109,8 +109,7 @@ class CoordinatorWorker:
             await self.recorder.flush()
 
     def _told_to_end(self) -> None:
-        now = time.monotonic()
-        self.machine.do(Left(now, ORPHANED) if self.core.replaceable else Ended(now, ORPHANED))
+        self.machine.do((Left if self.core.replaceable else Ended)(time.monotonic(), ORPHANED))
 
     async def receive(self, receiving: asyncio.Task) -> asyncio.Task:
         """Take what arrives within one tick, many messages at once where many wait; returns the task that waits for the next one."""
@@ -118,7 +117,8 @@ class CoordinatorWorker:
         await asyncio.wait([receiving], timeout=TICK_S)
         if not receiving.done():
             return receiving
-        began = time.monotonic()
+        began, core = time.monotonic(), self.core
+        before = (core.goes_on, core.ended, core.left)
         for peer, message in itertools.chain([receiving.result()], self.sockets.waiting()):
             now = time.monotonic()
             if self.records.rollouts.told(peer, message):
@@ -126,7 +126,7 @@ class CoordinatorWorker:
             self.machine.do(Malformed(now, peer, str(message)) if isinstance(message, MessageError) else Arrived(now, peer, message))
             self.record()  # of the state after each step, not after the last one
             self._save()
-            if now - began > TICK_S / 2 or not self.core.goes_on:
+            if now - began > TICK_S / 2 or (core.goes_on, core.ended, core.left) != before:
                 break
         return asyncio.create_task(self.sockets.receive())
 

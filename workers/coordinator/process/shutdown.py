@@ -20,11 +20,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from workers.config import Config
-from workers.coordinator.core import Coordinator
+from workers.coordinator.core import TICK_S, Coordinator
 from workers.coordinator.monitoring import reporting
 from workers.coordinator.process.machine import Machine
 from workers.coordinator.process.run_records import RunRecords
-from workers.coordinator.recording.inputs import Departed, Ticked
+from workers.coordinator.recording.inputs import Ticked, Unreachable
 from workers.messages.from_coordinator import Finish, HeartbeatReply, Suspended
 from workers.messages.parts import Role
 from workers.run.files import write_atomic
@@ -134,15 +134,14 @@ class Shutdown:
         await asyncio.wait([cancelling], timeout=CANCEL_S)  # no longer: the workers must hear of us
         deadline = time.monotonic() + GOODBYE_S
         told: set[bytes] = set()
+        next_told = 0.0
         while workers := self.core.registry.workers:
-            if time.monotonic() > deadline and (self.core.ended or not self.core.registry.of(Role.trainer)):
+            now = time.monotonic()
+            if now > deadline and (self.core.ended or not self.core.registry.of(Role.trainer)):
                 break
-            for peer in list(workers):
-                # Said once; written again because a send to a dead worker fails, and then nobody waits for it.
-                message = HeartbeatReply(self.core.training.announcement, known=True) if peer in told else Finish(self.core.ended or "")
-                told.add(peer)
-                if not await self.process.sockets.send(peer, message):
-                    self.process.machine.do(Departed(time.monotonic(), peer))
+            if now >= next_told:
+                next_told = now + TICK_S
+                await self._tell(list(workers), told)
             receiving = await self.process.receive(receiving)
             self.process.machine.do(Ticked(time.monotonic()))
             self.process.machine.take_sending()
@@ -153,3 +152,14 @@ class Shutdown:
         self.process.on_disk(lambda: write_atomic(self.run.summary, json.dumps(summary, indent=2).encode() + b"\n"))
         self.run.remove_weights(self.process.config.weights.dir)
         await write_report(self.run)
+
+    async def _tell(self, peers: list[bytes], told: set[bytes]) -> None:
+        """Say Finish to each of `peers` once, and write to it again afterwards: that fails to a dead one, for which nobody waits longer than for any
+        lost connection. A Goodbye that it said before is still to be read; if it comes back, it hears Finish again."""
+        for peer in peers:
+            message = HeartbeatReply(self.core.training.announcement, known=True) if peer in told else Finish(self.core.ended or "")
+            if await self.process.sockets.send(peer, message):
+                told.add(peer)
+            else:
+                told.discard(peer)
+                self.process.machine.do(Unreachable(time.monotonic(), peer))

@@ -49,12 +49,6 @@ class Unreachable(Input, frozen=True):
     peer: bytes
 
 
-class Departed(Input, frozen=True):
-    """The same while everyone leaves."""
-
-    peer: bytes
-
-
 class Lost(Input, frozen=True):
     """A worker is known to be gone: by SLURM, for example."""
 
@@ -97,7 +91,7 @@ class Left(Input, frozen=True):
     cause: str
 
 
-AnyInput = (Arrived | Malformed | Ticked | Greeted | Unreachable | Departed | Lost | Absorbed | Expected | Obstructed | Paused | Ended | Left)
+AnyInput = (Arrived | Malformed | Ticked | Greeted | Unreachable | Lost | Absorbed | Expected | Obstructed | Paused | Ended | Left)
 Sent = list[tuple[bytes | None, Message]]
 
 
@@ -140,9 +134,9 @@ def _happen(core: Coordinator, given: AnyInput) -> bool:
             core.greet()
         case Unreachable():
             core.registry.unreachable(given.peer, given.now)
-        case Lost() | Departed():
+        case Lost():
             if (worker := core.registry.workers.get(given.peer)) is not None:
-                core.lost(worker, given.why if isinstance(given, Lost) else "its connection broke while the run was ending")
+                core.lost(worker, given.why)
         case Absorbed():
             return core.reconciliation.absorb(given.message)
         case Expected():
