@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +18,7 @@ from launcher.jobs.liveness import on_slurm, still_there
 from launcher.monitoring.logs import tail
 from launcher.slurm.queries import QueueEntry, asked_once
 from launcher.views.queue_view import duration
+from launcher.views.terminal import terminal
 from workers.run.folder import RunFolder
 from workers.slurm.command import SlurmError
 
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     elif not rows:
         print(f"{options.folder}: no runs yet. Start one with: headway experiment=demo")
     else:
-        console = Console(markup=False, highlight=False)
+        console = terminal()
         console.width = console.width if console.is_terminal else WIDE
         console.print(_table(rows, options.folder))
     return 0

@@ -19,7 +19,7 @@ MODULE = "workers.coordinator.process.trace_run"
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 1 where the journal cannot be replayed to its end, 2 where nothing was recorded."""
     parser = add_run(Parser(prog="headway trace", description=(__doc__ or "").splitlines()[0]))
-    parser.add_argument("--steps", type=_steps, default=[], metavar="A:B", help="from the finishing of step A to that of B; A:, :B and A alone too")
+    parser.add_argument("--steps", type=_steps, default=[], metavar="A:B", help="from the finishing of step A to that of B; also A:, :B, and A for step A alone")
     parser.add_argument("--share", type=_share, default=1.0, help="of the leases (default 1: all of them)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default RUN/trace.json.gz); compressed where it ends in .gz")
     options = parser.parse_args(arguments)
@@ -50,7 +50,8 @@ def _steps(text: str) -> list[str]:
     first, colon, last = text.partition(":")
     if not all(part.isdecimal() or not part for part in (first, last)) or not (first or last):
         raise ArgumentTypeError(f"{text}: must be A:B, A:, :B or A, with training steps for A and B")
-    last = last if colon else first
+    if not colon:
+        first, last = str(int(first) - 1) if int(first) else "", first
     return [*(["--first", first] if first else []), *(["--last", last] if last else [])]
 
 

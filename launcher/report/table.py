@@ -54,8 +54,7 @@ def row(record: Record, history: list[HistoryEntry] | None, now: float) -> dict:
     """The figures of one run; None for what is not known (yet)."""
     last, evaluations = record.steps[-1] if record.steps else {}, values(record.evaluations, record.figure)
     rewards = [value for _, value in values(record.steps[-RECENT:], "reward")]
-    oldest = number(record.summary.get("max_staleness"))
-    ages = [oldest] if oldest is not None else [value for _, value in values(record.steps, "staleness_max")]
+    ages = [value for _, value in values(record.steps, "staleness_max")]
     end = now if record.ended_at is None else record.ended_at
     return {
         "run": record.path.name, "state": record.state, "step": int(number(last.get("step")) or 0),

@@ -78,20 +78,28 @@ def _seconds(record: Record) -> list[float]:
     return [max(0.0, grown[0] - begin(record)), *grown[1:]] if grown else []
 
 
+def _firsts(record: Record) -> list[bool]:
+    """Whether a step is the first of another incarnation than the first."""
+    found = {life.claim.step + 1 for life in record.lives[1:]}
+    return [step.get("step") in found for step in record.steps]
+
+
 def trainer_layers(record: Record) -> list[Layer]:
     """The trainer's seconds in every step; what none of its metrics names is the rest, or the start of another incarnation."""
     seconds = _seconds(record)
     named = [Layer(name, [max(0.0, number(step.get(field)) or 0.0) for step in record.steps]) for name, field in TRAINER]
     rest = [max(0.0, seconds[at] - sum(layer.seconds[at] for layer in named)) for at in range(len(seconds))]
-    first = {life.claim.step + 1 for life in record.lives[1:]}
-    starting = [value if record.steps[at].get("step") in first else 0.0 for at, value in enumerate(rest)]
+    starting = [value if first else 0.0 for value, first in zip(rest, _firsts(record), strict=True)]
     rest = [value - starting[at] for at, value in enumerate(rest)]
     return [layer for layer in (*named, Layer(REST, rest), Layer(STARTING, starting)) if layer.total > SMALLEST * sum(seconds)]
 
 
 def rollout_layers(record: Record, num_replicas: int) -> list[Layer]:
-    """The rollout workers' seconds in every step, added up; `num_replicas`: how many there are where the record does not say."""
-    seconds, idle, updating = _seconds(record), increments(record.steps, "rollout_idle_s"), increments(record.steps, "weight_update_s")
+    """The rollout workers' seconds in every step, added up; `num_replicas`: how many there are where the record does not say. In the first step of
+    another incarnation their totals hold what they waited without one, which is no time of the run: what they did in that step is not known."""
+    seconds, firsts = _seconds(record), _firsts(record)
+    idle, updating = ([0.0 if first else value for value, first in zip(increments(record.steps, key), firsts, strict=True)]
+                      for key in ("rollout_idle_s", "weight_update_s"))
     there = [(number(step.get("replicas")) if "replicas" in step else None) or float(num_replicas) for step in record.steps]
     idle = [min(value, seconds[at] * there[at]) for at, value in enumerate(idle)]
     updating = [min(value, seconds[at] * there[at] - idle[at]) for at, value in enumerate(updating)]

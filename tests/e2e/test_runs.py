@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -113,8 +114,11 @@ def test_its_trace_adds_up_to_what_was_measured(learned: LiveRun, tmp_path: Path
     assert {f"training g{index}" for record in read_lines(learned.run.consumed) for index in record["groups"]} <= trained
     assert sum(event["name"].startswith("load ") for event in spans) >= 1 and sum(event["cat"] == "evaluations" for event in spans) == 4
     assert {event["name"] for event in events if event["ph"] == "C"} >= {"groups running", "groups in the buffer"}
-    some = headway("trace", str(learned.run.path), "--steps", "10:20", "--share", "0.5", "--out", str(tmp_path / "part.json.gz"))
-    assert some.returncode == 0 and int(some.stdout.split(": ")[1].split()[0]) < len(spans) / 3, some.stdout
+    for asked, steps in (("10:20", range(11, 21)), ("10", range(10, 11))):
+        some = headway("trace", str(learned.run.path), "--steps", asked, "--share", "0.5", "--out", str(tmp_path / "part.json.gz"))
+        assert some.returncode == 0 and int(some.stdout.split(": ")[1].split()[0]) < len(spans) / 3, some.stdout
+        events = json.loads(gzip.decompress((tmp_path / "part.json.gz").read_bytes()))["traceEvents"]
+        assert {event["name"] for event in events if event["name"].startswith("train, ")} == {f"train, step {step}" for step in steps}
     assert headway("trace", str(learned.run.path), "--steps", "500:").returncode == 2
 
 

@@ -14,7 +14,6 @@ its first line.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.run.files import read_lines, write_once
+from workers.run.files import append_whole, read_lines, sync, write_once
 
 CHUNKS_PER_REPLICA = 8
 """So that replicas which start late, or are slow, leave the rest to others."""
@@ -76,10 +75,10 @@ class Chunks:
     def __init__(self, folder: Path, holder: Holder, living: Callable[[Sequence[Holder]], set[Holder]]) -> None:
         self.folder, self.holder = folder, holder
         self.chunks: Sequence[range] = ()
-        self._living = living
+        self._living, self._taken = living, set[int]()
 
     def claim(self) -> Chunk | None:
-        """Take a chunk; None where there is none to take now. Raises OSError."""
+        """Take a chunk; None where there is none to take now. Raises OSError; what was claimed by then is taken by another call."""
         claims, done = self._claims()
         for number in range(len(self.chunks)):
             if number not in claims and number not in done and (taken := self._take(number, 1)):
@@ -89,16 +88,16 @@ class Chunks:
         others = [holder for holder in holders.values() if holder != self.holder]
         living = self._living(list(dict.fromkeys(others))) if others else set()
         for number, holder in sorted(holders.items()):
-            if holder != self.holder and holder not in living and (taken := self._take(number, max(open_claims[number]) + 1)):
+            gone = number not in self._taken if holder == self.holder else holder not in living
+            if gone and (taken := self._take(number, max(open_claims[number]) + 1)):
                 return taken
         return None
 
     def write(self, chunk: Chunk, index: int, content: bytes) -> None:
         """Bring a judged prompt to disk, one JSON object in one line, and note whether that was the chunk's last. Raises OSError."""
-        with self._file(chunk.number, chunk.claim).open("ab") as file:
-            file.write(content + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        path = self._file(chunk.number, chunk.claim)
+        append_whole(path, content + b"\n")
+        sync(path)
         chunk.judged.add(index)
         self._note(chunk)
 
@@ -134,6 +133,7 @@ class Chunks:
             return None
         chunk = Chunk(number, claim, self.chunks[number], {index for index, line in self.read(number).items() if "failed" not in line})
         self._note(chunk)  # its claimant may have gone between its last prompt and saying so
+        self._taken.add(number)
         return chunk
 
     def _note(self, chunk: Chunk) -> None:

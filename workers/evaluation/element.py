@@ -6,17 +6,21 @@
     all chunks done --> result.py --> outcome.json: every element leaves
 
 There is no coordinator, and no weights travel: elements share the run folder alone. Each of them looks once a second whether the run is over,
-or is to be. On SLURM one that is told to leave takes no more prompts and finishes what it can in its time; the rest is another's.
+or is to be. On SLURM one that is told to leave takes no more prompts and finishes what it can in its time; the rest is another's. While the run
+folder is full or away it waits (run.outage_minutes), and what is judged by then is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,7 @@ from workers.rollout.workflows.rendering import text_of
 from workers.rollout.workflows.workflow import Parts, Workflow
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder
+from workers.run.outage import Result, patiently
 from workers.run.processes import first_cause
 from workers.slurm import job
 from workers.slurm.termination import Termination, Told, WorkerEnded, drain_limit_s, listen, slurm_job
@@ -112,21 +117,26 @@ class EvaluationElement:
                 await asyncio.gather(living, judging, *self._running, return_exceptions=True)
 
     async def _judge_all(self, told: asyncio.Future[Told]) -> Termination:
-        while (ending := self._over(told)) is None:
+        while (ending := await self._on_disk(partial(self._over, told))) is None:
             await self._fill()
-            if not self._running and not self._waiting and self._chunks.complete():
-                self._end(await asyncio.to_thread(conclude, self.run, self.config, self._prompts, self._chunks))
+            if not self._running and not self._waiting and await self._on_disk(self._chunks.complete):
+                cause = await self._on_disk(partial(conclude, self.run, self.config, self._prompts, self._chunks))
+                await self._on_disk(partial(self._end, cause))
                 continue
             first: set[asyncio.Future[Any]] = {*self._running, told}
             await asyncio.wait(first, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-            self._collect()
+            await self._collect()
         if ending.how == "drained":
             self._leaving = ending.cause
             self._tell()
             if self._running:
                 await asyncio.wait(self._running, timeout=told.result().limit_s)
-            self._collect()
+            await self._collect()
         return ending
+
+    async def _on_disk(self, work: Callable[[], Result]) -> Result:
+        """The result of what is read or written in the run folder, which may be away meanwhile. Raises OSError where that lasts too long."""
+        return await asyncio.to_thread(patiently, self.run, work)
 
     # -- prompts -------------------------------------------------------------------------------------------------------
 
@@ -144,7 +154,7 @@ class EvaluationElement:
     async def _claim(self) -> bool:
         if time.monotonic() < self._next_claim:
             return False
-        chunk = await asyncio.to_thread(self._chunks.claim)
+        chunk = await self._on_disk(self._chunks.claim)
         if chunk is None:
             self._next_claim = time.monotonic() + (CLAIM_S if self._on_slurm else LOOK_S)
             return False
@@ -152,12 +162,12 @@ class EvaluationElement:
         self._waiting += [(chunk, index) for index in chunk.prompts if index not in chunk.judged]
         return True
 
-    def _collect(self) -> None:
+    async def _collect(self) -> None:
         """Write down what is judged. Raises what broke."""
         done = [task for task in self._running if task.done()]
         for task in sorted(done, key=lambda task: task.exception() is not None):  # first what is to be kept
             chunk, index = self._running.pop(task)
-            self._chunks.write(chunk, index, task.result())
+            await self._on_disk(partial(self._chunks.write, chunk, index, task.result()))
         if time.monotonic() >= self._next_look:
             self._tell()
 
@@ -191,12 +201,16 @@ class EvaluationElement:
         if not self._on_slurm:
             self._end(f"an element of the evaluation (process {os.getpid()}) failed: {cause}")
             return
-        times = self._chunks.crashed(cause)
+        try:
+            times = self._chunks.crashed(cause)
+        except OSError as error:
+            print(f"this failure is not on record ({error}): {cause}", flush=True)
+            return
         if times >= self.config.cluster.max_consecutive_crashes:
             self._end(f"elements have failed {times} times in a row (cluster.max_consecutive_crashes), the last time because: {cause}")
 
     def _tell(self, ended: bool = False) -> None:
-        """Write what this element is doing, for people; as a worker in status.json."""
+        """Write what this element is doing, for people; as a worker in status.json. Where that cannot be written it is left for the next time."""
         self._next_look = time.monotonic() + LOOK_S
         engines = self._engines
         waits = "what it still judges" if self._leaving else engines.waiting_for if engines else "its start"
@@ -206,4 +220,5 @@ class EvaluationElement:
             "tokens_generated": self._judging.tokens_generated if self._judging else 0,
             "host": socket.gethostname(), "pid": os.getpid(), "job": slurm_job() if self._on_slurm else "", "running": len(self._running),
             "waiting_for": waits or ("" if self._running else "prompts of other elements"), "draining": bool(self._leaving)}
-        write_atomic(self.run.evaluation / f"{self._holder.name}.status", json.dumps(status).encode())
+        with contextlib.suppress(OSError):
+            write_atomic(self.run.evaluation / f"{self._holder.name}.status", json.dumps(status).encode())

@@ -13,11 +13,13 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from workers.metrics.rollout_table import HELDOUT, TRAIN, Kept, Reader, table
@@ -34,9 +36,10 @@ OWN = re.compile(rf"({TRAIN}|{HELDOUT})-(\d{{8}})(\.\d{{3}})?\.parquet")
 
 class RolloutFiles:
     """Files in `folder`, at most `most_bytes` of them; `model`: the folder of the tokenizer. Those of steps after `step` are of a lost lineage, and
-    removed; None: a new run, which begins with none."""
+    removed; None: a new run, which begins with none. `judged`: by step, the held-out groups that stay of an evaluation that goes on, or is made again:
+    what else there is of it comes once more."""
 
-    def __init__(self, folder: Path, model: Path, most_bytes: int, step: int | None) -> None:
+    def __init__(self, folder: Path, model: Path, most_bytes: int, step: int | None, judged: Mapping[int, Set[str]] = MappingProxyType({})) -> None:
         self._folder, self._model, self._most_bytes = folder, model, most_bytes
         self._reader: Reader | None = None
         self._waiting: queue.Queue[Sequence[Kept] | None] = queue.Queue(MOST_WAITING)
@@ -45,11 +48,13 @@ class RolloutFiles:
         self._sizes = {path: path.stat().st_size for path in folder.glob("*.parquet") if OWN.fullmatch(path.name)}
         for path in [path for path in self._sizes if step is None or _step_of(path) > step]:
             self._remove(path)
+        for path in [path for path in self._sizes if path.name.startswith(HELDOUT) and _step_of(path) in judged]:
+            self._reduce(path, judged[_step_of(path)])
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
         self._thread.start()
 
     def keep(self, groups: Sequence[Kept]) -> None:
-        """Have these written: those of a step, or some of an evaluation; none: the evaluation is over."""
+        """Have these written: those of a step, or some of an evaluation; none: all there is of it, as it is over, or the state of the run is saved."""
         try:
             self._waiting.put_nowait(groups)
         except queue.Full:
@@ -98,13 +103,27 @@ class RolloutFiles:
         names = (f"{HELDOUT}-{rows[0]['step']:08d}.{number:03d}.parquet" for number in itertools.count())
         self._write(next(name for name in names if self._folder / name not in self._sizes), rows)  # one before may have left in the middle
 
-    def _write(self, name: str, rows: list[dict[str, Any]]) -> None:
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        path, unfinished = self._folder / name, self._folder / f".{name}.tmp"
-        pq.write_table(table(rows), unfinished, compression="zstd")
+    def _reduce(self, path: Path, groups: Set[str]) -> None:
+        try:
+            found = pq.read_table(path)
+            rest = found.filter(pc.is_in(found["group"], pa.array(sorted(groups), pa.string())))
+            if rest.num_rows == 0:
+                self._remove(path)
+            elif rest.num_rows < found.num_rows:
+                self._replace(path, rest)
+        except (OSError, pa.ArrowException) as error:
+            self._say(f"{path.name} may hold groups twice: {error}")
+
+    def _replace(self, path: Path, rows: pa.Table) -> None:
+        unfinished = path.with_name(f".{path.name}.tmp")
+        pq.write_table(rows, unfinished, compression="zstd")
         sync(unfinished)
         os.replace(unfinished, path)
         self._sizes[path] = path.stat().st_size
+
+    def _write(self, name: str, rows: list[dict[str, Any]]) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._replace(self._folder / name, table(rows))
         while sum(self._sizes.values()) > self._most_bytes and len(self._sizes) > 1:
             self._remove(min(self._sizes, key=_step_of))
 

@@ -49,7 +49,9 @@ class PrometheusRun:
         print(f"Prometheus: http://{self.remote}/metrics", flush=True)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        self._values = {**self._values, **values}  # a scrape reads the one or the other
+        parts = {name.partition("/")[0] for name in values}
+        others = {name: value for name, value in self._values.items() if name.partition("/")[0] not in parts}
+        self._values = {**others, **values}  # a scrape reads the one or the other
 
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Text is not for Prometheus."""

@@ -60,7 +60,8 @@ class Follower:
         if self._ours() and self._patiently(self._is_cut):
             self.tell()
         outcome = self._patiently(self._run.ended)
-        self._tracked.finish(self._patiently(self._summary) if outcome else {}, bool(outcome) and outcome["state"] == "failed")
+        over = bool(outcome) and outcome["state"] != "drained"  # else it goes on later
+        self._tracked.finish(self._patiently(self._summary) if over else {}, over and outcome["state"] == "failed")
 
     def _ours(self) -> bool:
         return not self._epoch or self._patiently(self._run.newest_epoch) == self._epoch
@@ -145,7 +146,10 @@ def main(path: Path, name: str, parent: int = 0, epoch: int = 0) -> None:
         over.set()
     run.tracking.mkdir(mode=0o700, exist_ok=True)
     with (run.tracking / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of an incarnation before, which is finishing
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of an incarnation before, which is finishing
+        except OSError as error:  # Lustre without flock, NFS without lockd
+            print(f"{run.path}: its file system has no locks ({error.strerror}), so that nothing keeps two of these apart", flush=True)
         Follower(run, config, Tracker(name), over, epoch).follow()
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +24,22 @@ from workers.run.folder import RunFolder
 
 
 class KeptRollouts:
-    """Those of `run`, which goes on from `step` (None: it begins); nothing where rollout.keep=0."""
+    """Those of `run`, which goes on from `step` (None: it begins), where the evaluations of the steps `evaluated` are over; nothing where
+    rollout.keep=0."""
 
-    def __init__(self, run: RunFolder, core: Coordinator, step: int | None) -> None:
+    def __init__(self, run: RunFolder, core: Coordinator, step: int | None, evaluated: Set[int] = frozenset()) -> None:
         config = core.config
         self._core = core
         self._told: deque[KeptLogprobs] = deque(maxlen=2)  # a step may be computed before the one before it is announced
         self._files = None if config.supervised or not config.rollout.keep else RolloutFiles(
-            run.rollouts, Path(config.model.path), config.rollout.keep_mb << 20, step)
+            run.rollouts, Path(config.model.path), config.rollout.keep_mb << 20, step, self._judged(step, evaluated))
+
+    def _judged(self, step: int | None, evaluated: Set[int]) -> dict[int, set[str]]:
+        """The groups that have been judged of each evaluation that is not over."""
+        judged: dict[int, set[str]] = {} if step is None or step in evaluated else {step: set()}
+        if self._core.evaluation.active:
+            judged[self._core.evaluation.step] = {f"e{self._core.evaluation.step}.{index}" for index in self._core.evaluation.scores}
+        return judged
 
     def told(self, peer: bytes, message: Message | MessageError) -> bool:
         """Whether this is log-probs of the groups that the next step keeps, which only the trainer's word counts of. Nothing is decided by them: they
@@ -55,6 +63,11 @@ class KeptRollouts:
             index = int(record.group.group_id.partition(".")[2])
             self._files.keep([Kept(record.step, HELDOUT, record.group, self._core.office.heldout[index].reference)])
         elif isinstance(record, Result):
+            self._files.keep(())
+
+    def flush(self) -> None:
+        """Have what there is of an evaluation written: a checkpoint is made, after which it is not judged again."""
+        if self._files is not None:
             self._files.keep(())
 
     def _of(self, record: StepRecord) -> Sequence[np.ndarray | None]:

@@ -24,13 +24,17 @@ class RunRecords:
         self.evaluations = read_lines(run.evaluations)
         self.health = Health(machine.core.config)
         self.health.resume(read_lines(run.metrics))
-        self.positions = self._recorder.positions
-        self.rollouts = KeptRollouts(run, machine.core, snapshot.step if snapshot else None)
+        self.rollouts = KeptRollouts(run, machine.core, snapshot.step if snapshot else None, {line["step"] for line in self.evaluations})
 
     @property
     def num_held(self) -> int:
         """Lines that are not on disk yet."""
         return self._recorder.num_held
+
+    def positions(self) -> dict[str, int]:
+        """What a checkpoint notes: the length of each file, in bytes. Raises OSError where they do not hold everything."""
+        self.rollouts.flush()
+        return self._recorder.positions()
 
     def write(self, seconds: float, refused: int) -> None:
         """Write finished steps and evaluations, unless another incarnation has taken over. `seconds`: since the run began; `refused`: connections and

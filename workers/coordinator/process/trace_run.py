@@ -25,15 +25,17 @@ from workers.run.folder import RunFolder
 def traced(run: RunFolder, first: int, last: float, share: float) -> tuple[Tracer, dict[str, Any]]:
     """What happened from the finishing of step `first` to that of step `last`, with a `share` of the leases; and what there is to say of it."""
     replay, tracer, trouble = Replay(journal_files.code()), Tracer(), ""
-    parts, steps, began, ended = 0, list[int](), math.inf, -math.inf
+    parts, steps, before, began, ended = 0, list[int](), -1, math.inf, -math.inf
     try:
         for part in journal_files.parts(run):
             parts += 1
             for step in replay.play(journal_files.records_of(part)):
                 tracer.look(step)
-                steps = [min([*steps, step.core.training.step]), step.core.training.step]
-                if first <= step.core.training.step <= last:
+                now = step.core.training.step
+                steps = [min([*steps, now]), now]
+                if now >= first and (now < last or before < last):  # the finishing of `last` itself belongs to it, what follows does not
                     began, ended = min(began, step.wall), max(ended, step.wall)
+                before = now
     except (Difference, JournalError, OSError) as error:
         trouble = str(error)
     tracer.end(ended)

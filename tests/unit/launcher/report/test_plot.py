@@ -135,7 +135,18 @@ def test_the_start_of_another_incarnation_is_nobodys_work(tmp_path: Path) -> Non
     trainer = {layer.name: layer.seconds for layer in timeline.trainer_layers(record)}
     assert trainer[timeline.STARTING] == [0.0] * 6 + [0.25] + [0.0] * 3 and trainer[timeline.REST][6] == 0
     rollouts = {layer.name: layer.seconds for layer in timeline.rollout_layers(record, 1)}
-    assert rollouts[timeline.STARTING][6] == 0.5 and rollouts[timeline.GENERATING][6] == rollouts[timeline.GENERATING][5] - 0.5
+    assert rollouts[timeline.STARTING][6] == 0.5 and sum(layer[6] for layer in rollouts.values()) == sum(layer[5] for layer in rollouts.values())
+
+
+def test_what_workers_waited_between_two_incarnations_is_no_time_of_the_run(tmp_path: Path) -> None:
+    """The training job was in the queue for two hours; rollout workers outlived it."""
+    run = make(tmp_path / "run", None, (), 3)
+    write_lines(run.metrics, [{"step": at, "seconds": 10 * at, "replicas": 2, "train_s": 6.0, "rollout_idle_s": 2.0 * at + 14400 * (at > 2),
+                               "weight_update_s": 1.0 * at + 300 * (at > 2)} for at in (1, 2, 3, 4)])
+    incarnations.claim(run, "", "", 0, "here", 1, 2)
+    rollouts = {layer.name: layer.seconds for layer in timeline.rollout_layers(read(run), 1)}
+    assert rollouts[timeline.IDLE] == [2.0, 2.0, 0.0, 2.0] and rollouts[timeline.UPDATING] == [1.0, 1.0, 0.0, 1.0]
+    assert rollouts[timeline.STARTING] == [0.0, 0.0, 8.0, 0.0] and rollouts[timeline.GENERATING][2] == 12.0
 
 
 def test_workers_that_come_and_go_make_no_time(tmp_path: Path) -> None:

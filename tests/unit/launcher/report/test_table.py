@@ -43,8 +43,8 @@ def test_the_figures(tmp_path: Path) -> None:
     assert first["reward"] == pytest.approx(14.5) and first["max_staleness"] == 3 and first["tokens_trained"] == 1900 and first["hours"] is None
     assert 0 <= first["wall_s"] < 600
     assert (second["state"], second["step"], second["heldout_before"], second["reward"], second["wall_s"]) == ("gone", 0, None, None, None)
-    runs[0].summary.write_text(json.dumps({"max_staleness": 7}))
-    assert rows([read(run) for run in runs], 1e12)[1][0]["max_staleness"] == 7
+    runs[0].summary.write_text(json.dumps({"max_staleness": 1}))  # of an earlier end: it was resumed since
+    assert rows([read(run) for run in runs], 1e12)[1][0]["max_staleness"] == 3
 
 
 def test_the_table_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

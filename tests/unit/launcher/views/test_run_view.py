@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from launcher.views.run_view import STALE_S, duration, eta, evaluation_line, histogram, panel, rates, step_line, summary_lines
+from launcher.views.terminal import terminal
 
 NOW = 1_700_000_000.0
 WORKERS = [
@@ -272,6 +273,19 @@ def test_a_coordinator_that_went_away_or_never_was() -> None:
     assert "its coordinator has not written its status for 1m01s" in gone and "worker process" not in gone
     unknown = shown_on_slurm(None, slurm(hours=None, train=role(pending=1, reasons={"Priority": 1}, done=None, failed=None)))
     assert "unknown: SLURM keeps no accounting here" in unknown
+
+
+def test_words_from_elsewhere_command_the_terminal_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cause may quote what a model wrote."""
+    cause = "3 groups in a row have failed: no number in 'a\x1b]52;c;ZXZpbA==\x07b\x1b[2J'"
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", StringIO())
+    console = terminal()
+    console.print(panel("run7", status(), [], [], NOW, {"state": "failed", "cause": cause}))
+    console.print(cause, style="bold red", soft_wrap=True)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b]52" not in said and "\x1b[2J" not in said and said.count("\\u001b]52") == 2 and "\x1b[1;31m" in said
 
 
 @pytest.mark.parametrize("kind", ["xterm", "dumb"])

@@ -104,6 +104,24 @@ def test_an_evaluation_goes_on_beside_what_is_there(model: Path, tmp_path: Path)
     assert [row["group"] for row in rows(folder)] == ["e10.0", "e10.1", "e10.2", "e10.3"]
 
 
+def test_what_is_judged_once_more_stands_once(model: Path, tmp_path: Path) -> None:
+    """A crash in the middle of an evaluation, or after it, and a checkpoint that knew the first of its groups, or none."""
+    folder = tmp_path / "rollouts"
+
+    def live(step: int | None, judged: dict[int, set[str]], *indices: int) -> None:
+        files = RolloutFiles(folder, model, 1 << 30, step, judged)
+        for index in indices:
+            files.keep([heldout(10, index)])
+            files.keep([])  # as at a checkpoint
+        files.close()
+
+    live(None, {}, 0, 1, 2)
+    live(10, {10: {"e10.0"}}, 1, 2, 3)
+    assert [row["group"] for row in rows(folder)] == ["e10.0", "e10.1", "e10.2", "e10.3"]
+    live(10, {10: set()}, 0, 1)
+    assert [row["group"] for row in rows(folder)] == ["e10.0", "e10.1"]
+
+
 def test_the_oldest_go_first(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
     files = RolloutFiles(folder, model, 1, None)

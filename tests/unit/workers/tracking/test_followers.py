@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sqlite3
 import threading
 from contextlib import closing
@@ -22,7 +24,7 @@ from workers.run import incarnations
 from workers.run.folder import RunFolder
 from workers.tracking import tracker, tracker_processes
 from workers.tracking.lines import NewLines
-from workers.tracking.run_follower import Follower, figures
+from workers.tracking.run_follower import Follower, figures, main
 from workers.tracking.tracker_processes import TrackerProcesses
 
 
@@ -108,6 +110,28 @@ def test_a_run_that_goes_on_is_one_run_there(tmp_path: Path, name: Tracker) -> N
         assert [(one.step, one.value) for one in client.get_metric_history(remote, "train/reward")] == [(1, 0.0), (2, 1.0), (3, 2.0)]
         assert {one.path for one in client.list_artifacts(remote)} == {"heldout", "summary.json"}
     assert json.loads((run.tracking / f"{name.value}.json").read_bytes())["remote"] == remote
+
+
+def test_a_run_that_was_drained_is_not_over_there(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 2)
+    run.end("the cluster is serviced", "test", "drained")
+    follow(run, Tracker.mlflow)
+    client = MlflowClient((run.tracking / "mlruns").as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    assert found.info.status == "SCHEDULED" and client.list_artifacts(found.info.run_id) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_files_cannot_be_locked_it_tells_all_the_same(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int) -> None:
+    run = run_of(tmp_path, 2)
+
+    def without_locks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", without_locks)
+    main(run.path, "prometheus")
+    assert (run.tracking / "prometheus.json").exists() and "its file system has no locks" in capsys.readouterr().out
 
 
 def test_only_finite_numbers_are_figures() -> None:
