@@ -7,11 +7,11 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import torch
-from tokenizers import Tokenizer
 
 from workers.config import Config
 from workers.data.prompt import Prompt
 from workers.model.architecture import read_architecture
+from workers.model.tokenizer import open_tokenizer
 from workers.rollout.engines.servers.embedded.engine_loop import Engine
 from workers.rollout.engines.servers.embedded.model import Model
 from workers.rollout.engines.servers.embedded.model_runner import Forward
@@ -31,7 +31,7 @@ class Sampler:
     def __init__(self, config: Config, folder: Path) -> None:
         engine = config.engine
         self._config = config
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer = open_tokenizer(folder)
         architecture = read_architecture(folder)
         self._eos = frozenset(architecture.eos_token_ids)
         model = Model(folder, architecture, getattr(torch, engine.dtype.value), engine.num_slots, engine.context_length)

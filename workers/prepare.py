@@ -34,6 +34,7 @@ from workers.model.initialize import make_smollm2, make_tiny
 from workers.model.parallel_limits import check_training
 from workers.model.teacher import check_teacher
 from workers.model.tensors import check_tensors
+from workers.model.tokenizer import open_tokenizer
 from workers.rollout.workflows.agents.environment_process import bring_tasks
 from workers.run import process_tree
 from workers.run.checkpoints import TRAINER
@@ -90,11 +91,7 @@ def check_model(folder: Path, config: Config) -> Architecture:
 
 def check_prompts(config: Config, folder: Path, architecture: Architecture) -> list[Prompt]:
     """Check that prompts fit the vocabulary and the context; returns some. Raises `ConfigError`, `ModelError`."""
-    path = folder / "tokenizer.json"
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"{path}: not a readable tokenizer ({error}). Give the folder of a Hugging Face model with its tokenizer.json") from error
+    tokenizer = open_tokenizer(folder)
     source = open_prompts(config.data, config.reward, config.run.seed, folder, responses=config.supervised)
     if config.supervised:
         _check_examples(config, folder, tokenizer, architecture, source)
@@ -108,7 +105,7 @@ def check_prompts(config: Config, folder: Path, architecture: Architecture) -> l
                               f"workflow.max_new_tokens={config.workflow.max_new_tokens} in engine.context_length="
                               f"{config.engine.context_length}. Raise engine.context_length, or leave such prompts out with data.filter=drop and "
                               f"data.max_prompt_tokens={room}")
-        _check_vocabulary(tokens, architecture, path)
+        _check_vocabulary(tokens, architecture, folder / "tokenizer.json")
     _say(source)
     return prompts
 

@@ -29,6 +29,7 @@ from workers.data.prompt_files import training_files
 from workers.data.rows import Row, read_rows
 from workers.messages.from_worker import GroupFailed
 from workers.messages.parts import Lease, Purpose, Version
+from workers.model.tokenizer import open_tokenizer
 from workers.reward.pool.pool import RewardPool, VerifierError
 from workers.reward.verifiers.registry import own
 from workers.rollout.engines.client import BadRequest, Generation, SamplingParams
@@ -148,7 +149,7 @@ def _try_workflow(config: Config, folder: Path, prompt: Prompt) -> list[str]:
 
 
 async def _run_group(config: Config, folder: Path, prompt: Prompt, limit_s: float) -> None:
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = open_tokenizer(folder)
     answers = Answers(tokenizer, prompt.response or prompt.reference, end_token(folder, tokenizer))
     ends = asyncio.get_running_loop().time() + limit_s
     async with _one_process(config, prompt.verifier) as pool, asyncio.timeout_at(ends):  # what blocked the loop is told, although both are then late

@@ -161,6 +161,8 @@ RULES = (
     Rule("trainer.min_lr", lambda config: config.trainer.lr_schedule is not Schedule.constant, "trainer.lr_schedule=constant does not fall"),
     Rule("trainer.export_keep", lambda config: config.trainer.export_every_steps > 0, "trainer.export_every_steps=0 exports at the end only"),
     Rule("trainer.parallel.sequence", lambda config: config.trainer.parallel.tp > 1, "trainer.parallel.tp=1 splits nothing"),
+    Rule("run.target_accuracy", lambda config: config.evaluation.every_steps > 0,
+         "evaluation.every_steps=0 judges nothing between the first step and the last"),
     Rule("checkpoint.keep_best", lambda config: config.evaluation.enabled and config.evaluation.every_steps > 0,
          "nothing is judged between the first and the last step (evaluation.every_steps)"),
     Rule("evaluation.num_samples evaluation.temperature evaluation.top_p evaluation.top_k evaluation.pass_at evaluation.confidence",

@@ -19,7 +19,8 @@ MODULE = "workers.coordinator.process.trace_run"
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 1 where the journal cannot be replayed to its end, 2 where nothing was recorded."""
     parser = add_run(Parser(prog="headway trace", description=(__doc__ or "").splitlines()[0]))
-    parser.add_argument("--steps", type=_steps, default=[], metavar="A:B", help="from the finishing of step A to that of B; also A:, :B, and A for step A alone")
+    parser.add_argument("--steps", type=_steps, default=[], metavar="A:B",
+                        help="from the finishing of step A to that of B; also A:, :B, and A for step A alone")
     parser.add_argument("--share", type=_share, default=1.0, help="of the leases (default 1: all of them)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default RUN/trace.json.gz); compressed where it ends in .gz")
     options = parser.parse_args(arguments)

@@ -197,8 +197,6 @@ class Config:
                 f"must be node with workflow={self.workflow.name}", "Its episodes are scored where they run: jobs for rewards would judge nothing")
         for name in (*self.data.verifiers(self.reward.verifier), *self.reward.parts):
             self.reward.check_named(name)
-        require(self.reward.overlong_buffer <= self.workflow.max_new_tokens, "reward.overlong_buffer", self.reward.overlong_buffer,
-                f"must be at most workflow.max_new_tokens={self.workflow.max_new_tokens}", "Shorten the buffer")
 
     def _check_evaluation(self) -> None:
         """What has no meaning where nothing is trained."""
@@ -211,6 +209,8 @@ class Config:
 
     def _check_rl(self) -> None:
         self._check_inference()
+        require(self.reward.overlong_buffer <= self.workflow.max_new_tokens, "reward.overlong_buffer", self.reward.overlong_buffer,
+                f"must be at most workflow.max_new_tokens={self.workflow.max_new_tokens}", "Shorten the buffer")
         require(self.staleness.min_ess is None or self.algorithm.decoupled, "staleness.min_ess", self.staleness.min_ess,
                 "must be null with algorithm.decoupled=false", "There are no weights then; bound staleness.max_divergence")
         require(not self.algorithm.compares_groups or self.workflow.group_size >= 2, "workflow.group_size",

@@ -19,6 +19,7 @@ from workers.data.prompt import Prompt, PromptSource
 from workers.data.prompts import open_prompts
 from workers.model.architecture import ModelError, read_architecture
 from workers.model.end_tokens import eos_ids
+from workers.model.tokenizer import open_tokenizer
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Examples:
 def open_examples(config: Config) -> Examples:
     """The examples of a supervised run, whose `model.path` is the starting model's folder. Raises `ConfigError`, `ModelError`."""
     folder = Path(config.model.path)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = open_tokenizer(folder)
     source = open_prompts(config.data, config.reward, config.run.seed, folder, responses=True)
     return Examples(source, tokenizer, end_token(folder, tokenizer))
 

@@ -119,12 +119,11 @@ class Replaced:
         return [*self._source.notes(), *([dropped] if self._num_dropped else [])]
 
 
-def _tokenizer(folder: Path):  # type: ignore[no-untyped-def]
-    from tokenizers import Tokenizer  # only where tokens are counted
+def _tokenizer(folder: Path) -> Tokenizer:
+    from workers.model.architecture import ModelError
+    from workers.model.tokenizer import open_tokenizer  # only where tokens are counted
 
-    path = folder / "tokenizer.json"
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{path}: not a readable tokenizer ({error}), which data.max_prompt_tokens needs. "
-                          "Give the folder of a Hugging Face model with its tokenizer.json") from error
+        return open_tokenizer(folder)
+    except ModelError as error:
+        raise ConfigError(f"data.max_prompt_tokens needs the model's tokenizer. {error}") from error

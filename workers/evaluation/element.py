@@ -24,8 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from workers.config import ClusterKind, Config
 from workers.data.prompt import Prompt
 from workers.data.prompts import open_prompts
@@ -33,6 +31,7 @@ from workers.evaluation.chunks import Chunk, Chunks, divide
 from workers.evaluation.element_liveness import Liveness, myself
 from workers.evaluation.judge import Judging
 from workers.evaluation.result import conclude
+from workers.model.tokenizer import open_tokenizer
 from workers.reward.pool.pool import RewardPool, functions
 from workers.rollout.engines.engine_pool import Engines
 from workers.rollout.engines.replica import spawner
@@ -98,7 +97,7 @@ class EvaluationElement:
         self._prompts = open_prompts(config.data, config.reward, config.run.seed, Path(config.model.path)).heldout()
         self._chunks.chunks = divide(len(self._prompts), config.allocation.num_devices // config.allocation.replica_size)
         self._engines = engines = Engines(config, spawner(self.run, config, self._others), lambda: None, self._changed, serve_start=True)
-        sampler = Sampler(engines, Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json")))
+        sampler = Sampler(engines, open_tokenizer(Path(config.model.path)))
         async with RewardPool(config.reward, config.sandbox) as rewards:
             workflow = Workflow(Parts(sampler, rewards, config.workflow, config.reward, config.engine.context_length, text_of(config),
                                       heldout=config.evaluation))

@@ -36,7 +36,7 @@ OWN = re.compile(rf"({TRAIN}|{HELDOUT})-(\d{{8}})(\.\d{{3}})?\.parquet")
 
 class RolloutFiles:
     """Files in `folder`, at most `most_bytes` of them; `model`: the folder of the tokenizer. Those of steps after `step` are of a lost lineage, and
-    removed; None: a new run, which begins with none. `judged`: by step, the held-out groups that stay of an evaluation that goes on, or is made again:
+    removed; None: a new run, which begins with none. `judged`: by step, the held-out groups that stay of an evaluation that goes on or is made again:
     what else there is of it comes once more."""
 
     def __init__(self, folder: Path, model: Path, most_bytes: int, step: int | None, judged: Mapping[int, Set[str]] = MappingProxyType({})) -> None:
@@ -54,7 +54,7 @@ class RolloutFiles:
         self._thread.start()
 
     def keep(self, groups: Sequence[Kept]) -> None:
-        """Have these written: those of a step, or some of an evaluation; none: all there is of it, as it is over, or the state of the run is saved."""
+        """Have these written: those of a step, or some of an evaluation; none: all there is of it, as it is over, or a checkpoint is made."""
         try:
             self._waiting.put_nowait(groups)
         except queue.Full:

@@ -26,11 +26,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from workers.messages.groups import group_episodes, samples
 from workers.messages.parts import Group
+from workers.model.architecture import ModelError
+from workers.model.tokenizer import open_tokenizer
 
 TRAIN, HELDOUT = "train", "heldout"
 SCHEMA = pa.schema([
@@ -58,9 +59,9 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         try:
-            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # the library raises bare Exception
-            raise OSError(f"{folder / 'tokenizer.json'}: not a readable tokenizer ({error})") from error
+            self._tokenizer = open_tokenizer(folder)
+        except ModelError as error:
+            raise OSError(str(error)) from error
 
     def text(self, ids: list[int]) -> tuple[str, list[int]]:
         """The text of `ids`, special tokens shown, and where in it each token ends; a token that is a part of a character ends before it."""

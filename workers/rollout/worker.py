@@ -16,14 +16,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from workers.config import ClusterKind, Config
 from workers.messages.broadcasts import Broadcast, BroadcastRefused, JoinUpdateGroup, LeaveUpdateGroup, PrepareBroadcast
 from workers.messages.from_coordinator import Acknowledged, Drain, Leases, LoadGranted, Refused, RewardElements, Sources, Welcome
 from workers.messages.from_worker import Draining, Heartbeat, WorkerFailed
 from workers.messages.parts import Announcement, HeldLease, Message, Role, WorkerStatus
 from workers.model.architecture import read_architecture
+from workers.model.tokenizer import open_tokenizer
 from workers.reward.pool.pool import functions
 from workers.reward.remote.client import RemoteRewards
 from workers.reward.rewards import open_rewards
@@ -153,7 +152,7 @@ class RolloutWorker:
         config, holder = self.config, self._holder
         self._engines = engines = Engines(config, spawner(self.run, config, self._others), lambda: holder.newest, self._changed)
         self._member = member = membership(config, engines.engines, holder, self._send)
-        sampler = Sampler(engines, Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json")), config.replayed)
+        sampler = Sampler(engines, open_tokenizer(Path(config.model.path)), config.replayed)
         async with self._rewards:
             workflow = Workflow(Parts(sampler, self._rewards, config.workflow, config.reward, config.engine.context_length, text_of(config),
                                       config.transport.max_message_mb << 20, config.evaluation))

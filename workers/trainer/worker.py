@@ -75,7 +75,7 @@ class TrainerWorker:
         self._announcer = None if config.supervised else Announcer(
             run, config, link, ranks, RankPublisher(run, config, self._engine, epoch, link.wake), self._weight_group())
         self._self_test = SelfTest(config, self._engine.architecture, self.version, partial(print, flush=True))
-        self._begins_new = restored is None
+        self._begins_new, self._restored = restored is None, restored
         self._published = False
         self._saver = RunSaver(run, config, link, ranks, self._engine, self.version, restored, self._settle)
         self._exporter = Exporter(run, config, ranks, self._engine.architecture, self._weights, self._adapters)
@@ -96,12 +96,12 @@ class TrainerWorker:
         try:
             self._link.wait_until_welcome()
             self._publish({})
+            if self._restored is not None and self._exporter.lacks(self._restored.version):
+                self._export()
             while True:
                 self._step()
                 self._saver.after_step(self.version)
-                if self._exporter.due(self.version.step):
-                    self._settle()
-                self._exporter.after_step(self.version)
+                self._export()
         except RunEnded as end:
             return self._finish(str(end))
         except (DrainRequested, StepAbandoned):
@@ -181,6 +181,11 @@ class TrainerWorker:
         """Wait until the coordinator knows of the newest version. Raises what has prevented its publication."""
         if self._announcer is not None:
             self._announcer.wait()
+
+    def _export(self) -> None:
+        if self._exporter.due(self.version.step):
+            self._settle()
+        self._exporter.after_step(self.version)
 
     def _measure_heldout(self) -> dict[str, float]:
         """The held-out loss of this version, where it is due: before the first step, every `evaluation.every_steps`, after the last."""

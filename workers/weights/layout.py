@@ -78,6 +78,7 @@ def small_files(files: list[ShardFile], model_folder: Path, dtype: Dtype) -> dic
     """What a Hugging Face folder holds besides `files`, by name: the index of all tensors, and config.json with `dtype`."""
     config = json.loads((model_folder / CONFIG).read_text())
     config["dtype"] = dtype.value
-    config.pop("torch_dtype", None)
+    for name in ("torch_dtype", "auto_map"):  # its older name; Python files, which do not come along and no family here needs
+        config.pop(name, None)
     index = {tensor: file.name for file in files for tensor in file.places}
     return {CONFIG: json.dumps(config, indent=2).encode(), INDEX: json.dumps({"metadata": {}, "weight_map": index}).encode()}

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import mmap
 import os
@@ -108,7 +109,7 @@ def write_hf_folder(folder: Path, tensors: Iterable[tuple[str, Tensor]], model_f
     size = sum(file.size for file in files)
     try:
         if free < size + RESERVE_BYTES:
-            raise OSError("not enough for them")
+            raise OSError(errno.ENOSPC, "not enough for them")
         for name, content in small_files(files + frozen, model_folder, dtype).items():
             (folder / name).write_bytes(content)
         _write(folder, files, tensors, getattr(torch, dtype.value))
@@ -116,8 +117,8 @@ def write_hf_folder(folder: Path, tensors: Iterable[tuple[str, Tensor]], model_f
     except ModelError as error:
         raise WeightsError(str(error)) from error
     except OSError as error:
-        raise WeightsError(f"{folder}: {free >> 20} MiB are free, the weights take {size >> 20} MiB ({error}). Free some space, or choose "
-                           "another folder: run.dir, or weights.dir for what a node holds") from error
+        raise WeightsError(f"{folder}: {free >> 20} MiB are free, the weights take {size >> 20} MiB ({error.strerror or error}). Free some space, or "
+                           "choose another folder: run.dir, or weights.dir for what a node holds") from error
 
 
 def _write(folder: Path, files: Sequence[ShardFile], tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:

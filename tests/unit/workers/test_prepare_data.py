@@ -26,6 +26,7 @@ from workers.config import (
 )
 from workers.config.choices import DataFilter
 from workers.config.data import PartConfig
+from workers.model.tokenizer import open_tokenizer
 from workers.prepare import NUM_CHECKED, prepare
 from workers.run.folder import RunFolder
 
@@ -84,12 +85,8 @@ def test_a_row_of_megabytes_is_named_by_its_line_without_counting_to_its_end(
     encode = Tokenizer.encode
 
     class Counting:
-        def __init__(self, path: str) -> None:
-            self.tokenizer = Tokenizer.from_file(path)
-
-        @staticmethod
-        def from_file(path: str) -> Counting:
-            return Counting(path)
+        def __init__(self, folder: Path) -> None:
+            self.tokenizer = open_tokenizer(folder)
 
         def encode(self, text: str, add_special_tokens: bool) -> Encoding:
             looked_at.append(len(text))
@@ -98,7 +95,7 @@ def test_a_row_of_megabytes_is_named_by_its_line_without_counting_to_its_end(
         def __getattr__(self, name: str) -> object:
             return getattr(self.tokenizer, name)
 
-    monkeypatch.setattr("workers.prepare.Tokenizer", Counting)
+    monkeypatch.setattr("workers.prepare.open_tokenizer", Counting)
     with pytest.raises(ConfigError, match=words):
         prepared(run, files(), RunKind.supervised if "response" in line else RunKind.rl)
     assert looked_at and max(looked_at) < 100_000

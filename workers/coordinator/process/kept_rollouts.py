@@ -37,8 +37,9 @@ class KeptRollouts:
     def _judged(self, step: int | None, evaluated: Set[int]) -> dict[int, set[str]]:
         """The groups that have been judged of each evaluation that is not over."""
         judged: dict[int, set[str]] = {} if step is None or step in evaluated else {step: set()}
-        if self._core.evaluation.active:
-            judged[self._core.evaluation.step] = {f"e{self._core.evaluation.step}.{index}" for index in self._core.evaluation.scores}
+        evaluation = self._core.evaluation
+        if evaluation.active:
+            judged[evaluation.step] = {f"e{evaluation.step}.{index}" for index in evaluation.scores}
         return judged
 
     def told(self, peer: bytes, message: Message | MessageError) -> bool:

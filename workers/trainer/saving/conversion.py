@@ -2,8 +2,8 @@
 
     checkpoints/7.120/trainer/ --dist_checkpointing--> Megatron model --hf_conversion--> FOLDER/, every tensor read again and compared
 
-Called by workers/prepare.py. The rank holds the whole training state, optimizer included: models that need more memory than this machine has
-are exported by the run itself (trainer.export_every_steps).
+Called by workers/prepare.py, on CPUs: a login node has no GPU, or a small one. The rank holds the whole training state, optimizer
+included: models that need more memory than this machine has are exported by the run itself (trainer.export_every_steps).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from workers.config import ConfigError, ParallelConfig, load
+from workers.config.choices import Device
 from workers.model.architecture import ModelError
 from workers.run.folder import RunFolder
+from workers.run.gpus import set_environment
 from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.megatron.model.model import DTYPES
-from workers.trainer.saving.exporter import verify, write_model
+from workers.trainer.saving.export_folder import verify, write_model
 from workers.weights.manifest import WeightsError
 
 
@@ -28,6 +30,8 @@ def convert(checkpoint: Path, folder: Path) -> None:
     try:
         config = load(RunFolder(checkpoint.parent.parent).config)
         config.trainer.parallel, config.algorithm.kl_weight = ParallelConfig(), 0.0  # no reference model is needed
+        config.trainer.device = Device.cpu
+        set_environment(config)
         model = Path(config.model.path)
         engine = MegatronEngine(config, model)
         engine.load_state(checkpoint / "trainer")

@@ -9,21 +9,16 @@ Training stands still for the first line only (`export_s`).
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
-from blake3 import blake3
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from workers.config import Config, Dtype
+from workers.config import Config
 from workers.messages.parts import Version
-from workers.model.architecture import Architecture, ModelError
-from workers.model.tensors import check_tensors
+from workers.model.architecture import Architecture
 from workers.run.checkpoints import check_epoch
 from workers.run.files import sync
 from workers.run.folder import RunFolder
@@ -32,11 +27,10 @@ from workers.trainer.background import LEAVE_S, Background
 from workers.trainer.megatron.model.model import DTYPES
 from workers.trainer.orders import StillThere
 from workers.trainer.ranks import IDLE_S, Ranks
+from workers.trainer.saving.export_folder import aside_of, removed_on_failure, verify, version_of, write_model
 from workers.weights.manifest import WeightsError, make_manifest
 from workers.weights.peft_folder import write_peft_folder
-from workers.weights.safetensors_writer import write_hf_folder
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "special_tokens_map.json")
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 
 
@@ -72,13 +66,38 @@ class Exporter:
         themselves, and return when it is verified. Raises WeightsError, OSError, `Fenced`."""
         self._look(wait=True)
         if self._final:
-            patiently(self._run, lambda: self._publish(self._run.final_model, version, self._write(self._run.final_model)))
+            self._patiently(lambda: self._publish(self._run.final_model, version, self._write(self._run.final_model)))
             if self._lora.rank:
-                patiently(self._run, lambda: self._publish_adapters(version))
+                self._patiently(lambda: self._publish_adapters(version))
+
+    def lacks(self, version: Version) -> bool:
+        """Whether the export of `version`, whose state an incarnation before has saved, is due and not there: it left before that was verified."""
+        return self.due(version.step) and version_of(self._run.exports / str(version.step)) != version
 
     def abandon(self) -> None:
-        """This process leaves: what is still being verified is of no use."""
+        """This process leaves: what is still being verified is written again by the next one, if it begins there."""
         self._verifying.abandon(LEAVE_S)
+
+    def _patiently(self, work: Callable[[], None]) -> None:
+        """`work` once the disk takes it, for which the other ranks are kept waiting. Raises WeightsError, OSError, `Fenced`."""
+        def attempt() -> None:
+            try:
+                work()
+            except WeightsError as error:
+                if (cause := _disk_error(error)) is None:
+                    raise
+                raise OSError(cause.errno, str(error)) from error
+
+        def hurry() -> bool:
+            self._ranks.tell(StillThere())
+            return False
+
+        try:
+            patiently(self._run, attempt, hurry=hurry)
+        except OSError as error:
+            if isinstance(error.__cause__, WeightsError):
+                raise error.__cause__ from error.__cause__.__cause__
+            raise
 
     def take_metrics(self) -> dict[str, float]:
         """Seconds that training stood still for exports since this was last asked."""
@@ -104,7 +123,7 @@ class Exporter:
 
     def _write(self, folder: Path) -> dict[str, str]:
         """Write `folder` aside; returns the digest of every tensor, BLAKE3 in hex, by name."""
-        aside, tensors = _aside(folder), self._weights()
+        aside, tensors = aside_of(folder), self._weights()
         try:
             shutil.rmtree(aside, ignore_errors=True)
             return write_model(aside, tensors, self._model, self._dtype)
@@ -113,21 +132,26 @@ class Exporter:
                 pass
 
     def _publish(self, folder: Path, version: Version, digests: dict[str, str]) -> None:
-        aside = _aside(folder)
-        with _removed_on_failure(aside):
+        aside = aside_of(folder)
+        with removed_on_failure(aside):
             verify(aside, self._architecture, DTYPES[self._dtype], digests)
             make_manifest(aside, version)
             self._name(aside, folder, version)
         if folder.parent == self._run.exports:
-            exports = sorted((path for path in folder.parent.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
-            for old in exports[: -self._keep]:
-                shutil.rmtree(old, ignore_errors=True)
+            self._retain(version)
+
+    def _retain(self, newest: Version) -> None:
+        """Remove what an incarnation before has exported of later steps, which are trained anew, and the oldest of the rest."""
+        steps = {int(path.name): path for path in self._run.exports.iterdir() if path.name.isdecimal()}
+        lost = {step for step, path in steps.items() if step > newest.step and (found := version_of(path)) is not None and found < newest}
+        for step in (*lost, *sorted(steps.keys() - lost)[: -self._keep]):
+            shutil.rmtree(steps[step], ignore_errors=True)
 
     def _publish_adapters(self, version: Version) -> None:
         folder, tensors = self._run.final_adapter, self._adapters()
-        aside = _aside(folder)
+        aside = aside_of(folder)
         try:
-            with _removed_on_failure(aside):
+            with removed_on_failure(aside):
                 shutil.rmtree(aside, ignore_errors=True)
                 write_peft_folder(aside, tensors, self._lora, self._model)
                 self._name(aside, folder, version)
@@ -148,59 +172,8 @@ class Exporter:
         print(f"the model could not be exported, training goes on: {error}", flush=True)
 
 
-def write_model(folder: Path, tensors: Iterator[tuple[str, Tensor]], model: Path, dtype: Dtype) -> dict[str, str]:
-    """Make `folder`: `tensors` in `dtype`, and what else belongs to the model in the folder `model`; on failure nothing is left of it.
-
-    Returns the digest of every tensor, BLAKE3 in hex, by name. Raises WeightsError, OSError.
-    """
-    digests: dict[str, str] = {}
-
-    def hashed() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in tensors:
-            kept = tensor.detach().to("cpu", DTYPES[dtype]).contiguous()
-            digests[name] = _digest(kept)
-            yield name, kept
-
-    folder.mkdir(mode=0o700)
-    with _removed_on_failure(folder):
-        write_hf_folder(folder, hashed(), model, dtype)
-        for name in TOKENIZER_FILES:
-            if (model / name).is_file():
-                shutil.copy(model / name, folder / name)
-    return digests
-
-
-def verify(folder: Path, architecture: Architecture, dtype: torch.dtype, digests: dict[str, str]) -> None:
-    """Raise `WeightsError` unless `folder` holds exactly the tensors of `architecture`, those that training moves in `dtype`, each with its digest
-    (BLAKE3, hex)."""
-    try:
-        expected, left = architecture.tensor_shapes().keys(), dict(digests)
-        frozen = architecture.frozen_shapes()
-        for path in check_tensors(folder, architecture):
-            with safe_open(path, framework="pt") as file:
-                for name in set(file.keys()) - set(frozen):
-                    tensor = file.get_tensor(name)
-                    if tensor.dtype is not dtype or _digest(tensor) != left.pop(name, ""):
-                        raise WeightsError(f"{folder}: tensor {name} is not what was written. Check the file system")
-    except (ModelError, SafetensorError) as error:
-        raise WeightsError(f"{folder}: not what was written ({error}). Check the file system") from error
-    wrong = sorted(left.keys() | (digests.keys() ^ expected))
-    if wrong:
-        raise WeightsError(f"{folder}: tensors {', '.join(wrong[:5])} are missing, or are none of this architecture")
-
-
-@contextlib.contextmanager
-def _removed_on_failure(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _aside(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.tmp")
-
-
-def _digest(tensor: Tensor) -> str:
-    return blake3(tensor.flatten().view(torch.uint8).numpy().data).hexdigest()
+def _disk_error(error: BaseException | None) -> OSError | None:
+    """What the disk had to say, of an error that tells it in words of weights or models; None where it is another one."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error

@@ -140,6 +140,7 @@ def test_what_a_later_argument_overrules_is_said(composer: Composer) -> None:
     ("algorithm.second_moment=0.1", "off_policy=second_moment"), ("algorithm.kl_estimator=k2", "algorithm.kl_weight=0"),
     ("algorithm.critic_lr=1e-4", "has a critic"), ("trainer.min_lr=1e-6", "does not fall"), ("trainer.export_keep=3", "at the end only"),
     ("trainer.parallel.sequence=false", "splits nothing"), ("evaluation.every_steps=0 checkpoint.keep_best=true", "nothing is judged between"),
+    ("evaluation.every_steps=0 run.target_accuracy=0.8", "judges nothing between"),
     ("evaluation.enabled=false evaluation.every_steps=0 evaluation.top_p=0.5", "judges nothing"), ("evaluation.top_k=5", "is greedy"),
     ("evaluation.checkpoint=best", "evaluation.run=RUN"), ("selftest.action=off selftest.mean_tolerance=1", "compares nothing"),
     ("alarms.loss=2", "only supervised"), ("alarms.off=[entropy_collapse] alarms.entropy=0.1", "entropy_collapse is not judged"),

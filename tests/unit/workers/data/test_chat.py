@@ -48,6 +48,17 @@ def test_renders_like_transformers(model: Path) -> None:
         assert ChatTemplate(model).render(text) == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
+@pytest.mark.parametrize("template", [
+    "{% for message in messages %}{% generation %}{% set mark = '|' %}{{ mark }}{{ message.content }}{% endgeneration %}{{ mark }}{% endfor %}",
+    "{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}{{ messages | tojson(ensure_ascii=true, indent=1) }}"])
+def test_what_transformers_adds_to_templates_is_there(model: Path, template: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    (model / "chat_template.jinja").write_text(template)
+    text = 'é = "1"'
+    expected = transformers.AutoTokenizer.from_pretrained(model).apply_chat_template([{"role": "user", "content": text}], tokenize=False)
+    assert ChatTemplate(model).render(text) == expected
+
+
 def test_prompts_are_rendered(model: Path) -> None:
     set_config(model, chat_template="[{{ messages[0].content }}]{% if add_generation_prompt %}>{% endif %}")
     plain = open_prompts(DataConfig(), RewardConfig(), 1)

@@ -79,10 +79,12 @@ def judged(begun: EvaluationElement) -> list[int]:
 
 
 @pytest.mark.parametrize(("part", "name", "number"), [
-    (element, "write_atomic", errno.ENOSPC), (chunks, "append_whole", errno.ENOSPC), (chunks, "sync", errno.EIO), (chunks, "write_once", errno.ESTALE),
-    (chunks, "read_lines", errno.EIO), (RunFolder, "stop_requested", errno.EIO), (RunFolder, "ended", errno.ESTALE)])
+    (element, "write_atomic", errno.ENOSPC), (chunks, "append_whole", errno.ENOSPC), (chunks, "sync", errno.EIO),
+    (chunks, "write_once", errno.ESTALE), (chunks, "read_lines", errno.EIO),
+    (RunFolder, "stop_requested", errno.EIO), (RunFolder, "ended", errno.ESTALE)])
 @pytest.mark.parametrize("after", [False, True], ids=["before it is done", "after it is done"])
-def test_an_outage_costs_nothing(started: EvaluationElement, monkeypatch: pytest.MonkeyPatch, part: object, name: str, number: int, after: bool) -> None:
+def test_an_outage_costs_nothing(
+        started: EvaluationElement, monkeypatch: pytest.MonkeyPatch, part: object, name: str, number: int, after: bool) -> None:
     failing = Failing(getattr(part, name), number, (1, 2, 4), after)
     monkeypatch.setattr(part, name, lambda *arguments: failing(*arguments))
     assert judged(started) == list(range(NUM_PROMPTS))

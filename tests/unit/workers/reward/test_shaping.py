@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.config import ConfigError, RewardConfig
+from workers.config import Config, ConfigError, ModelConfig, RewardConfig, RunConfig, RunKind, WorkflowConfig
 from workers.reward.shaping import overlong, reward, scale
 
 
@@ -64,3 +64,14 @@ def test_what_cannot_work_is_refused(values: dict[str, Any], message: str) -> No
 def test_what_can_work_is_not() -> None:
     RewardConfig().check()
     RewardConfig(verifier="math_verify", parts={"boxed": 0.1, "format_tags": 0.1}, overlong_penalty=1.0, overlong_buffer=128).check()
+
+
+def test_a_buffer_bounds_what_is_trained_and_no_evaluation() -> None:
+    """`headway eval evaluation.run=RUN workflow.max_new_tokens=32` takes the run's rewards over."""
+    def config(kind: RunKind) -> Config:
+        return Config(run=RunConfig(kind=kind), workflow=WorkflowConfig(max_new_tokens=32), model=ModelConfig(path="model"),
+                      reward=RewardConfig(overlong_penalty=1.0, overlong_buffer=64))
+
+    config(RunKind.evaluation).check()
+    with pytest.raises(ConfigError, match="reward.overlong_buffer=64: must be at most workflow.max_new_tokens=32"):
+        config(RunKind.rl).check()

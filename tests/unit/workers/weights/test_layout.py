@@ -91,8 +91,11 @@ def test_what_is_put_is_what_is_read(tmp_path: Path, family: str, dtype: Dtype, 
             given_tensor.zero_()  # it is a copy
     filling.complete()
     filling.close()
+    own = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**own, "auto_map": {"AutoConfig": "configuration_own.Config"}}))  # Python, which stays behind
     for name, content in small_files(files, model, dtype).items():
         (published / name).write_bytes(content)
+    assert json.loads((published / "config.json").read_text()).keys() == (own.keys() | {"dtype"}) - {"torch_dtype"}
     check_tensors(published, read_architecture(published), frozen=False)
     assert read_architecture(published) == architecture and len(files) > 1
     index = json.loads((published / "model.safetensors.index.json").read_text())["weight_map"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,9 +29,11 @@ from workers.trainer.background import Background
 from workers.trainer.coordinator_link.client import CoordinatorLink
 from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
+from workers.trainer.orders import StillThere
 from workers.trainer.ranks import Ranks
 from workers.trainer.saving import exporter
-from workers.trainer.saving.exporter import Exporter, verify
+from workers.trainer.saving.export_folder import digest, verify
+from workers.trainer.saving.exporter import Exporter
 from workers.trainer.saving.run_saver import RunSaver
 from workers.weights.manifest import WeightsError
 from workers.weights.manifest import verify as verify_manifest
@@ -324,10 +327,41 @@ def test_an_export_that_fails_is_said_and_its_weights_are_gone_through(run: RunF
         trainer.exporter.finish(trainer.version)
 
 
+def test_the_last_export_waits_for_a_disk_that_is_full(run: RunFolder, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, real, left, told = Trainer(run.patient(1), model, export_every_steps=1), os.pwrite, [2], list[object]()
+
+    def full_at_first(*args: Any) -> int:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*args)
+
+    monkeypatch.setattr("workers.weights.safetensors_writer.os.pwrite", full_at_first)
+    monkeypatch.setattr("workers.run.outage.NEXT_S", 0.01)
+    monkeypatch.setattr(Ranks, "tell", lambda ranks, order: told.append(order))
+    trainer.exporter.finish(trainer.version)
+    assert run.final_model.is_dir() and told == [StillThere()] * 2, "the other ranks are kept waiting"
+
+
+def test_exports_of_a_lost_lineage_go_and_none_of_the_present_one_for_them(run: RunFolder, model: Path) -> None:
+    trainer = Trainer(run, model, export_every_steps=1, export_keep=2)
+
+    def exported(epoch: int, step: int) -> list[str]:
+        trainer.exporter.after_step(Version(epoch, step))
+        trainer.exporter._look(wait=True)
+        return exports(run)
+
+    assert exported(1, 12) == ["12"] and exported(1, 13) == ["12", "13"]
+    assert not trainer.exporter.lacks(Version(1, 13)) and trainer.exporter.lacks(Version(1, 14)), "it has left before that one was verified"
+    claim(run)
+    assert exported(2, 10) == ["10"] and exported(2, 11) == ["10", "11"] and exported(2, 12) == ["11", "12"]
+    assert trainer.exporter.lacks(Version(1, 12)), "this one is another lineage's"
+
+
 def test_a_damaged_export_is_noticed(run: RunFolder, model: Path) -> None:
     trainer = Trainer(run, model)
     folder, architecture = run.final_model, read_architecture(model)
-    digests = {name: exporter._digest(tensor) for name, tensor in trainer.weights().items()}
+    digests = {name: digest(tensor) for name, tensor in trainer.weights().items()}
     trainer.exporter.finish(trainer.version)
     verify(folder, architecture, torch.float32, digests)
     path = folder / "model-00000.safetensors"

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from workers.data.limits import CHARACTERS_A_TOKEN, CUT, LONG, stop_window
+from workers.model.tokenizer import open_tokenizer
 
 
 class Text:
     """A model folder's tokenizer. `vocab_size` is the model's, which may be larger than the tokenizer's."""
 
     def __init__(self, folder: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer = open_tokenizer(folder)
 
     def encode(self, text: str, limit: int) -> list[int]:
         """Token ids of `text`, with the special tokens that the tokenizer adds; of one with far more than `limit`, those of its beginning. Other
