@@ -33,6 +33,13 @@ def is_outage(run: RunFolder, error: BaseException) -> bool:
     return is_full(error) or error.errno in AWAY | NO_DESCRIPTORS or (error.errno in (errno.ENOENT, errno.ENOTDIR) and not run.epochs.exists())
 
 
+def disk_error(error: BaseException | None) -> OSError | None:
+    """What the disk had to say, of an error that tells it in words of its own (of weights, of models); None where it was something else."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error
+
+
 def words(run: RunFolder, error: OSError) -> str:
     """What to say of it."""
     if error.errno in NO_DESCRIPTORS:
@@ -78,15 +85,15 @@ def patiently(run: RunFolder, work: Callable[[], Result], tell: Callable[[str], 
     while True:
         try:
             result = work()
-        except OSError as error:
-            now = time.monotonic()
-            if not run.patience_s or hurry() or not is_outage(run, error):
+        except (OSError, RuntimeError) as error:
+            now, disk = time.monotonic(), disk_error(error)
+            if not run.patience_s or hurry() or disk is None or not is_outage(run, disk):
                 raise
             if not outage.why:
-                tell(f"{words(run, error)}. Waiting for it, {run.patience_s:g} s at most (run.outage_minutes)")
-            outage.failed(words(run, error), now)
+                tell(f"{words(run, disk)}. Waiting for it, {run.patience_s:g} s at most (run.outage_minutes)")
+            outage.failed(words(run, disk), now)
             if outage.is_too_long(now):
-                raise OutageTooLong(error.errno, f"{outage.why}, and that for {outage.lasted_s(now):.0f} s (run.outage_minutes)") from error
+                raise OutageTooLong(disk.errno, f"{outage.why}, and that for {outage.lasted_s(now):.0f} s (run.outage_minutes)") from error
             time.sleep(NEXT_S)
             continue
         if outage.why:

@@ -114,6 +114,13 @@ class Publisher:
             self.remove(version)
         return removed
 
+    def remove_oldest(self) -> list[Version]:
+        """Remove its files of the oldest version that is not one of the newest `KEPT`, though somebody may fetch it; returns that."""
+        removed = self._filled[:-KEPT][:1]
+        for version in removed:
+            self.remove(version)
+        return removed
+
     def remove(self, version: Version) -> None:
         """Remove its files of a version; the folder where no other rank's are in it."""
         folder = self.folder(version)
@@ -183,6 +190,12 @@ class SharedFolder:
         for part in self._folder.glob(".*.part"):
             if int(part.name[1:].partition(".")[0]) < epoch:
                 shutil.rmtree(part, ignore_errors=True)
+
+    @staticmethod
+    def abandon(folder: Path | None, version: Version) -> None:
+        """Remove what there is of a version in `folder` that is not completed."""
+        if folder is not None:
+            shutil.rmtree(folder / f".{version}.part", ignore_errors=True)
 
     def _part(self, version: Version) -> Path:
         return self._folder / f".{version}.part"

@@ -55,6 +55,8 @@ class Delivery:
         if worker.held is not None:
             self.distribution.holds(worker.held, worker.peer)
             self.permits.held(worker.peer, worker.held)
+        else:
+            self.permits.stands_still(worker.peer)
 
     def lost(self, worker: Worker) -> None:
         """A worker is gone."""

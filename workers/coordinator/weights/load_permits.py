@@ -1,6 +1,7 @@
 """Who may interrupt its engines to load new weights. Pure; time is an argument.
 
     LoadRequest --> waiting, in the order of asking --> loading --> Heartbeat(held) | loss | deadline
+                                                         its engine breaks: others have its turn
 
 Of the workers that generate at most half load at the same time (at least one), so that the fleet never stands still as a whole. A worker
 that does not generate yet has nothing to interrupt: it loads at once. Without `rolling` everybody does.
@@ -8,7 +9,7 @@ that does not generate yet has nothing to interrupt: it loads at once. Without `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from workers.messages.parts import Version
@@ -68,6 +69,13 @@ class LoadPermits:
             self._end(worker)
         if worker in self.waiting and version >= self.waiting[worker]:
             del self.waiting[worker]
+
+    def stands_still(self, worker: bytes) -> None:
+        """A worker's engines hold nothing, for one of them broke: what it loads interrupts nobody's generation."""
+        permit = self.loading.get(worker)
+        if permit is not None and permit.interrupts:
+            self.loading[worker] = replace(permit, interrupts=False)
+            self._num_interrupting -= 1
 
     def lost(self, worker: bytes) -> None:
         """A worker is gone."""

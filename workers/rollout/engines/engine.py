@@ -209,7 +209,7 @@ class Engine:
                     if await go():
                         with interruption.loading():
                             await load(client)
-                        self.held, self._refused = version, None
+                        self.held, self._refused, self._stands_still = version, None, False
                     await interruption.end(client)
                 except NoAnswer as error:
                     self._break(str(error), client)

@@ -136,8 +136,9 @@ class WeightFetch:
                 causes[way] = str(error)
                 self._prefers = DISK if way == ZMQ else ZMQ
                 continue
-            self._prefers = way
-            self._num_skipped = 0
+            self._prefers, self._num_skipped = way, 0
+            if way == self.via == DISK and self._streaming is not None:
+                await asyncio.to_thread(self._streaming.forget, announcement.version)
             self.num_fallbacks += way != self._config.transport.value
             self.via = way
             return folder
@@ -186,8 +187,7 @@ class WeightFetch:
             raise WeightsError("this worker was not configured to stream weights (weights.transport)")
         streaming.expect(version)
         sources = await self._ask(version)
-        failed: set[str] = set()
-        said: set[str] = set()
+        failed, said = set[str](), set[str]()
 
         def note(endpoints: list[str]) -> None:
             failed.update(endpoints)
@@ -197,7 +197,7 @@ class WeightFetch:
         try:
             while not job.done():
                 await self._news.or_end_of(job)
-                if self._is_old(version) and not streaming.arrived:
+                if self._is_old(version) and not streaming.has_begun(version):
                     break
                 if failed - said:
                     said |= failed

@@ -24,6 +24,7 @@ from workers.run.folder import RunFolder
 from workers.transport.weights.fetcher import FetchProgress, fetch
 from workers.transport.weights.server import WeightKeys, WeightServer
 from workers.weights.manifest import MANIFEST, WeightsError
+from workers.weights.partial_version import Incoming
 from workers.weights.store import open_store
 
 HEAD_START_S, LOOK_S = 1.0, 0.05
@@ -94,6 +95,15 @@ class Streaming:
             raise
         self.held = version
         return folder
+
+    def has_begun(self, version: Version) -> bool:
+        """Whether something of `version` has come to this node, be it by another worker that this one waits for."""
+        return self.arrived > 0 or self._store.is_held(version) or Incoming.last_arrival(self._store.held(version)) > 0
+
+    def forget(self, version: Version) -> None:
+        """`version` and the one before it have come to this worker another way: give back the memory of what was streamed before."""
+        self._release({version})
+        self.held = None
 
     async def _give_head_start(self, version: Version) -> None:
         with contextlib.suppress(TimeoutError):

@@ -80,24 +80,11 @@ class Exporter:
 
     def _patiently(self, work: Callable[[], None]) -> None:
         """`work` once the disk takes it, for which the other ranks are kept waiting. Raises WeightsError, OSError, `Fenced`."""
-        def attempt() -> None:
-            try:
-                work()
-            except WeightsError as error:
-                if (cause := _disk_error(error)) is None:
-                    raise
-                raise OSError(cause.errno, str(error)) from error
-
         def hurry() -> bool:
             self._ranks.tell(StillThere())
             return False
 
-        try:
-            patiently(self._run, attempt, hurry=hurry)
-        except OSError as error:
-            if isinstance(error.__cause__, WeightsError):
-                raise error.__cause__ from error.__cause__.__cause__
-            raise
+        patiently(self._run, work, hurry=hurry)
 
     def take_metrics(self) -> dict[str, float]:
         """Seconds that training stood still for exports since this was last asked."""
@@ -170,10 +157,3 @@ class Exporter:
 
     def _say(self, error: Exception) -> None:
         print(f"the model could not be exported, training goes on: {error}", flush=True)
-
-
-def _disk_error(error: BaseException | None) -> OSError | None:
-    """What the disk had to say, of an error that tells it in words of weights or models; None where it is another one."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__
-    return error

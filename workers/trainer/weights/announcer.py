@@ -78,7 +78,7 @@ class Announcer:
                 return
             order = ShareWeights(announcement.version)
             self._ranks.tell(order)
-            self._publisher.share(order, lambda parts: self._republish(manifest, announcement, self._publisher.complete_shared(manifest)))
+            self._publisher.share(order, lambda parts: self._republish(manifest, announcement, self._publisher.complete_shared(manifest, parts)))
 
     def close(self) -> None:
         """Nothing is published any more."""
@@ -94,7 +94,7 @@ class Announcer:
         check_epoch(self._run, order.version, "version")
         folder = self._publisher.offer(order.version, manifest)
         if order.shared:
-            folder = folder or self._publisher.complete_shared(manifest)
+            folder = folder or self._publisher.complete_shared(manifest, parts)
         announcement = Announcement(order.version, folder if order.shared else "", digest_of(manifest.encode()), self._publisher.endpoints)
         self._last = manifest, announcement, folder
         sent, copied_at = sum(part.sent_bytes for part in parts), self._publisher.copied_at
@@ -108,6 +108,8 @@ class Announcer:
         self._link.step_finished(announcement, metrics)
 
     def _republish(self, manifest: Manifest, announcement: Announcement, folder: str) -> None:
+        if not folder:
+            return  # it could not be copied, which has been said: those that follow may be
         check_epoch(self._run, announcement.version, "version")
         announcement = msgspec.structs.replace(announcement, folder=folder)
         self._last = manifest, announcement, folder

@@ -29,11 +29,12 @@ from workers.trainer.megatron.parallel import process_group
 from workers.trainer.megatron.parallel.mailbox import Mailbox
 from workers.trainer.orders import PublishWeights, ShareWeights
 from workers.trainer.weights.content import content_of
+from workers.trainer.weights.shared_copies import SharedCopies
 from workers.transport.weights.messages import WeightKeys
 from workers.transport.weights.server import ServerCounters, WeightServer
 from workers.weights.locations import places
 from workers.weights.manifest import FileEntry, Manifest, WeightsError, write_manifest
-from workers.weights.publisher import Publisher, SharedFolder
+from workers.weights.publisher import Publisher
 from workers.weights.store import NodeStore, open_store
 
 START_S = 120.0
@@ -44,13 +45,14 @@ GPU_THREADS = 4
 
 class Part(msgspec.Struct, frozen=True):
     """What a rank tells rank 0 of a version: its files, or its `problem`; what its server has sent, and how many it has refused, since it
-    started; the size of the differences."""
+    started; the size of the differences; why its files do not lie on shared storage, where they should."""
 
     files: list[FileEntry] = []
     sent_bytes: int = 0
     num_refused: int = 0
     delta_bytes: int = 0
     problem: str = ""
+    unshared: str = ""
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -78,6 +80,8 @@ class RankPublisher:
         self.places = places(run, config)
         self.working = Background("publish", ended)
         self.serves = config.weights.transport is not Transport.disk
+        self._part_s = PART_S + (0.0 if self.serves else run.patience_s)
+        self._shared = SharedCopies(run, self.places.shared, epoch, only_way=not self.serves)
         self._own: Publisher | None = None
         self._store: NodeStore | None = None
         self._server: WeightServer | None = None
@@ -116,7 +120,7 @@ class RankPublisher:
         self.working.end()
         mailbox, problem = Mailbox(), ""
         try:
-            self._copy(order.version)
+            self._copy(order)
         except WeightsError as error:
             if process_group.rank() == 0:
                 raise
@@ -130,8 +134,7 @@ class RankPublisher:
         mailbox = Mailbox()
 
         def work() -> Part:
-            self._share(order.version)
-            return Part()
+            return Part(unshared=self._shared.copy(self._own, order.version))
 
         self.working.start(lambda: self._exchange(work, mailbox, then))
 
@@ -147,9 +150,9 @@ class RankPublisher:
         write_manifest(folder, manifest)
         return str(folder)
 
-    def complete_shared(self, manifest: Manifest) -> str:
-        """On rank 0: all ranks have copied their files to shared storage; returns the folder there."""
-        return str(self._shared().complete(manifest))
+    def complete_shared(self, manifest: Manifest, parts: list[Part]) -> str:
+        """On rank 0: all ranks have copied their files to shared storage, or could not; returns the folder there, '' where there is none."""
+        return self._shared.complete(manifest, [part.unshared for part in parts])
 
     def close(self) -> None:
         """Serve nothing more, and remove what this rank has published. Waits a moment for what goes on beside training; raises nothing of it."""
@@ -163,14 +166,31 @@ class RankPublisher:
 
     # -- training stands still -----------------------------------------------------------------------------------------
 
-    def _copy(self, version: Version) -> None:
+    def _copy(self, order: PublishWeights) -> None:
         tensors = self._content.tensors()
         try:
             if self._own is not None:
-                self._own.fill(tensors, version)
+                self._prepare(self._own, order)
+                self._own.fill(tensors, order.version)
         finally:
             for _ in tensors:  # other ranks wait for this one's shares
                 pass
+
+    def _prepare(self, own: Publisher, order: PublishWeights) -> None:
+        """Make the files of a version; where there is no room, at the cost of the oldest ones, though some worker that is slow fetches them."""
+        while True:
+            try:
+                own.prepare(order.version)
+                return
+            except WeightsError:
+                if not self._withdraw(own.remove_older(order.needed) or own.remove_oldest()):
+                    raise
+
+    def _withdraw(self, removed: list[Version]) -> bool:
+        if self._server is not None:
+            for version in removed:
+                self._server.withdraw(version)
+        return bool(removed)
 
     # -- beside training -----------------------------------------------------------------------------------------------
 
@@ -192,7 +212,7 @@ class RankPublisher:
             part = Part(problem=f"training rank {rank} on {socket.gethostname()}: {error}")
         mailbox.post(msgspec.msgpack.encode(part))
         if rank == 0:
-            parts = [msgspec.msgpack.decode(content, type=Part) for content in mailbox.collect(PART_S)]
+            parts = [msgspec.msgpack.decode(content, type=Part) for content in mailbox.collect(self._part_s)]
             if problems := [part.problem for part in parts if part.problem]:
                 raise WeightsError("weights cannot be published. " + "; ".join(problems))
             then(parts)
@@ -213,30 +233,17 @@ class RankPublisher:
                     self._delta, delta_bytes = deltas[0], deltas[1].encoded
         if self._server is not None and process_group.rank():
             self._server.offer(version, self._own.folder(version), None, self._delta)
-        if order.shared:
-            self._share(version)
+        unshared = self._shared.copy(self._own, version) if order.shared else ""
         counters = self._server.counters if self._server is not None else ServerCounters()
-        return Part(files, counters.bytes_sent, counters.num_refused, delta_bytes)
-
-    def _share(self, version: Version) -> None:
-        if self._own is not None and self.places.shared is not None:
-            self._shared().copy(version, self._own.folder(version), self._own.names)
-
-    def _shared(self) -> SharedFolder:
-        assert self.places.shared is not None
-        folder = SharedFolder(self.places.shared)
-        folder.remove_unfinished(self._epoch)
-        return folder
+        return Part(files, counters.bytes_sent, counters.num_refused, delta_bytes, unshared=unshared)
 
     def _make_room(self, own: Publisher, order: PublishWeights) -> None:
         """Remove what nobody needs any more, and make the files of the next version."""
         if self.places.shared is not None and not self.serves:
             own.remove(order.version)  # it is on shared storage by now
-        for removed in own.remove_older(order.needed):
-            if self._server is not None:
-                self._server.withdraw(removed)
-        if order.shared and self.places.shared is not None and process_group.rank() == 0:
-            self._shared().remove_older(order.version, order.needed)
+        self._withdraw(own.remove_older(order.needed))
+        if order.shared and process_group.rank() == 0:
+            self._shared.remove_older(order.version, order.needed)
         if order.version.step < self._config.run.num_steps:
             with contextlib.suppress(WeightsError):  # said when it is needed, if it is so then
                 own.prepare(Version(order.version.epoch, order.version.step + 1))

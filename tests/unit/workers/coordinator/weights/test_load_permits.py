@@ -110,3 +110,16 @@ def test_who_gives_up_a_version_for_a_newer_one_asks_anew() -> None:
     permits.ask(b"b", V1, True, 0.0)
     assert permits.ask(b"a", V2, True, 0.0) == []
     assert [grant.worker for grant in permits.grant(2, 0.0)] == [b"b"], "those who waited go first"
+
+
+def test_one_whose_engine_breaks_while_it_loads_keeps_nobody_waiting() -> None:
+    permits = LoadPermits(True, LIMIT_S)
+    for worker in (b"a", b"b"):
+        permits.ask(worker, V1, True, 0.0)
+    assert permits.grant(2, 0.0) == [Grant(b"a", V1)]
+    permits.stands_still(b"a")
+    permits.stands_still(b"a")
+    assert permits.grant(1, 0.0) == [Grant(b"b", V1)]
+    assert permits.ask(b"a", V1, False, 0.0) == [Grant(b"a", V1)], "it may load when it is back"
+    permits.held(b"b", V1)
+    assert permits._num_interrupting == 0

@@ -3,6 +3,8 @@ server; the coordinator's side is played."""
 
 from __future__ import annotations
 
+import errno
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ pytest.importorskip("megatron.core")
 from safetensors.torch import load_file
 
 from tests.support.megatron_case import config, make_groups, train, write_model
-from workers.config import LoraConfig, Transport
+from workers.config import ClusterKind, LoraConfig, Transport
 from workers.messages.from_worker import Republished
 from workers.messages.parts import Announcement, Version
 from workers.run import checkpoints, incarnations
@@ -33,6 +35,7 @@ from workers.trainer.weights.rank_publisher import RankPublisher
 from workers.transport.keys import make_keys
 from workers.weights.manifest import WeightsError, verify
 from workers.weights.publisher import Publisher
+from workers.weights.store import NodeStore
 
 pytestmark = pytest.mark.usefixtures("megatron_groups")
 
@@ -82,8 +85,9 @@ class Link:
 class Trainer:
     """What TrainerWorker has to do with publishing."""
 
-    def __init__(self, run: RunFolder, model: Path, rank: int = 0, **settings: Any) -> None:
+    def __init__(self, run: RunFolder, model: Path, rank: int = 0, kind: ClusterKind = ClusterKind.local, **settings: Any) -> None:
         self.config, self.run, self.link = config(lora=LoraConfig(rank=rank)), run, Link()
+        self.config.cluster.kind = kind
         self.config.model.path, self.config.weights.dir = str(model), str(run.path / "memory")
         for name, value in settings.items():
             setattr(self.config.weights, name, value)
@@ -197,6 +201,80 @@ def test_only_versions_that_somebody_may_fetch_stay(trainer: Trainer) -> None:
         present.append(sorted(path.name for path in published.iterdir()))
         trainer.link.needed = Version(1, min(step, 2))
     assert present == [["1.0", "1.1"], ["1.0", "1.1", "1.2"], ["1.1", "1.2", "1.3"], ["1.2", "1.3", "1.4"], ["1.2", "1.3", "1.4", "1.5"]]
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["one that goes on", "one that has just ended"])
+def test_a_slow_fetch_takes_no_more_memory_than_there_is(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
+    """Its version is withdrawn, and whoever fetches it goes on to a newer one: training does not end by it."""
+    published, real = trainer.run.store(trainer.config.weights.dir) / "published", NodeStore.allocate
+
+    def room_for_four(store: NodeStore, folder: Path, name: str, size: int) -> Path:
+        if len([path for path in published.iterdir() if not path.name.startswith(".")]) > 4:
+            raise WeightsError("no room")
+        return real(store, folder, name, size)
+
+    monkeypatch.setattr(NodeStore, "allocate", room_for_four)
+    trainer.link.needed = Version(1, 1)
+    for step in range(8):
+        if done and step == 4:
+            trainer.link.needed = Version(1, 3)
+        trainer.publish(step)
+        trainer.announcer.wait()
+    assert [told.version.step for told in trainer.link.told if isinstance(told, Announcement)] == list(range(8))
+    assert (published / "1.7").is_dir() and (published / "1.6").is_dir()
+
+
+class Disk:
+    """Copies files, but for the next `failures` times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failures, real = 0, shutil.copyfile
+
+        def copy(*args: Any) -> Any:
+            self.failures -= 1
+            if self.failures >= 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*args)
+
+        monkeypatch.setattr(shutil, "copyfile", copy)
+        monkeypatch.setattr("workers.run.outage.NEXT_S", 0.01)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_second_way_that_is_full_is_no_reason_to_stop(
+        run: RunFolder, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], later: bool) -> None:
+    trainer, disk = Trainer(run, model, kind=ClusterKind.slurm), Disk(monkeypatch)
+    try:
+        trainer.publish(0)
+        trainer.announcer.wait()
+        trainer.link.fallbacks["zmq"], disk.failures = "rollout 1 on node: no route", 1
+        if later:
+            trainer.publish(1)
+        else:
+            trainer.announcer.attend()
+        trainer.announcer.wait()
+        assert "does not lie on shared storage" in capsys.readouterr().out and not list((run.path / "weights").glob(".*.part"))
+        trainer.publish(2)
+        trainer.announcer.wait()
+        told = [one for one in trainer.link.told if isinstance(one, Announcement)]
+        assert [(one.version.step, one.folder != "") for one in told] == [(0, False), *([(1, False)] if later else []), (2, True)]
+        verify(Path(told[-1].folder), told[-1].version, told[-1].digest)
+    finally:
+        trainer.announcer.close()
+
+
+def test_the_only_way_is_waited_for(run: RunFolder, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer, disk = Trainer(run.patient(1), model, kind=ClusterKind.slurm, transport=Transport.disk, dir="run"), Disk(monkeypatch)
+    try:
+        disk.failures = 2
+        trainer.publish(0)
+        trainer.announcer.wait()
+        (announcement,) = trainer.link.told
+        assert isinstance(announcement, Announcement) and "the run folder can be used again" in capsys.readouterr().out
+        verify(Path(announcement.folder), announcement.version, announcement.digest)
+    finally:
+        trainer.announcer.close()
+        run.remove_weights("run")
 
 
 @pytest.mark.parametrize("later", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from workers.messages.parts import Announcement, Message, Version
 from workers.rollout.weights.fetch import MAX_SKIPPED, WeightFetch, WeightsSuperseded
 from workers.run.folder import RunFolder
 from workers.weights.manifest import WeightsError
+from workers.weights.store import NodeStore
 
 WAIT_S = 60.0
 VERSIONS = [Version(1, number) for number in range(6)]
@@ -35,7 +37,7 @@ class Hand:
         config = given or make_config(str(folder / "node"), changes)
         config.transport.heartbeat_s = beat_s
         self.sent: list[Message] = []
-        self.in_touch, self._answers = True, answers
+        self.in_touch, self.leads, self._answers = True, True, answers
         self._news = asyncio.Event()
         self.fetch = WeightFetch(run, config, self._send, lambda: self.in_touch)
 
@@ -43,7 +45,7 @@ class Hand:
         self.sent.append(message)
         self._news.set()
         if isinstance(message, SourcesRequest) and self._answers:
-            self.fetch.take(Sources(message.version, []))
+            self.fetch.take(Sources(message.version, [], self.leads))
 
     def all(self, kind: type[Message]) -> list[Message]:
         return [message for message in self.sent if isinstance(message, kind)]
@@ -193,6 +195,44 @@ async def test_what_has_failed_once_is_not_tried_first_again(run: RunFolder, tmp
     with pytest.raises(WeightsSuperseded):
         await fetching
     assert await hand.fetch.fetch(newer) == folder and hand.fetch.via == "disk"
+
+
+async def test_what_was_streamed_goes_once_versions_come_by_storage(hand: Hand, origin: Origin) -> None:
+    """A node whose memory was full, perhaps: it keeps no version there for ever."""
+    weights, streamed = make_weights(1), []
+    for number, version in enumerate(VERSIONS[:4]):
+        weights = step(weights, number)
+        announcement = origin.publish(version, weights)
+        if number < 2:
+            streamed.append(await hand.get(announcement))
+            continue
+        by_storage = Announcement(version, str(origin.store.published(version)), announcement.digest, [NOWHERE])
+        assert (read(await hand.get(by_storage)) == weights).all() and hand.fetch.via == "disk"
+        assert streamed[-1].exists() == (number < 3), "what is loaded, and may be loaded, lies there for one version more"
+
+
+async def test_a_version_that_another_worker_of_this_node_fetches_is_waited_for(
+        run: RunFolder, tmp_path: Path, hand: Hand, origin: Origin) -> None:
+    """Else a node whose fetches take longer than a step would hold, and fetch, a version more."""
+    weights = make_weights(1)
+    announcement, content = origin.publish(V0, weights), (origin.store.published(V0) / "manifest.json").read_bytes()
+    store, source = NodeStore(run.store(str(tmp_path / "node"))), origin.store.published(V0)
+    assert store.lock(V0, WAIT_S, threading.Event())
+    begun = store.begin(content, V0)
+    hand.leads = False
+    fetching = hand.get(announcement)
+    await hand.says(SourcesRequest)
+    async with asyncio.timeout(WAIT_S):
+        while hand.fetch.waiting_for:  # the coordinator's answer
+            await asyncio.sleep(0.01)
+    for chunk in begun.chunks[:-1]:
+        begun.write(chunk, (source / chunk.name).read_bytes()[chunk.offset:chunk.offset + chunk.size])
+    hand.fetch.announced(origin.publish(V1, weights))
+    begun.write(begun.chunks[-1], (source / begun.chunks[-1].name).read_bytes()[begun.chunks[-1].offset:])
+    begun.finish()
+    store.unlock(V0)
+    assert (read(await fetching) == weights).all() and hand.fetch.fetch_bytes == 0, "it came once"
+    store.leave()
 
 
 async def test_a_fetch_that_is_cancelled_ends_and_the_next_one_goes_on(hand: Hand, origin: Origin) -> None:
