@@ -118,7 +118,8 @@ def test_its_trace_adds_up_to_what_was_measured(learned: LiveRun, tmp_path: Path
         some = headway("trace", str(learned.run.path), "--steps", asked, "--share", "0.5", "--out", str(tmp_path / "part.json.gz"))
         assert some.returncode == 0 and int(some.stdout.split(": ")[1].split()[0]) < len(spans) / 3, some.stdout
         events = json.loads(gzip.decompress((tmp_path / "part.json.gz").read_bytes()))["traceEvents"]
-        assert {event["name"] for event in events if event["name"].startswith("train, ")} == {f"train, step {step}" for step in steps}
+        found = {int(event["name"].removeprefix("train, step ")) for event in events if event["name"].startswith("train, ")}
+        assert {*steps} <= found <= {*steps, steps[-1] + 1}, "the next one may begin while this one's weights are published"
     assert headway("trace", str(learned.run.path), "--steps", "500:").returncode == 2
 
 
