@@ -147,6 +147,8 @@ class EngineNode:
                 folder = await self._streaming.fetch(announcement, Sources(announcement.version, [wanted.source]), lambda _: None)
             else:
                 folder = await from_shared_storage(announcement, self._config.weights.timeout_s, lambda: True)
+                if self._streaming is not None:
+                    await asyncio.to_thread(self._streaming.came_otherwise, announcement.version)
             if self._merging is not None:
                 self._merging.held = wanted.held
                 await self._merging.merge(announcement.version, folder)

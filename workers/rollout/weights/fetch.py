@@ -137,8 +137,8 @@ class WeightFetch:
                 self._prefers = DISK if way == ZMQ else ZMQ
                 continue
             self._prefers, self._num_skipped = way, 0
-            if way == self.via == DISK and self._streaming is not None:
-                await asyncio.to_thread(self._streaming.forget, announcement.version)
+            if way == DISK and self._streaming is not None:
+                await asyncio.to_thread(self._streaming.came_otherwise, announcement.version)
             self.num_fallbacks += way != self._config.transport.value
             self.via = way
             return folder

@@ -46,6 +46,7 @@ class Streaming:
         self.endpoint = self._server.endpoint
         self.arrived = self.received = self.num_corrupt = 0
         self.held: Version | None = None
+        self._otherwise = False
         self._offered: set[Version] = set()
 
     @property
@@ -93,17 +94,19 @@ class Streaming:
             self._server.withdraw(version)  # whoever waits for it here goes elsewhere
             self._offered.discard(version)
             raise
-        self.held = version
+        self.held, self._otherwise = version, False
         return folder
 
     def has_begun(self, version: Version) -> bool:
         """Whether something of `version` has come to this node, be it by another worker that this one waits for."""
         return self.arrived > 0 or self._store.is_held(version) or Incoming.last_arrival(self._store.held(version)) > 0
 
-    def forget(self, version: Version) -> None:
-        """`version` and the one before it have come to this worker another way: give back the memory of what was streamed before."""
-        self._release({version})
-        self.held = None
+    def came_otherwise(self, version: Version) -> None:
+        """`version` has come here another way: after the second in a row, the memory of what was streamed before is given back."""
+        if self._otherwise:
+            self._release({version})
+            self.held = None
+        self._otherwise = True
 
     async def _give_head_start(self, version: Version) -> None:
         with contextlib.suppress(TimeoutError):
