@@ -25,7 +25,7 @@ from workers.run.folder import RunFolder
 def traced(run: RunFolder, first: int, last: float, share: float) -> tuple[Tracer, dict[str, Any]]:
     """What happened from the finishing of step `first` to that of step `last`, with a `share` of the leases; and what there is to say of it."""
     replay, tracer, trouble = Replay(journal_files.code()), Tracer(), ""
-    parts, steps, before, began, ended = 0, list[int](), -1, math.inf, -math.inf
+    parts, steps, before, began, ended = 0, list[int](), math.inf, math.inf, -math.inf
     try:
         for part in journal_files.parts(run):
             parts += 1
