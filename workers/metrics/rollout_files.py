@@ -48,9 +48,7 @@ class RolloutFiles:
         self._sizes = {path: path.stat().st_size for path in folder.glob("*.parquet") if OWN.fullmatch(path.name)}
         for path in [path for path in self._sizes if step is None or _step_of(path) > step]:
             self._remove(path)
-        for path in [path for path in self._sizes if path.name.startswith(HELDOUT) and _step_of(path) in judged]:
-            self._reduce(path, judged[_step_of(path)])
-        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(judged,), name="rollouts", daemon=True)
         self._thread.start()
 
     def keep(self, groups: Sequence[Kept]) -> None:
@@ -68,7 +66,9 @@ class RolloutFiles:
             return
         self._thread.join(LEAVE_S)
 
-    def _run(self) -> None:
+    def _run(self, judged: Mapping[int, Set[str]]) -> None:
+        for path in [path for path in self._sizes if path.name.startswith(HELDOUT) and _step_of(path) in judged]:
+            self._reduce(path, judged[_step_of(path)])
         while (groups := self._waiting.get()) is not None:
             self._attempt(groups)
         self._attempt(())

@@ -191,11 +191,9 @@ class SharedFolder:
             if int(part.name[1:].partition(".")[0]) < epoch:
                 shutil.rmtree(part, ignore_errors=True)
 
-    @staticmethod
-    def abandon(folder: Path | None, version: Version) -> None:
-        """Remove what there is of a version in `folder` that is not completed."""
-        if folder is not None:
-            shutil.rmtree(folder / f".{version}.part", ignore_errors=True)
+    def abandon(self, version: Version) -> None:
+        """Remove what there is of a version that will not be completed."""
+        shutil.rmtree(self._part(version), ignore_errors=True)
 
     def _part(self, version: Version) -> Path:
         return self._folder / f".{version}.part"

@@ -48,12 +48,15 @@ class SharedCopies:
             return str(patiently(self._run, lambda: self._folder().complete(manifest)))
         why = next(filter(None, troubles), "")
         try:
-            if not why:
-                return str(self._folder().complete(manifest))
+            folder = self._folder()
+            try:
+                if not why:
+                    return str(folder.complete(manifest))
+            finally:
+                folder.abandon(manifest.version)
         except (WeightsError, OSError) as error:
-            why = str(error)
+            why = why or str(error)
         print(f"warning: version {manifest.version} is streamed, and does not lie on shared storage: {why}", flush=True)
-        SharedFolder.abandon(self._path, manifest.version)
         return ""
 
     def remove_older(self, newest: Version, needed: Version) -> None:
