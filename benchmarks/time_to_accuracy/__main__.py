@@ -11,7 +11,8 @@ Time is what a user waits: from the command until the weights stand on disk, sta
 target where the line between two evaluated steps first crosses it. Model, prompts, batches, optimizer and schedule are those of
 conf/experiment/EXPERIMENT.yaml for all; TRL's loss and advantages are its own defaults. A Headway device has one thread, as in the demo, so at eta=0,
 where generation and training take turns, one core rests; `eta 0, both cores` gives each phase two threads, as TRL has. TRL comes with the extra
-`benchmark`; without it, it is left out. Its runs stop after --peer-steps steps of the same schedule. An interrupted command goes on where it was.
+`benchmark`; without it, it is left out. Its runs stop after --peer-steps steps of the same schedule, all others after --until STEP, where that is
+given; a longer run then counts up to there. An interrupted command goes on where it was.
 
 The last line is one JSON object: name, value (seconds at eta=4), unit, against (TRL), ratio, and more; ratios are of runs of the same seed.
 """
@@ -36,7 +37,7 @@ from benchmarks.configs import composed
 from benchmarks.journal import Journal, Record, open_folder
 from benchmarks.quiet import Others
 from benchmarks.sampler import Sampler
-from benchmarks.time_to_accuracy.figures import line, report
+from benchmarks.time_to_accuracy.figures import cut, line, report
 from launcher.config.schema import register
 from workers.config import Config
 from workers.data.prompt import Prompt
@@ -49,6 +50,7 @@ NO_TRL = f"TRL is not installed, so it is left out. To compare with it: .venv/bi
 
 EVERY = 5
 """Steps from one evaluation to the next."""
+POLL_S = 0.5
 TASKS = {"demo": (("data.num_heldout=400", "run.num_steps=60", "run.name=time-to-accuracy"), 0.75),
          "gsm_symbolic": (("data.num_heldout=160", "run.num_steps=60", "run.name=time-to-accuracy"), 0.3)}
 """Beside conf/experiment; the held-out accuracy to reach."""
@@ -81,12 +83,14 @@ BOTH_CORES, TRL = System("eta 0, both cores", 0, 2), System("TRL GRPO", 0, 2, pe
 
 @dataclass(frozen=True)
 class Task:
-    """What all learn: overrides for the launcher, how often weights are kept, after how many steps a peer stops, the accuracy to reach."""
+    """What all learn: overrides for the launcher, how often weights are kept, after how many steps a peer stops, the accuracy to reach, and after how
+    many steps any run stops (None: it goes to its end)."""
 
     overrides: tuple[str, ...]
     every: int
     peer_steps: int
     target: float
+    until: int | None = None
 
     def config(self, system: System, seed: int) -> Config:
         """The composed and checked config. Raises `ConfigError`."""
@@ -94,7 +98,7 @@ class Task:
 
     def num_steps(self, system: System, config: Config) -> int:
         """Of a run."""
-        return min(self.peer_steps, config.run.num_steps) if system.peer else config.run.num_steps
+        return min(config.run.num_steps, self.peer_steps if system.peer else config.run.num_steps, self.until or config.run.num_steps)
 
 
 class Evaluator:
@@ -124,12 +128,13 @@ def run(task: Task, system: System, seed: int, folder: Path, evaluator: Evaluato
     command, exports = _peer(task, system, config, model, folder) if system.peer else _headway(task, system, seed, folder)
     environment = os.environ | {"OMP_NUM_THREADS": str(system.num_threads), "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
     beside, began = Others(), time.time()
-    with (folder / "output").open("w") as output:
-        ended = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, check=False)
-    others, wall_s = beside.cores(), time.time() - began
-    if ended.returncode:
-        raise RuntimeError(f"{system.name}, seed {seed}: the run ended with status {ended.returncode}:\n{(folder / 'output').read_text()[-3000:]}")
     steps = list(range(task.every, task.num_steps(system, config) + 1, task.every))
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        stopped = _wait(process, exports / str(steps[-1]), None if system.peer or steps[-1] == config.run.num_steps else folder / "run")
+    others, wall_s = beside.cores(), time.time() - began
+    if process.returncode and not stopped:
+        raise RuntimeError(f"{system.name}, seed {seed}: the run ended with status {process.returncode}:\n{(folder / 'output').read_text()[-3000:]}")
     seconds = [max(path.stat().st_mtime for path in (exports / str(step)).glob("*.safetensors")) - began for step in steps]
     record = {
         "system": system.name, "seed": seed, "steps": [0, *steps], "seconds": [0.0, *(round(value, 3) for value in seconds)],
@@ -137,6 +142,17 @@ def run(task: Task, system: System, seed: int, folder: Path, evaluator: Evaluato
         "wall_s": round(wall_s, 1), "others_cores": round(others, 2)}
     shutil.rmtree(folder)
     return record
+
+
+def _wait(process: subprocess.Popen[bytes], last: Path, run_folder: Path | None) -> bool:
+    """Wait until a run ends. Where `run_folder` is given, stop it as soon as the weights `last` stand on disk; whether that was so."""
+    while process.poll() is None:
+        if run_folder is not None and last.exists():
+            subprocess.run([sys.executable, "-m", "launcher", "stop", str(run_folder)], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+            process.wait()
+            return True
+        time.sleep(POLL_S)
+    return False
 
 
 def _headway(task: Task, system: System, seed: int, folder: Path) -> tuple[list[str], Path]:
@@ -186,6 +202,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs at eta 0, 1, 4 (also with a warm-up) and led by divergence, seeds 1, 2, ...")
     parser.add_argument("--peer-seeds", type=int, default=1, help="runs of TRL, of eta 0 with both cores, and of eta 4 with rollout.concurrency=auto")
     parser.add_argument("--peer-steps", type=int, default=25, help="steps after which a run of TRL stops")
+    parser.add_argument("--until", type=int, metavar="STEP", help=f"step after which runs stop, a multiple of {EVERY}; they go to their end without")
     parser.add_argument("--target", type=float, help="held-out accuracy to reach (demo 0.75, gsm_symbolic 0.3)")
     parser.add_argument("--quick", action="store_true", help="one run of four tiny steps: only to see that it works")
     options = parser.parse_args()
@@ -193,10 +210,13 @@ def main() -> None:
         parser.error(f"--seeds {options.seeds} --peer-seeds {options.peer_seeds} --peer-steps {options.peer_steps}: must be at least 1, 0 and "
                      f"{EVERY}. Give more")
     more, target = TASKS[options.experiment]
-    task = Task((f"experiment={options.experiment}", *more), EVERY, options.peer_steps, target if options.target is None else options.target)
+    target = target if options.target is None else options.target
+    task = Task((f"experiment={options.experiment}", *more), EVERY, options.peer_steps, target, options.until)
     out = options.out.resolve()
     if options.quick:
-        task = Task((*QUICK, "model=hf", f"model.path={out / 'model'}"), 2, 2, 0.0)
+        task = Task((*QUICK, "model=hf", f"model.path={out / 'model'}"), 2, 2, 0.0, options.until)
+    if options.until is not None and (options.until < task.every or options.until % task.every):
+        parser.error(f"--until {options.until}: must be a multiple of {task.every}, the steps from one evaluation to the next. Give one")
     runs = _chosen(options.systems, options.seeds) if options.systems else _runs(options.seeds, options.peer_seeds)
     runs = [(ASYNC, 1)] if options.quick else [(system, seed) for system, seed in runs if not system.peer or options.experiment == "demo"]
     register()
@@ -211,8 +231,9 @@ def main() -> None:
         if (system.name, seed) not in done:
             journal.add(record := run(task, system, seed, out / "run", evaluator))
             print(line(record, task.target), flush=True)
-    slow = SYNC if any(record["system"] == SYNC.name for record in journal.records) else LITTLE
-    print(json.dumps(report(journal.records, ASYNC.name, slow.name, DIVERGENCE.name, TRL.name, task.target)))
+    records = [cut(record, options.until) for record in journal.records]
+    slow = SYNC if any(record["system"] == SYNC.name for record in records) else LITTLE
+    print(json.dumps(report(records, ASYNC.name, slow.name, DIVERGENCE.name, TRL.name, task.target)))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,12 @@ from benchmarks.quiet import QUIET
 from benchmarks.staleness.figures import Mean
 
 
+def cut(record: Record, step: int | None) -> Record:
+    """The run as far as `step`; None: all of it."""
+    number = sum(step is None or each <= step for each in record["steps"])
+    return record | {name: record[name][:number] for name in ("steps", "seconds", "accuracy")}
+
+
 def seconds_to(record: Record, target: float) -> float | None:
     """When the straight lines between a run's evaluated steps first reach `target`; None: they never do."""
     return _reached(record["seconds"], record["accuracy"], target)

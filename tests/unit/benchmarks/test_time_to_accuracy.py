@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.time_to_accuracy.figures import line, report, seconds_to, step_s, steps_to
+from benchmarks.time_to_accuracy.figures import cut, line, report, seconds_to, step_s, steps_to
 
 
 def record(system: str, seed: int, accuracy: list[float], seconds_a_step: float = 4.0, others: float = 0.0) -> dict[str, Any]:
@@ -24,6 +24,13 @@ def test_the_target_is_reached_between_two_evaluations(accuracy: list[float], st
     assert ("not reached" in line(one, 0.75)) is (step is None)
     if step is not None and step >= 5:
         assert seconds_to(one, 0.75) == pytest.approx(10 + 4.0 * step), "start-up counts"
+
+
+def test_a_run_counts_as_far_as_a_step() -> None:
+    whole = record("fast", 1, [0.3, 0.5, 0.7, 0.8])
+    short = cut(whole, 10)
+    assert (short["steps"], short["seconds"], short["accuracy"]) == ([0, 5, 10], [0.0, 30.0, 50.0], [0.3, 0.5, 0.7])
+    assert cut(whole, None) == cut(whole, 15) == cut(whole, 100) == whole and short["wall_s"] == whole["wall_s"]
 
 
 def test_ratios_are_of_the_seeds_that_both_have(capsys: pytest.CaptureFixture[str]) -> None:
