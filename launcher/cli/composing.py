@@ -2,7 +2,7 @@
 
     arguments --mistakes.check--> combinations (one, or those of a sweep) --Hydra--> composed --schema.to_object--> checked config
                                                                              |            effect: keys that were set and do nothing
-                                                     a file that cannot be: files.explain
+                                                     a file that cannot be: config_files.explain
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ MORE = {
              "after the other, on SLURM launch.max_concurrent_runs says how many at once. hydra.sweep.dir=FOLDER says where they are made.",
     "eval": "evaluation.run=RUN judges that run's model on its data and with its settings, unless others are given; model.path=FOLDER any model "
             "(docs/evaluation.md).",
-    "selftest": "A run of two steps with learning rate 0, from this config: exit status 0 where engine and trainer agree. docs/engines.md.",
+    "selftest": "A run of two steps with learning rate 0, from this config: exit status 0 where engine and trainer agree. docs/metrics.md.",
 }
 
 

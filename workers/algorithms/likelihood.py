@@ -16,7 +16,7 @@ def negative_log_likelihood(logprobs: Tensor, mask: Tensor, *, normalizer: float
     """Minus the sum of `logprobs`, floating point [N] with gradient, over the tokens where `mask`, bool [N], is set, divided by `normalizer`.
 
     The caller gives the tokens that count in the whole minibatch as `normalizer`: micro-batches then add up to the mean over tokens, the
-    cross-entropy of Hugging Face's models with the prompt's labels ignored. Returns the scalar and sums for `statistics.merge_stats`.
+    cross-entropy of Hugging Face's models with the prompt's labels ignored. Returns the scalar and sums for `loss_statistics.merge_stats`.
     """
     total = -torch.where(mask, logprobs, 0.0).sum()
     loss = total / normalizer

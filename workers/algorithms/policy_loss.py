@@ -78,7 +78,7 @@ class TokenInputs:
 
 
 def policy_loss(inputs: TokenInputs, objective: Objective, *, normalizer: float) -> tuple[Tensor, Stats]:
-    """Minus J of the top of this file: a scalar, and sums over tokens for `statistics.merge_stats`.
+    """Minus J of the top of this file: a scalar, and sums over tokens for `loss_statistics.merge_stats`.
 
     A token that is dropped for its weight stays in the denominator. What the mask leaves out contributes exactly zero to loss, gradient and
     statistics, whatever values stand there. Raises ValueError where a choice needs `responses`, `reference` or `entropy` that are not given.

@@ -1,4 +1,4 @@
-"""What the coordinator decides: a pure state machine over messages. Sockets, files and the clock are in worker.py.
+"""What the coordinator decides: a pure state machine over messages. Sockets, files and the clock are in process/.
 
     handle(peer, message, now)  tick(now)
         -> outbox:      (peer, message) to send; peer None is published to everyone

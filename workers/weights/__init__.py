@@ -1,1 +1,1 @@
-"""Model folders: what architecture they hold, how versions of them are published and fetched."""
+"""Versions of the weights as files: how they are laid out, published and fetched."""

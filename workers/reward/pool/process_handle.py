@@ -1,4 +1,4 @@
-"""The pool's end of one reward process (process.py): start it, ask it, kill it, reap it."""
+"""The pool's end of one reward process (worker_process.py): start it, ask it, kill it, reap it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Verifiers by name: functions `(prompt, completion, reference) -> score in [0, 1]`.
 
 A verifier is named in the config by a short name from `BUILT_IN`, or by the import path "package.module:function" of
-a function of the user's. Both are loaded the same way, and only inside a reward process (process.py), so that heavy or
+a function of the user's. Both are loaded the same way, and only inside a reward process (pool/worker_process.py), so that heavy or
 hostile imports never reach the worker that generates.
 
 A weighted sum of verifiers is itself a verifier, and its name says all of it: "0.9*math_verify+0.1*format_tags". So it travels in a

@@ -1,4 +1,4 @@
-"""Runs the leases of one rollout worker: one task each, whose result is kept until it is acknowledged (results.py).
+"""Runs the leases of one rollout worker: one task each, whose result is kept until it is acknowledged (outbox.py).
 
     lease --> workflow --> group_filter.py --> GroupFinished | GroupRejected | GroupFailed --> results
                  |
