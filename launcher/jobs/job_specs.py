@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.config.cluster import ContainerKind
 from launcher.config.device_split import Plan, split
 from launcher.config.replica_nodes import replica_nodes
 from launcher.config.schema import FullConfig
+from launcher.slurm.submit_limits import Room
 from workers.config import AllocationConfig, ClusterKind, ConfigError, require
 from workers.entry import Element
 from workers.run.folder import RunFolder
@@ -134,18 +136,25 @@ def waves(spec: JobSpec, max_array_size: int) -> list[int]:
     return [max(MIN_ELEMENTS, size) for size in sizes]
 
 
-def fit(specs: tuple[JobSpec, ...], budget: int) -> tuple[JobSpec, ...]:
-    """The same jobs with so few chunks that no more than `budget` elements are queued at once. Raises `ConfigError` where none are left."""
+def fit(specs: tuple[JobSpec, ...], rooms: Sequence[Room]) -> tuple[JobSpec, ...]:
+    """The same jobs with so few chunks that every one of `rooms` has place for those of its roles. Raises `ConfigError` where none are left."""
+    for room in rooms:
+        specs = _fit_into(specs, room)
+    return specs
+
+
+def _fit_into(specs: tuple[JobSpec, ...], room: Room) -> tuple[JobSpec, ...]:
     def cut(num: int) -> tuple[JobSpec, ...]:
-        return tuple(dataclasses.replace(spec, num_chunks=min(spec.num_chunks, max(num, math.ceil(MIN_ELEMENTS / spec.throttle)))) for spec in specs)
+        return tuple(dataclasses.replace(spec, num_chunks=min(spec.num_chunks, max(num, math.ceil(MIN_ELEMENTS / spec.throttle))))
+                     if spec.role in room.roles else spec for spec in specs)
 
-    def size(some: tuple[JobSpec, ...]) -> int:
-        return sum(spec.num_elements for spec in some)
+    def size(num: int) -> int:
+        return sum(spec.num_elements for spec in cut(num) if spec.role in room.roles)
 
-    if size(cut(1)) > budget:
-        raise ConfigError(f"cluster.max_submit: you may have {budget} more jobs in the queue, and this run needs at least {size(cut(1))}. "
-                          "Wait for others of your jobs, use fewer replicas, or ask for a higher limit (MaxSubmitJobs)")
-    chunks = max(spec.num_chunks for spec in specs)
-    while size(cut(chunks)) > budget:
+    if size(1) > room.left:
+        raise ConfigError(f"{room.limit}: you may have {max(0, room.left)} more jobs in the queue, and this run needs at least {size(1)}. Wait for "
+                          "others of your jobs, use fewer replicas, or ask for a higher limit; cluster.max_submit stands for SLURM's own")
+    chunks = max((spec.num_chunks for spec in specs if spec.role in room.roles), default=0)
+    while size(chunks) > room.left:
         chunks -= 1
     return cut(chunks)

@@ -4,8 +4,8 @@
 
 Of two that resume a run at the same time one is refused: supervisor.lock is held until all is submitted, then left to whoever watches.
 Without a checkpoint the run starts again at step 0. `run.num_steps=N` and `run.max_hours=H` may be given to go on for longer, `selftest.action=warn`
-where the self-test has ended it, `workflow.max_rejected=SHARE` where too many groups were rejected, `alarms.stop=[NAME,...]` where an alarm has, `trainer.device=cpu` or `cuda`
-where the other one is there now.
+where the self-test has ended it, `workflow.max_rejected=SHARE` where too many groups were rejected, `alarms.stop=[NAME,...]` where an alarm has,
+`trainer.device=cpu` or `cuda` where the other one is there now.
 """
 
 from __future__ import annotations

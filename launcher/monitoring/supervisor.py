@@ -132,14 +132,13 @@ class Supervisor:
 
     def _submit(self, role: str, observed: Observation) -> None:
         from launcher.jobs.submit import submit
-        from launcher.preflight import check
-        from launcher.slurm import site  # these import submitit
+        from launcher.slurm import site, submit_limits  # these import submitit
 
         config = remaining(with_excluded(self._config, self._policy.excluded), observed.training_hours)
         try:
             specs = tuple(spec for spec in job_specs(config.plan(), config, self.run) if spec.role == role)
-            budget = check.budget(site.look(config.cluster, config.roles), config.cluster, config.roles)
-            submit(fit(specs, budget), config, self.run, going_on=True)
+            limits = site.look(config.cluster, config.roles).limits
+            submit(fit(specs, submit_limits.rooms(limits, config.cluster, config.roles)), config, self.run, going_on=True)
         except (ConfigError, SlurmError) as error:  # the queue may be full, or SLURM away
             self._policy.not_submitted(role)
             self._say(f"not submitted, to be tried again: {error}")

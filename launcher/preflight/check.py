@@ -11,10 +11,11 @@ nothing is submitted and no folder is left. On one machine `check_here` looks at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from typing import Any
 
-from launcher.config.cluster import ClusterConfig, GpuRequest, RoleConfig
+from launcher.config.cluster import GpuRequest, RoleConfig
 from launcher.config.sbatch_options import check_options
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import JobSpec, fit
@@ -23,6 +24,7 @@ from launcher.slurm import queries
 from launcher.slurm.parsing import seconds
 from launcher.slurm.queries import NodeKind
 from launcher.slurm.site import Site, look
+from launcher.slurm.submit_limits import rooms
 from workers import node_look
 from workers.config import ConfigError, Server
 from workers.run.folder import RunFolder
@@ -33,6 +35,7 @@ NOT_UP = {
 }
 NO_NODES = ("Requested node configuration is not available", "Required node not available", "Requested nodes are busy")
 _HINTS = (
+    ("policy", ("qos", "account", "partition", "time", "gpus", "mem")),
     ("account", ("account", "partition")), ("qos", ("qos",)), ("feature", ("constraint",)), ("partition", ("partition",)),
     ("reservation", ("reservation",)), ("node name", ("nodelist", "exclude")), ("time", ("time",)),
     ("node configuration", ("gpus", "gpu_type", "mem", "mem_per_gpu", "cpus_per_task", "cpus_per_gpu", "constraint")),
@@ -44,10 +47,9 @@ def check(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, say: C
     site = look(config.cluster, config.roles)
     check_options(config.cluster, site.options, config.roles)
     found = [problem for spec in specs for problem in problems(site, spec, config.cluster.role(spec.role))]
-    if not found:
-        found = _objections(specs, config, run, site, say)
     refuse(found)
-    fitting = fit(specs, budget(site, config.cluster, config.roles))
+    fitting = fit(specs, rooms(site.limits, config.cluster, config.roles))
+    refuse(_objections(fitting, config, run, site, say))
     for full, cut in zip(specs, fitting, strict=True):
         if cut.num_chunks < full.num_chunks:
             say(f"{cut.role}: {cut.num_chunks} of {full.num_chunks} chunks are submitted now, as submit limits allow; "
@@ -68,19 +70,6 @@ def refuse(found: list[str]) -> None:
         raise ConfigError(found[0])
     if found:
         raise ConfigError("\n".join([f"{len(found)} things stand against this run:", *(f"  - {problem}" for problem in found)]))
-
-
-def budget(site: Site, cluster: ClusterConfig, roles: Sequence[str] = ("inference", "train")) -> int:
-    """How many array elements may still be queued, with jobs of `roles`. Pure."""
-    limits = [site.max_job_count]
-    if cluster.max_submit:
-        limits.append(cluster.max_submit)
-    else:
-        limits += [] if site.max_submit is None else [site.max_submit]
-        for role in roles:
-            quality = (site.qualities or {}).get(cluster.role(role).qos)
-            limits += [quality.max_submit] if quality is not None and quality.max_submit is not None else []
-    return max(0, min(limits) - site.num_mine)
 
 
 def problems(site: Site, spec: JobSpec, part: RoleConfig) -> list[str]:
@@ -177,8 +166,7 @@ def _node_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, name: 
 
 
 def _objections(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, site: Site, say: Callable[[str], Any]) -> list[str]:
-    """SLURM's own word on the scripts; not on how many jobs may be queued, which `fit` sees to, nor on nodes that are away for now:
-    --test-only refuses what sbatch queues then."""
+    """SLURM's own word on the scripts of what is submitted now; not on nodes that are away for now: --test-only refuses what sbatch queues then."""
     found = []
     for spec in specs:
         part = config.cluster.role(spec.role)
@@ -189,13 +177,16 @@ def _objections(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, 
                 words = str(error).split("exit status", 1)[-1].split(":", 1)[-1].strip()
                 if any(complaint in words for complaint in NO_NODES) and (waits := waits_for_nodes(site, spec, part)):
                     say(f"cluster.{spec.role}: {waits}")
-                elif "submit limit" not in words:
+                else:
                     found.append(f"cluster.{spec.role}: SLURM does not accept its jobs: {words}. {_remedy(words, f'cluster.{spec.role}', part)}")
     return found
 
 
 def _remedy(words: str, key: str, part: RoleConfig) -> str:
-    """What to look at, from SLURM's words."""
+    """What to look at, from SLURM's words. All limits of accounts and QOS have one text; a line before it says which it is."""
+    if re.search(r"\w*SubmitJob\w*", words):
+        return ("So many of your jobs, or your group's, may not be queued at once: wait for others to end, or give cluster.max_submit=N, how many "
+                "of yours may be")
     for hint, names in _HINTS:
         if hint in words.lower():
             given = {name: getattr(part, name) for name in names}

@@ -13,28 +13,19 @@ from launcher.config.schema import FullConfig
 from launcher.slurm import queries
 from launcher.slurm.parsing import gpus
 from launcher.slurm.queries import NodeKind
+from launcher.slurm.submit_limits import Limits, Quality, associations_in, qualities_in, queued_in
 from workers.slurm.command import SlurmError, run
 
 
 @dataclass(frozen=True)
-class Quality:
-    """A QOS: its longest wall time and how many jobs a user may have in it; None: no limit."""
-
-    max_wall: str
-    max_submit: int | None
-
-
-@dataclass(frozen=True)
 class Site:
-    """A cluster as the preflight sees it. `qualities`: None where there is no accounting to ask; `num_mine`: your jobs now."""
+    """A cluster as the preflight sees it. `qualities`: None where there is no accounting to ask; `limits`: of how many jobs may be queued."""
 
     max_array_size: int
-    max_job_count: int
     partitions: dict[str, dict[str, str]]
     nodes: dict[str, list[NodeKind]]
     qualities: dict[str, Quality] | None
-    max_submit: int | None
-    num_mine: int
+    limits: Limits
     options: frozenset[str]
 
     @property
@@ -52,24 +43,6 @@ def partitions_in(text: str) -> dict[str, dict[str, str]]:
 def default_of(partitions: dict[str, dict[str, str]]) -> str:
     """The default partition's name; '' if there is none."""
     return next((name for name, limits in partitions.items() if limits.get("Default") == "YES"), "")
-
-
-def number(text: str) -> int | None:
-    """A limit in sacctmgr's spelling: '' is none."""
-    return int(text) if text.strip().isdecimal() else None
-
-
-def qualities_in(text: str) -> dict[str, Quality]:
-    """`sacctmgr show qos format=Name,MaxWall,MaxSubmitJobsPerUser`."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
-    return {name: Quality(wall, number(submit)) for name, wall, submit in rows}
-
-
-def submit_limit_in(text: str, account: str) -> int | None:
-    """`sacctmgr show assoc format=Account,MaxSubmitJobs,GrpSubmitJobs` of one user: the smallest limit, of `account` if one is given."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
-    limits = [number(field) for name, *fields in rows if not account or name == account for field in fields]
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def gpus_per_node(kinds: list[NodeKind], gpu_type: str, num_devices: int) -> int:
@@ -113,20 +86,23 @@ def look(cluster: ClusterConfig, roles: Sequence[str] = ("inference", "train")) 
     default = default_of(partitions)
     wanted = [name for role in roles for name in (cluster.role(role).partition or default).split(",")]
     qualities = _ask("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,MaxWall,MaxSubmitJobsPerUser")
-    limits = [_association_limit(config, cluster.role(role).account) for role in roles]
     help_text = _ask("sbatch", "--help")
     return Site(
-        max_array_size=int(config.get("MaxArraySize", "1001")), max_job_count=int(config.get("MaxJobCount", "10000")),
+        max_array_size=int(config.get("MaxArraySize", "1001")),
         partitions=partitions, nodes={name: queries.node_kinds(name) for name in wanted if name in partitions},
         qualities=None if qualities is None else qualities_in(qualities),
-        max_submit=min((limit for limit in limits if limit is not None), default=None),
-        num_mine=len((_ask("squeue", "--me", "--noheader", "--array", "--format=%i", patience_s=None) or "").split()),
-        options=names_in_help(help_text) if help_text else KNOWN)
+        limits=_limits(config, partitions, qualities_in(qualities or "")), options=names_in_help(help_text) if help_text else KNOWN)
 
 
-def _association_limit(config: dict[str, str], account: str) -> int | None:
-    if not re.search("limits|safe", config.get("AccountingStorageEnforce", "")):
-        return None
-    text = _ask("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={getpass.getuser()}", f"cluster={config.get('ClusterName', '')}",
-                "format=Account,MaxSubmitJobs,GrpSubmitJobs")
-    return submit_limit_in(text or "", account)
+def _limits(config: dict[str, str], partitions: dict[str, dict[str, str]], qualities: dict[str, Quality]) -> Limits:
+    """Submit limits; of accounts and QOS where the cluster enforces them."""
+    enforced, user = re.search("limits|safe", config.get("AccountingStorageEnforce", "")) is not None, getpass.getuser()
+    show = ("sacctmgr", "--noheader", "--parsable2", "show")
+    associations = _ask(*show, "assoc", f"user={user}", f"cluster={config.get('ClusterName', '')}",
+                        "format=Account,Partition,MaxSubmitJobs,GrpSubmitJobs,DefaultQOS") if enforced else None
+    account = _ask(*show, "user", user, "format=DefaultAccount") if enforced else None
+    return Limits(
+        int(config.get("MaxJobCount", "10000")), qualities if enforced else {},
+        {name: quality for name, limits in partitions.items() if (quality := limits.get("QoS", "N/A")) != "N/A"},
+        associations_in(associations or ""), (account or "").strip(), default_of(partitions),
+        queued_in(_ask("squeue", "--me", "--noheader", "--array", "--format=%a|%q|%P", patience_s=None) or ""))

@@ -14,6 +14,7 @@ from launcher.config.cluster import ContainerKind
 from launcher.config.device_split import split
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import JobSpec, even_sizes, fit, job_specs, num_chunks, waves
+from launcher.slurm.submit_limits import Room
 from workers.config import AllocationConfig, ClusterKind, ConfigError, EngineConfig, EngineParallelConfig, Server
 from workers.entry import Element
 from workers.run.folder import RunFolder
@@ -141,15 +142,29 @@ def test_a_cluster_without_arrays_is_refused() -> None:
 def test_what_fits_is_as_much_as_may_be_queued(shapes: list[tuple[int, int]], budget: int) -> None:
     full = tuple(spec(*shape) for shape in shapes)
     least = sum(max(2, one.throttle) for one in full)
+    room = Room("MaxJobCount=9", budget, frozenset([full[0].role]))
     if budget < least:
-        with pytest.raises(ConfigError, match="cluster.max_submit"):
-            fit(full, budget)
+        with pytest.raises(ConfigError, match="MaxJobCount=9: you may have .*cluster.max_submit"):
+            fit(full, [room])
         return
-    cut = fit(full, budget)
+    cut = fit(full, [room])
     assert sum(one.num_elements for one in cut) <= budget
     assert all(before.num_chunks >= after.num_chunks for before, after in zip(full, cut, strict=True))
     more = tuple(dataclasses.replace(one, num_chunks=min(before.num_chunks, one.num_chunks + 1)) for before, one in zip(full, cut, strict=True))
     assert cut == full or sum(one.num_elements for one in more) > budget, "one more chunk of each would not fit"
+
+
+@given(st.integers(1, 20), st.integers(2, 60),
+       st.lists(st.tuples(st.integers(60, 2000), st.sampled_from(["inference", "train", "both"])), max_size=4))
+def test_every_limit_is_kept_by_the_roles_that_it_bears_on(throttle: int, chunks: int, limits: list[tuple[int, str]]) -> None:
+    full = dataclasses.replace(spec(throttle, chunks), role="inference"), dataclasses.replace(spec(1, chunks), role="train")
+    rooms = [Room("", left, frozenset(["inference", "train"] if roles == "both" else [roles])) for left, roles in limits]
+    cut = fit(full, rooms)
+    for room in rooms:
+        assert sum(one.num_elements for one in cut if one.role in room.roles) <= room.left
+    for before, after in zip(full, cut, strict=True):
+        bears = any(before.role in room.roles for room in rooms)
+        assert after.num_chunks <= before.num_chunks and (bears or after == before), "others' limits do not count"
 
 
 def test_the_description_is_for_people() -> None:

@@ -24,11 +24,12 @@ from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import JobSpec, job_specs
 from launcher.preflight import check as preflight
 from launcher.preflight import node_probe, node_probe_script, probe_cache
-from launcher.preflight.check import budget, check, problems, refuse, waits_for_nodes
+from launcher.preflight.check import check, problems, refuse, waits_for_nodes
 from launcher.preflight.node_probe import Answer, asked, broken_setup, command, judge, unanswered
 from launcher.slurm import queries
 from launcher.slurm.queries import NodeKind
-from launcher.slurm.site import Quality, Site, gpus_per_node, partitions_in, qualities_in, submit_limit_in
+from launcher.slurm.site import Site, gpus_per_node, partitions_in
+from launcher.slurm.submit_limits import Limits, Quality
 from workers import node_look
 from workers.config import AllocationConfig, ClusterKind, ConfigError, Device, Dtype, Server, Transport
 from workers.run.folder import RunFolder
@@ -45,8 +46,9 @@ PartitionName=closed AllowAccounts=a,b DenyQos=low Default=NO MaxNodes=UNLIMITED
 ASKED = {"role": "inference", "gpus": False, "half": False, "interface": "127.0.0.1", "shared_memory": 0}
 """Of a probe without GPUs."""
 KINDS = [NodeKind(2, 8, 64, 500_000), NodeKind(1, 4, 32, 250_000)]
-SITE = Site(1001, 10_000, partitions_in(PARTITIONS), {"gpu": KINDS, "short": KINDS, "off": KINDS, "closed": KINDS},
-            {"normal": Quality("", None), "day": Quality("1-00:00:00", 50), "low": Quality("", 20)}, 500, 3, KNOWN)
+QUALITIES = {"normal": Quality("", None), "day": Quality("1-00:00:00", 50), "low": Quality("", 20)}
+SITE = Site(1001, partitions_in(PARTITIONS), {"gpu": KINDS, "short": KINDS, "off": KINDS, "closed": KINDS}, QUALITIES,
+            Limits(10_000, QUALITIES, {}, (), "", "gpu", ()), KNOWN)
 
 
 def config(devices: int = 4, per_node: int = 0, **role: object) -> FullConfig:
@@ -67,11 +69,8 @@ def found(devices: int = 4, per_node: int = 0, **role: object) -> list[str]:
     return problems(SITE, specs_of(full)[1], full.cluster.train)
 
 
-def test_what_scontrol_and_sacctmgr_say_is_read() -> None:
+def test_what_scontrol_says_is_read() -> None:
     assert set(SITE.partitions) == {"gpu", "short", "off", "closed"} and SITE.default_partition == "gpu"
-    assert qualities_in("normal||\nday|1-00:00:00|50\n") == {"normal": Quality("", None), "day": Quality("1-00:00:00", 50)}
-    assert submit_limit_in("root||\nresearch|100|80\n", "") == 80 and submit_limit_in("root||\nresearch|100|80\n", "root") is None
-    assert submit_limit_in("", "") is None
 
 
 @pytest.mark.parametrize(("role", "words"), [
@@ -151,13 +150,31 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         refuse(["a", "b"])
 
 
-def test_the_smallest_limit_counts() -> None:
+@pytest.mark.parametrize(("reason", "words"), [
+    ("QOSMaxGRESPerJob", "SLURM does not accept its jobs: .*QOSMaxGRESPerJob.*was asked for cluster.train.qos=''"),
+    ("QOSGrpSubmitJobsLimit", "QOSGrpSubmitJobsLimit.*may not be queued at once: .* cluster.max_submit=N")])
+def test_limits_of_accounts_and_qos_are_told_by_the_line_before_their_common_text(
+        monkeypatch: pytest.MonkeyPatch, reason: str, words: str) -> None:
     full = config()
-    assert budget(SITE, full.cluster) == 497
-    full.cluster.train.qos = "day"
-    assert budget(SITE, full.cluster) == 47
-    full.cluster.max_submit = 1000
-    assert budget(SITE, full.cluster) == 997
+
+    def refused(script: str) -> str:
+        raise SlurmError(f"sbatch --test-only: exit status 1: sbatch: error: {reason}\nallocation failure: Job violates accounting/QOS policy "
+                         "(job submit limit, user's size and/or time limits)")
+
+    monkeypatch.setattr(preflight, "look", lambda cluster, roles: SITE)
+    monkeypatch.setattr(queries, "test_only", refused)
+    with pytest.raises(ConfigError, match=f"(?s){words}"):
+        check(specs_of(full)[1:], full, RunFolder(Path("/run")), lambda said: None)
+
+
+def test_slurm_is_asked_about_no_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, asked = config(), []
+    full.cluster.train.qos, full.run.max_hours = "low", 1000
+    monkeypatch.setattr(preflight, "look", lambda cluster, roles: SITE)
+    monkeypatch.setattr(queries, "test_only", lambda script: asked.append(script) or "")
+    said: list[str] = []
+    [fitting] = check(specs_of(full)[1:], full, RunFolder(Path("/run")), said.append)
+    assert fitting.num_elements == 20 and "--array=0-19%1" in asked[0] and "20 of " in said[0]
 
 
 def test_a_probes_answer_is_judged() -> None:

@@ -142,11 +142,11 @@ def test_what_people_wait_for_is_asked_once(command: Command, name: str, ask: Ca
 def test_a_launch_does_not_wait_for_accounting(command: Command) -> None:
     command("scontrol", "MaxArraySize = 8\nAccountingStorageEnforce = limits\nPartitionName=gpu Default=YES MaxTime=60:00 State=UP\n")
     command("sinfo", "3|8|8000|idle|gpu:1\n")
-    command("squeue", "5_0\n5_1\n")
+    command("squeue", "lab|normal|gpu\nlab|normal|gpu\n")
     command("sbatch", "--mem=N")
     calls = command("sacctmgr", error="sacctmgr: error: slurm_persist_conn_open_without_init: Connection refused", status=1)
     site = look(slurm_config().cluster)
-    assert (site.qualities, site.max_submit, site.num_mine, site.max_array_size) == (None, None, 2, 8)
+    assert (site.qualities, site.limits.associations, len(site.limits.mine), site.max_array_size) == (None, (), 2, 8)
     assert len(calls.read_text().splitlines()) == 3
 
 
