@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ class Composer:
         if not sweep:
             return [tuple(checked)]
         loader = GlobalHydra.instance().config_loader()
+        checked = [_as_texts(argument) for argument in checked]
         overrides = [one for one in OverridesParser.create(config_loader=loader).parse_overrides(checked) if not one.is_hydra_override()]
         return [tuple(one) for one in BasicSweeper.split_arguments(overrides, None)[0]]
 
@@ -83,6 +85,12 @@ class Composer:
         given = effect.given(arguments)
         notes = mistakes.overruled(arguments) + effect.judge(config, given) + effect.judge_files(self, arguments, config, given)
         return Composed(config, tuple(dict.fromkeys(notes)))
+
+
+def _as_texts(argument: str) -> str:
+    """A sweep over checkpoints, each as it was written: 2.120 is no number."""
+    key, sign, values = argument.partition("=")
+    return argument if key != "evaluation.checkpoint" else key + sign + re.sub(r"(?<![\w.'\"])\d+\.\d+(?![\w.'\"])", r"'\g<0>'", values)
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from workers.config import ClusterConfig as WorkersClusterConfig
 from workers.config import ClusterKind, ConfigError, require
 
 ROLES = ("inference", "reward", "train")
+GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task")
+"""Of sbatch, with which GPUs are asked for."""
 _TIME = re.compile(r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
                    r"|(?P<hours>\d+):(?P<hour_minutes>\d+):(?P<hour_seconds>\d+)|(?P<minutes>\d+)(?::(?P<seconds>\d+))?)")
 _MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE)
@@ -51,6 +53,16 @@ def seconds(text: str) -> int:
     total = (part["days"] * 86400 + (part["day_hours"] + part["hours"]) * 3600 + part["day_seconds"] + part["hour_seconds"] + part["seconds"]
              + (part["day_minutes"] + part["hour_minutes"] + part["minutes"]) * 60)
     return math.ceil(total / 60) * 60
+
+
+def as_sbatch(given: str) -> str:
+    """The name of an option as sbatch has it: users write it with or without dashes, or with underscores."""
+    return given.replace("_", "-").lstrip("-")
+
+
+def asks_for_gpus(sbatch: dict[str, str]) -> bool:
+    """Whether options that users give themselves ask for GPUs (gres may be for other things)."""
+    return any(as_sbatch(name) in GPU_OPTIONS and "gpu" in f"{name}{value}" for name, value in sbatch.items())
 
 
 def check_environment(key: str, variables: dict[str, str]) -> None:
@@ -134,7 +146,7 @@ class RoleConfig:
         for one, other in (("mem", "mem_per_gpu"), ("cpus_per_gpu", "cpus_per_task")):
             require(not (getattr(self, one) and getattr(self, other)), f"{key}.{one}", getattr(self, one),
                     f"cannot be given beside {key}.{other}={getattr(self, other)!r}", "SLURM takes one of the two")
-        if self.gpus is GpuRequest.none:
+        if self.gpus is GpuRequest.none and not asks_for_gpus(self.sbatch):
             for name in ("mem_per_gpu", "cpus_per_gpu", "gpu_type", "gpu_memory_gb"):
                 require(not getattr(self, name), f"{key}.{name}", getattr(self, name), f"needs GPUs, and {key}.gpus=none asks for none",
                         f"Leave it out, or set {key}.gpus=gres")

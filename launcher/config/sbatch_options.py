@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Sequence
 
-from launcher.config.cluster import ClusterConfig, GpuRequest, RoleConfig
+from launcher.config.cluster import GPU_OPTIONS, ClusterConfig, GpuRequest, RoleConfig, as_sbatch
 from workers.config import ConfigError
 
 _SHAPE = "it follows from allocation.* and the split of the devices"
@@ -27,7 +27,6 @@ _OWN = {
 _ACTIONS = ("help", "usage", "version", "wait", "wrap", "test-only", "parsable", "quiet", "verbose", "uid", "gid", "ignore-pbs")
 KEYS = ("partition", "account", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "mem", "mem-per-gpu", "cpus-per-gpu",
          "cpus-per-task", "exclusive")
-GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task")
 _SRUN_OWN = {"output", "error", "open-mode", "kill-on-bad-exit", "unbuffered", "ntasks", "nodes", "ntasks-per-node"}
 
 # The long options of sbatch, of SLURM 22.05 to 26.05, for where `sbatch --help` cannot be asked, and beyond what it lists; then those that
@@ -63,16 +62,6 @@ def check_options(cluster: ClusterConfig, legal: frozenset[str] = KNOWN, roles: 
             if not argument.startswith("-") or name in _SRUN_OWN:
                 why = "Headway sets it itself" if name in _SRUN_OWN else "must begin with '-': one argument an entry, as in ['--mpi=none']"
                 raise ConfigError(f"cluster.{role}.srun_args={argument!r}: {why}. Leave it out or correct it")
-
-
-def as_sbatch(given: str) -> str:
-    """The name of an option as sbatch has it: users write it with or without dashes, or with underscores."""
-    return given.replace("_", "-").lstrip("-")
-
-
-def asks_for_gpus(sbatch: dict[str, str]) -> bool:
-    """Whether options that users give themselves ask for GPUs (gres may be for other things)."""
-    return any(as_sbatch(name) in GPU_OPTIONS and "gpu" in f"{name}{value}" for name, value in sbatch.items())
 
 
 def _check_option(key: str, given: str, part: RoleConfig, legal: frozenset[str]) -> None:

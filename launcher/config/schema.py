@@ -19,10 +19,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
-from launcher.config.cluster import ROLES, ClusterConfig, GpuRequest
+from launcher.config.cluster import ROLES, ClusterConfig, GpuRequest, asks_for_gpus
 from launcher.config.device_split import Plan, plan
 from launcher.config.gpu_types import gib_of_type, microbatch_tokens
-from launcher.config.sbatch_options import asks_for_gpus, check_options
+from launcher.config.sbatch_options import check_options
 from launcher.share import CONF
 from workers import config as workers
 from workers.config import ClusterKind
@@ -117,7 +117,7 @@ class FullConfig(workers.Config):
         if self.trainer.parallel.unit < 1:  # refused later, with its reason
             return False
         try:
-            found = plan(dataclasses.replace(self.allocation, replica_size=replica_size), self.trainer.parallel, training=not self.evaluates)
+            found = self._plan(replica_size)
         except workers.ConfigError:
             return False
         return not found.num_unused and (self.evaluates or found.num_inference_devices >= wanted)
@@ -135,7 +135,12 @@ class FullConfig(workers.Config):
 
     def plan(self) -> Plan:
         """The split of the devices. Raises `ConfigError`."""
-        return plan(self.allocation, self.trainer.parallel, inference=not self.supervised, training=not self.evaluates)
+        return self._plan(self.allocation.replica_size)
+
+    def _plan(self, replica_size: int) -> Plan:
+        per_node = self.devices_per_node("inference") or self.allocation.devices_per_node
+        allocation = dataclasses.replace(self.allocation, replica_size=replica_size, devices_per_node=per_node)
+        return plan(allocation, self.trainer.parallel, inference=not self.supervised, training=not self.evaluates)
 
     @property
     def roles(self) -> tuple[str, ...]:

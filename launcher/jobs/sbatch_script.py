@@ -8,13 +8,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import sys
 from pathlib import Path
 
-from launcher.config.cluster import ContainerKind, GpuRequest, RoleConfig
-from launcher.config.sbatch_options import KEYS, as_sbatch
+from launcher.config.cluster import ContainerKind, GpuRequest, RoleConfig, as_sbatch, asks_for_gpus
+from launcher.config.sbatch_options import KEYS
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import JobSpec
 from launcher.share import SLURM
@@ -22,6 +23,8 @@ from workers.run.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = SLURM / "wait_for_run_folder.sh"
+MAX_LINKS = 10_000
+"""Files of a folder that are looked at for links out of it."""
 
 
 def python_path() -> str:
@@ -62,10 +65,18 @@ def waiting_lines(run: RunFolder, config: FullConfig) -> list[str]:
 
 
 def mounted(config: FullConfig, run: RunFolder) -> list[str]:
-    """The folders that a container must show: this code, the run folder, and what the run reads."""
-    named = [Path(path).expanduser().absolute() for path in (config.model.path, config.algorithm.teacher, *config.data.paths()) if path]
+    """The folders that a container must show: this code, the run folder, and what the run reads, wherever its files link to."""
+    read = (config.model.path, config.algorithm.teacher, config.reward.model.path, *config.data.paths())
+    named = [path for text in read if text and (path := Path(text).expanduser().absolute()).exists()]
     other = [config.weights.dir] if config.weights.dir not in ("auto", "run") else []
-    return [str(ROOT), str(run.path), *(str(path) for path in named if path.exists()), *other]
+    return [str(ROOT), str(run.path), *map(str, named), *dict.fromkeys(linked for path in named for linked in _linked(path)), *other]
+
+
+def _linked(path: Path) -> list[str]:
+    """The folders in which files of `path` really are, where they are links that leave it, as in the Hugging Face hub's cache."""
+    real, files = path.resolve(), itertools.chain([path], itertools.islice(path.rglob("*"), MAX_LINKS))
+    targets = dict.fromkeys(str(file.resolve().parent) for file in files if file.is_symlink() and file.is_file())
+    return [folder for folder in targets if not Path(folder).is_relative_to(real)]
 
 
 def _mounts(part: RoleConfig, folders: list[str]) -> str:
@@ -78,7 +89,7 @@ def python_command(part: RoleConfig, folders: list[str]) -> str:
     python = part.python or (sys.executable if container.kind is ContainerKind.none else "python3")
     if container.kind is not ContainerKind.apptainer:
         return shlex.quote(python)
-    gpus = [] if part.gpus is GpuRequest.none else ["--nv"]
+    gpus = [] if part.gpus is GpuRequest.none and not asks_for_gpus(part.sbatch) else ["--nv"]
     return shlex.join(["apptainer", "exec", *gpus, "--bind", _mounts(part, folders), *container.args, container.image, python])
 
 

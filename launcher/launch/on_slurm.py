@@ -15,6 +15,7 @@ from secrets import token_hex
 
 from rich.console import Console
 
+from launcher.config.cluster import as_sbatch
 from launcher.config.gpu_types import TOKENS_UNKNOWN
 from launcher.config.schema import FullConfig
 from launcher.interrupts import Interrupted, interruptible
@@ -97,6 +98,8 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> float:
     if config.cluster.kind is ClusterKind.slurm:
         for job in map(config.cluster.role, config.roles):
             job.pythonpath = job.pythonpath or python_path()
+            if "chdir" not in map(as_sbatch, job.sbatch):  # relative paths of the config, for jobs that are submitted from elsewhere later
+                job.sbatch["chdir"] = os.getcwd()
         if told := _settle_nodes(config):
             console.print(f"      {told}", soft_wrap=True)
     return settled.cpu_gflops

@@ -5,13 +5,14 @@
 Of two that resume a run at the same time one is refused: supervisor.lock is held until all is submitted, then left to whoever watches.
 Without a checkpoint the run starts again at step 0. `run.num_steps=N` and `run.max_hours=H` may be given to go on for longer, `selftest.action=warn`
 where the self-test has ended it, `workflow.max_rejected=SHARE` where too many groups were rejected, `alarms.stop=[NAME,...]` where an alarm has,
-`trainer.device=cpu` or `cuda` where the other one is there now.
+`trainer.device=cpu` or `cuda` where the other one is there now; on SLURM also where and how jobs run (`cluster.train.partition=...`).
 """
 
 from __future__ import annotations
 
 import copy
 import enum
+import functools
 import os
 import shutil
 import sys
@@ -44,6 +45,11 @@ from workers.slurm.command import SlurmError
 CHANGEABLE: dict[str, Callable[[str], object]] = {
     "run.num_steps": int, "run.max_hours": float, "selftest.action": SelfTestAction, "workflow.max_rejected": float, "trainer.device": Device,
     "alarms.stop": lambda value: [name for name in value.strip("[]").split(",") if name]}
+OF_JOBS: dict[str, Callable[[str], object]] = {
+    **dict.fromkeys(("partition", "account", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "mem", "mem_per_gpu"), str),
+    "cpus_per_gpu": int, "cpus_per_task": int}
+"""Of a role (cluster.train.time): where and how its next jobs run, which is nothing to the run."""
+CAN = f"{', '.join(CHANGEABLE)} and, on SLURM, cluster.ROLE.KEY of {', '.join(OF_JOBS)}"
 
 
 def changed(config: FullConfig, changes: list[str]) -> FullConfig:
@@ -51,17 +57,24 @@ def changed(config: FullConfig, changes: list[str]) -> FullConfig:
     result = copy.deepcopy(config)
     for change in changes:
         key, _, value = change.partition("=")
-        if key not in CHANGEABLE:
-            raise ConfigError(f"{change}: cannot be changed when a run goes on. Only {', '.join(CHANGEABLE)} can; start a new run for the rest")
-        part, name = key.split(".")
+        choices = CHANGEABLE.get(key) or _of_jobs(result, key)
+        if choices is None:
+            raise ConfigError(f"{change}: cannot be changed when a run goes on. Only {CAN} can; start a new run for the rest")
+        *parts, name = key.split(".")
         try:
-            setattr(getattr(result, part), name, CHANGEABLE[key](value))
+            setattr(functools.reduce(getattr, parts, result), name, choices(value))
         except ValueError as error:
-            choices = CHANGEABLE[key]
             kind = "one of " + ", ".join(str(one) for one in choices.__members__) if isinstance(choices, enum.EnumMeta) else "a number"
             raise ConfigError(f"{change}: not {kind}. Give {key}=VALUE") from error
     result.check()
     return result
+
+
+def _of_jobs(config: FullConfig, key: str) -> Callable[[str], object] | None:
+    """What reads a value of `key`, where that says how jobs run that this run has."""
+    section, _, rest = key.partition(".")
+    role, _, name = rest.partition(".")
+    return OF_JOBS.get(name) if section == "cluster" and config.cluster.kind is ClusterKind.slurm and role in config.roles else None
 
 
 def refusal(run: RunFolder, config: FullConfig, now: float) -> str:
@@ -176,7 +189,7 @@ def _watch(run: RunFolder, config: FullConfig, console: Console) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit status 2 where the run cannot be resumed."""
     parser = add_run(Parser(prog="headway resume", description=(__doc__ or "").splitlines()[0]))
-    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help=", ".join(CHANGEABLE))
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help=CAN)
     parser.add_argument("--detach", action="store_true", help="return as soon as it is submitted")
     parser.add_argument("--plain", action="store_true", help="lines instead of the live view")
     options = parser.parse_intermixed_args(arguments)

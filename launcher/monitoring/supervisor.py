@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from launcher.config.cluster import RoleConfig
 from launcher.config.schema import FullConfig, read_full
@@ -199,9 +200,18 @@ def remaining(config: FullConfig, training_hours: float) -> FullConfig:
 
 
 def with_excluded(config: FullConfig, excluded: dict[str, dict[str, float]]) -> FullConfig:
-    """The config with our excluded nodes beside the user's."""
+    """The config with our excluded nodes beside the user's; a file of these (with a '/') is read, as sbatch takes one or the other."""
     result = copy.deepcopy(config)
     for role in ROLES:
         part = result.cluster.role(role)
-        part.exclude = ",".join([*([part.exclude] if part.exclude else []), *sorted(excluded.get(role, {}))])
+        if excluded.get(role):
+            part.exclude = ",".join([*_nodes_named(part.exclude), *sorted(excluded[role])])
     return result
+
+
+def _nodes_named(exclude: str) -> list[str]:
+    if "/" not in exclude:
+        return [exclude] if exclude else []
+    with contextlib.suppress(OSError):  # it is gone: what failed counts more
+        return Path(exclude).read_text().split()
+    return []

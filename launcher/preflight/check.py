@@ -23,7 +23,7 @@ from launcher.jobs.submit import outside_any_job, scripts
 from launcher.slurm import queries
 from launcher.slurm.parsing import seconds
 from launcher.slurm.queries import NodeKind
-from launcher.slurm.site import Site, look
+from launcher.slurm.site import Site, look, of_type
 from launcher.slurm.submit_limits import rooms
 from workers import node_look
 from workers.config import ConfigError, Server
@@ -136,15 +136,16 @@ def waits_for_nodes(site: Site, spec: JobSpec, part: RoleConfig) -> str:
     """For which nodes the jobs of a role wait that are there, but take no jobs now; '' if enough are up in some partition. Pure."""
     names = [name for name in (part.partition or site.default_partition).split(",") if name in site.nodes]
     for name in names:
-        if sum(kind.num_nodes for kind in site.nodes[name] if not kind.away and _fits(kind, spec, part)) >= spec.nodes_per_element:
+        here = [kind for kind in of_type(site.nodes[name], part.gpu_type) if not kind.away and _fits(kind, spec, part)]
+        if sum(kind.num_nodes for kind in here) >= spec.nodes_per_element:
             return ""
-    away = all(kind.away for name in names for kind in site.nodes[name])
+    away = all(kind.away for name in names for kind in of_type(site.nodes[name], part.gpu_type))
     which = "all nodes" if away else "too many of the nodes that fit"
     return f"{which} of partition {','.join(names)} are drained or down: the run waits until they are back"
 
 
 def _node_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, name: str) -> list[str]:
-    nodes, found = site.nodes.get(name, []), []
+    nodes, found = of_type(site.nodes.get(name, []), part.gpu_type), []
     cpus, gpus = _needs(spec, part)
     most_gpus = max((kind.gpus_of(part.gpu_type) for kind in nodes), default=0)
     most_cpus = max((kind.num_cpus for kind in nodes), default=0)

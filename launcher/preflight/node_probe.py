@@ -21,8 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.config.cluster import ContainerKind, RoleConfig
-from launcher.config.sbatch_options import GPU_OPTIONS, as_sbatch
+from launcher.config.cluster import GPU_OPTIONS, ContainerKind, RoleConfig, as_sbatch
 from launcher.config.schema import FullConfig
 from launcher.jobs.job_specs import JobSpec
 from launcher.jobs.sbatch_script import mounted, python_command, sbatch_options, setup_lines, srun_arguments
@@ -129,7 +128,7 @@ def command(spec: JobSpec, part: RoleConfig, config: FullConfig, run: RunFolder,
     whole = part.exclusive or re.fullmatch(r"0+[KMGT]?B?", part.mem, re.IGNORECASE) is not None  # such a site may not take a number
     few = dataclasses.replace(part, exclusive=False, mem="" if whole else memory, mem_per_gpu="", cpus_per_task=0, sbatch={
         name: value for name, value in part.sbatch.items() if as_sbatch(name) in ("licenses", *GPU_OPTIONS)},
-        nodelist=part.nodelist if part.nodelist.isalnum() else "")  # several nodes cannot be asked for one
+        nodelist="" if {",", "[", "/"} & set(part.nodelist) else part.nodelist)  # several nodes cannot be asked for one
     options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in sbatch_options(one, few).items()]
     folders = mounted(config, run)
     arguments = shlex.join([Path(node_probe_script.__file__).read_text(), str(run.path), token, json.dumps(asked(spec, config, shared_memory))])

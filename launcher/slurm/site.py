@@ -45,10 +45,14 @@ def default_of(partitions: dict[str, dict[str, str]]) -> str:
     return next((name for name, limits in partitions.items() if limits.get("Default") == "YES"), "")
 
 
+def of_type(kinds: list[NodeKind], gpu_type: str) -> list[NodeKind]:
+    """The nodes that name GPUs of this type; all of them where none does, or none is asked for. Pure."""
+    return [kind for kind in kinds if gpu_type and gpus(kind.gres, gpu_type)] or kinds
+
+
 def gpus_per_node(kinds: list[NodeKind], gpu_type: str, num_devices: int) -> int:
     """The GPUs of the smallest nodes that have any (of this type, where there are such); 0 where `num_devices` fit on one node. Pure."""
-    wanted = [kind for kind in kinds if gpu_type and gpus(kind.gres, gpu_type)]
-    numbers = [number for kind in wanted or kinds if (number := kind.gpus_of(gpu_type))]
+    numbers = [number for kind in of_type(kinds, gpu_type) if (number := kind.gpus_of(gpu_type))]
     return min(numbers) if numbers and num_devices > max(numbers) else 0
 
 

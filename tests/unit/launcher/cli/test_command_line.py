@@ -181,6 +181,8 @@ def test_a_sweep_is_expanded_and_keeps_other_keys(composer: Composer) -> None:
     found = composer.combinations(["experiment=tiny", "staleness.eta=0,4", "trainer.lr=choice(1e-3,2e-3)", "hydra.sweep.dir=x"], True)
     assert [one[1:] for one in found] == [("staleness.eta=0", "trainer.lr=0.001"), ("staleness.eta=0", "trainer.lr=0.002"),
                                           ("staleness.eta=4", "trainer.lr=0.001"), ("staleness.eta=4", "trainer.lr=0.002")]
+    [zeros] = [composer.combinations(["evaluation.checkpoint=1.50,1.100,'2.0',best"], True)]
+    assert [one[0].partition("=")[2].strip("'") for one in zeros] == ["1.50", "1.100", "2.0", "best"], "names, and no numbers"
     assert composer.sweep_folder(["hydra.sweep.dir=/a/x"]) == Path("/a/x") and composer.sweep_folder([]).parent == Path("runs/sweeps").absolute()
 
 

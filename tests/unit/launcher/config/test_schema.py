@@ -240,7 +240,9 @@ def test_micro_batches_go_by_the_memory_of_a_gpu(more: tuple[str, ...], tokens: 
 @pytest.mark.parametrize(("more", "size"), [
     ((), 1), (("allocation.num_devices=32", "allocation.devices_per_node=8"), 8), (("allocation.num_devices=16", "allocation.devices_per_node=8"), 1),
     (("allocation.num_devices=8", "allocation.devices_per_node=8", "engine.parallel.tp=2"), 2),
-    (("allocation.num_devices=32", "cluster.inference.devices_per_node=4"), 4), (("engine.parallel.tp=4", "allocation.num_devices=16"), 4),
+    (("allocation.num_devices=32", "cluster.inference.devices_per_node=4"), 4),
+    (("allocation.num_devices=32", "allocation.devices_per_node=8", "cluster.inference.devices_per_node=6"), 6),
+    (("engine.parallel.tp=4", "allocation.num_devices=16"), 4),
     (("allocation.num_devices=32", "allocation.devices_per_node=8", "allocation.replica_size=2"), 2),
     (("allocation.num_devices=32", "allocation.devices_per_node=8", "cluster.fake_gpus=true"), 1)])
 def test_a_rollout_worker_has_a_node_where_that_is_known_and_comes_out_even(more: tuple[str, ...], size: int) -> None:
@@ -260,6 +262,8 @@ def test_gpus_that_are_asked_for_by_hand_are_gpus() -> None:
     by_hand = composed("cluster=slurm", "engine=sglang", "cluster.train.gpus=none", "+cluster.train.sbatch.gres=gpu:h100:8")
     assert by_hand.gives_gpus("train") and not composed("cluster=slurm", "cluster.train.gpus=none").gives_gpus("train")
     assert not composed("cluster=slurm", "cluster.train.gpus=none", "+cluster.train.sbatch.gres=nvme:1").gives_gpus("train")
+    more = ("cluster.train.cpus_per_gpu=8", "cluster.train.mem_per_gpu=64G", "cluster.train.gpu_memory_gb=80")
+    assert composed("cluster=slurm", "cluster.train.gpus=none", "+cluster.train.sbatch.gres=gpu:h100:8", *more).cluster.train.gpu_memory_gb == 80
 
 
 @pytest.mark.parametrize("more", ["weights.security=curve", "weights.delta=true", "trainer.lora.rank=8 weights.adapter_only=true"])

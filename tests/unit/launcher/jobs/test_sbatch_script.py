@@ -137,6 +137,7 @@ def test_the_command_that_runs_python() -> None:
     assert python_command(RoleConfig(container=image), ["/code", "/it's"]) == (
         "apptainer exec --nv --bind '/code:/code,/it'\"'\"'s:/it'\"'\"'s,/m:/m:ro' --env A=1 /i.sif python3")
     assert "--nv" not in python_command(RoleConfig(container=image, gpus=GpuRequest.none), [])
+    assert "--nv" in python_command(RoleConfig(container=image, gpus=GpuRequest.none, sbatch={"gres": "gpu:h100:4,lscratch:100"}), [])
     pyxis = RoleConfig(container=ContainerConfig(ContainerKind.pyxis, "nvcr.io#x", ["/m:/m"], ["--no-container-remap-root"]),
                        srun_args=["--mpi=pmix"])
     assert python_command(pyxis, ["/r"]) == "python3"
@@ -150,6 +151,19 @@ def test_a_container_shows_what_the_run_reads(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     config.model.path, config.data.path, config.weights.dir = str(tmp_path / "model"), "/missing", "/fast"
     assert mounted(config, RunFolder(Path("/run"))) == [str(ROOT), "/run", str(tmp_path / "model"), "/fast"]
+
+
+def test_a_container_shows_where_files_link_to(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "hub" / "snapshots" / "1" / "data", tmp_path / "hub" / "blobs"
+    for folder in (snapshot, blobs, tmp_path / "judge"):
+        folder.mkdir(parents=True)
+    (blobs / "x").touch()
+    (snapshot / "config.json").symlink_to("../../../blobs/x")
+    (snapshot.parent / "inside").symlink_to(snapshot / "own")
+    (snapshot / "own").touch()
+    config = FullConfig()
+    config.model.path, config.reward.model.path = str(snapshot.parent), str(tmp_path / "judge")
+    assert mounted(config, RunFolder(Path("/run")))[2:] == [str(snapshot.parent), str(tmp_path / "judge"), str(blobs)]
 
 
 def test_the_script_holds_what_the_run_needs() -> None:

@@ -235,3 +235,17 @@ def test_what_may_be_changed() -> None:
                           ("run.num_steps=0", "must be at least 1")):
         with pytest.raises(ConfigError, match=words):
             changed(config(), [change])
+
+
+def test_where_jobs_run_may_be_changed_on_slurm() -> None:
+    full = config()
+    with pytest.raises(ConfigError, match="cannot be changed when a run goes on.*on SLURM, cluster.ROLE.KEY of partition"):
+        changed(full, ["cluster.train.time=30"])
+    full.cluster.kind, full.cluster.train.time, full.cluster.inference.time = ClusterKind.slurm, "60", "60"
+    train = changed(full, ["cluster.train.time=30", "cluster.train.exclude=n1,n2", "cluster.train.cpus_per_gpu=4"]).cluster.train
+    assert (train.time, train.exclude, train.cpus_per_gpu) == ("30", "n1,n2", 4)
+    for change, words in (("cluster.train.time=soon", "must be a time limit"), ("cluster.train.cpus_per_gpu=x", "not a number"),
+                          ("cluster.reward.time=5", "cannot be changed"), ("cluster.train.gpus=none", "cannot be changed"),
+                          ("cluster.train=x", "cannot be changed"), ("cluster.train.time.x=5", "cannot be changed")):
+        with pytest.raises(ConfigError, match=words):
+            changed(full, [change])

@@ -123,9 +123,10 @@ def test_a_node_has_as_many_gpus_as_the_smallest(kinds: list[NodeKind], gpu_type
     ([node(2, 8, "drained"), node(1, 8, "down*")], "all nodes of partition gpu are drained or down: the run waits until they are back"),
     ([node(2, 8, "drained"), node(1, 8), node(5, 4)], "too many of the nodes that fit of partition gpu"),
     ([node(2, 8, "allocated"), node(1, 8, "drained")], ""),
+    ([node(10, 8, gres="gpu:a100:8"), node(2, 8, "drained", "gpu:h100:8")], "all nodes of partition gpu are drained or down"),
 ])
 def test_drained_nodes_are_waited_for(monkeypatch: pytest.MonkeyPatch, kinds: list[NodeKind], words: str) -> None:
-    full, site = config(64, 8), dataclasses.replace(SITE, nodes={"gpu": kinds})
+    full, site = config(64, 8, gpu_type="h100"), dataclasses.replace(SITE, nodes={"gpu": kinds})
     assert words in waits_for_nodes(site, specs_of(full)[1], full.cluster.train) and not problems(site, specs_of(full)[1], full.cluster.train)
 
     def refused(script: str) -> str:
@@ -192,6 +193,12 @@ def test_the_probe_asks_for_little() -> None:
     call = command(specs_of(full)[1], full.cluster.train, full, RunFolder(Path("/run")), "token")
     assert call[0] == "srun" and "--gres=gpu:h100:1" in call and "--account=a" in call and "--licenses=l" in call and "--immediate=10" in call
     assert not any("exclusive" in word or "mem" in word or "comment" in word for word in call[:-1]), "whole nodes: memory is not asked for by number"
+
+
+@pytest.mark.parametrize(("nodelist", "asked"), [("dgx-01", True), ("n1.site", True), ("n[1-2]", False), ("n1,n2", False), ("/my/nodes", False)])
+def test_the_probe_goes_to_the_node_that_is_asked_for(nodelist: str, asked: bool) -> None:
+    full = config(64, 8, nodelist=nodelist)
+    assert (f"--nodelist={nodelist}" in command(specs_of(full)[1], full.cluster.train, full, RunFolder(Path("/run")), "token")) is asked
 
 
 @pytest.mark.parametrize(("role", "asked"), [
