@@ -157,7 +157,7 @@ def check_weights_folder(config: Config, run: RunFolder, architecture: Architect
 
 def try_adapters(data: DataConfig) -> None:
     """Try the user's own. Raises `ConfigError`."""
-    if any(part.adapter and part.adapter not in ADAPTERS for part in (data, *data.parts.values())):
+    if any(source.adapter and source.adapter not in ADAPTERS for source in data.sources()):
         from workers.trial import try_adapters  # imports what generates
 
         try_adapters(data)
@@ -208,7 +208,7 @@ def _all_there(config: Config, tried: bool) -> bool:
     if model and not data:
         if tried:
             try_adapters(config.data)
-        if not any(part.chat_template or part.max_prompt_tokens for part in (config.data, *config.data.parts.values())):
+        if not any(source.chat_template or source.max_prompt_tokens for source in config.data.sources()):
             _say(open_prompts(config.data, config.reward, config.run.seed, responses=config.supervised))
     return not (model or data)
 

@@ -38,7 +38,7 @@ from workers.rollout.workflows import shell_agent
 from workers.rollout.workflows.agent import load_agent
 from workers.rollout.workflows.episode import WorkflowError
 from workers.rollout.workflows.group_filter import GroupFilter
-from workers.rollout.workflows.rendering import text_of
+from workers.rollout.workflows.rendering import text_of, texts_of_parts
 from workers.rollout.workflows.workflow import Parts, Workflow
 from workers.rollout.workflows.workflow import load as load_workflow
 from workers.run.user_code import TookTooLong, first, in_time, told
@@ -54,7 +54,7 @@ VERIFIER = "A verifier is a function (prompt, completion, reference) -> score fr
 
 def try_adapters(data: DataConfig) -> None:
     """Import the adapters of the user's own, and give each the first rows that it will get. Raises `ConfigError`."""
-    for part in (data, *data.parts.values()):
+    for part in data.sources():
         if not part.adapter or part.adapter in ADAPTERS:
             continue
         what = f"data.adapter={part.adapter!r}"
@@ -154,7 +154,7 @@ async def _run_group(config: Config, folder: Path, prompt: Prompt, limit_s: floa
     ends = asyncio.get_running_loop().time() + limit_s
     async with _one_process(config, prompt.verifier) as pool, asyncio.timeout_at(ends):  # what blocked the loop is told, although both are then late
         workflow = Workflow(Parts(answers, pool, config.workflow, config.reward, config.engine.context_length, text_of(config),
-                                  config.transport.max_message_mb << 20, config.evaluation))
+                                  config.transport.max_message_mb << 20, config.evaluation, texts_of_parts(config)))
         lease = Lease("g0", 1, Purpose.training, Version(0, 0), prompt.id, prompt.text, prompt.verifier, prompt.reference, config.run.seed)
         verdict = GroupFilter(config.workflow.keep).verdict(await workflow.run(lease))
     if isinstance(verdict, GroupFailed):

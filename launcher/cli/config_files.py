@@ -116,7 +116,7 @@ class ConfigFile:
 def read(path: Path, group: str, package: str = "") -> ConfigFile:
     """A file of `group`. Raises `ConfigError` where it cannot be read."""
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
     except (OSError, UnicodeDecodeError) as error:

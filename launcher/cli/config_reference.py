@@ -64,7 +64,7 @@ def read_groups(conf: Path) -> dict[str, dict[str, str]]:
 
 def _first_comment(path: Path) -> str:
     lines = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text("utf-8").splitlines():
         if line.startswith("# @package"):
             continue
         if not line.startswith("#"):

@@ -101,12 +101,13 @@ RULES = (
     Rule("data.digits data.num_examples", lambda config: config.data.kind is DataKind.arithmetic, "only data.kind=arithmetic makes sums"),
     Rule("data.task data.options data.stages", lambda config: config.data.kind is DataKind.reasoning_gym, "only data.kind=reasoning_gym has tasks",
          "Choose data=reasoning_gym"),
-    Rule("data.response_field", lambda config: config.supervised and config.data.kind in FILE_KINDS and "response" not in config.data.columns,
-         "only supervised runs on files learn answers, and data.columns.response comes first"),
-    Rule("data.chat_template_date", lambda config: any(part.chat_template for part in (config.data, *config.data.parts.values())),
+    Rule("data.response_field", lambda config: (config.supervised and config.data.kind in FILE_KINDS and "response" not in config.data.columns
+                                                and not config.data.adapter),
+         "only supervised runs on files learn answers; data.adapter and data.columns.response come first"),
+    Rule("data.chat_template_date", lambda config: any(source.chat_template for source in config.data.sources()),
          "no chat template renders these prompts"),
-    Rule("data.filter", lambda config: bool(config.data.max_prompt_tokens) or config.data.kind in (*FILE_KINDS, DataKind.verifiers),
-         "no limit is set here"),
+    Rule("data.filter", lambda config: any(source.max_prompt_tokens or source.kind in (*FILE_KINDS, DataKind.verifiers)
+                                           for source in config.data.sources()), "no limit is set here"),
     Rule("reward.verifier reward.parts data.verifier", lambda config: config.workflow.name != "verifiers", "the environment gives the rewards"),
     Rule("reward.verifier", lambda config: config.supervised or _verifier_counts(config), "data.verifier says what judges these prompts",
          "Give data.verifier instead"),

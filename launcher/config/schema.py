@@ -80,10 +80,8 @@ class FullConfig(workers.Config):
     def settle(self) -> None:
         """Replace defaults that go by the machine: micro-batches, replicas and weights by its GPUs, addresses by there being several, the day."""
         self._settle_sizes()
-        day = self.data.chat_template_date or datetime.date.today().isoformat()
-        for data in (self.data, *self.data.parts.values()):
-            if data.chat_template:
-                data.chat_template_date = data.chat_template_date or day
+        if any(source.chat_template for source in self.data.sources()):
+            self.data.chat_template_date = self.data.chat_template_date or datetime.date.today().isoformat()
         if self.weights.transport is workers.Transport.auto:
             self.weights.transport = workers.Transport.nccl if self._takes_broadcasts() else workers.Transport.zmq
         if self.cluster.kind is ClusterKind.slurm:

@@ -61,7 +61,7 @@ def setup_lines(spec: JobSpec, part: RoleConfig) -> list[str]:
 
 def waiting_lines(run: RunFolder, config: FullConfig) -> list[str]:
     """The lines before all others: wait for the run folder, then log into it."""
-    return [f"RUN={shlex.quote(str(run.path))} LIMIT_S={60 * config.run.outage_minutes:.0f}", WAIT.read_text().rstrip()]
+    return [f"RUN={shlex.quote(str(run.path))} LIMIT_S={60 * config.run.outage_minutes:.0f}", WAIT.read_text("utf-8").rstrip()]
 
 
 def mounted(config: FullConfig, run: RunFolder) -> list[str]:

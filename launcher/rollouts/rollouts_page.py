@@ -72,11 +72,11 @@ def _entry(row: Row) -> dict[str, Any]:
 
 def render(name: str, entries: list[dict[str, Any]], steps: Sequence[int]) -> str:
     """The page of a run called `name`; `steps`: all that have been kept."""
-    script = (TEMPLATES / "rollouts.js").read_text()
+    script = (TEMPLATES / "rollouts.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     kept = {"name": visible_text(name), "first": min(steps, default=0), "last": max(steps, default=0), "samples": entries}
     data = json.dumps(kept).replace("<", "\\u003c").replace("&", "\\u0026")
-    page = (TEMPLATES / "rollouts.html").read_text()
+    page = (TEMPLATES / "rollouts.html").read_text("utf-8")
     for mark, text in (("@DIGEST@", digest), ("@SCRIPT@", script), ("@DATA@", data)):  # the data last: no mark in it counts
         page = page.replace(mark, text)
     return page

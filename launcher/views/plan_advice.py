@@ -22,14 +22,14 @@ def has_chat_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").exists():
         return True
     with contextlib.suppress(OSError, ValueError):  # told by the preparation
-        content = json.loads((folder / "tokenizer_config.json").read_text())
+        content = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
         return isinstance(content, dict) and bool(content.get("chat_template"))
     return False
 
 
 def generation(config: FullConfig) -> str:
     """One line for the plan."""
-    engine, chat = config.engine, any(part.chat_template for part in (config.data, *config.data.parts.values()))
+    engine, chat = config.engine, any(source.chat_template for source in config.data.sources())
     prompts = "prompts in the model's chat template" if chat else "prompts as they are, without a chat template"
     if config.supervised:
         return f"examples: up to {engine.context_length} tokens (engine.context_length), {prompts}"
@@ -39,7 +39,7 @@ def generation(config: FullConfig) -> str:
 
 def warnings(config: FullConfig, with_template: bool) -> list[str]:
     """What is hardly meant. `with_template`: whether the model's tokenizer has a chat template."""
-    parts, found = (config.data, *config.data.parts.values()), []
+    parts, found = config.data.sources(), []
     worked_out = [part.adapter for part in parts if part.adapter in WORKED_OUT]
     if worked_out and config.workflow.max_new_tokens < SHORT and not config.supervised:
         found.append(f"workflow.max_new_tokens={config.workflow.max_new_tokens}: data.adapter={worked_out[0]} has solutions of hundreds of tokens, "

@@ -6,7 +6,7 @@ import datetime
 import difflib
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from workers.config.choices import DataFilter, DataKind
@@ -15,6 +15,8 @@ from workers.config.rules import require
 FILE_KINDS = (DataKind.jsonl, DataKind.parquet, DataKind.hf)
 FIELDS = ("prompt", "answer", "id", "verifier", "response")
 """What `data.columns` may say of a row."""
+TAKEN_OVER = ("chat_template", "chat_template_kwargs", "chat_template_date", "max_prompt_tokens", "max_reference_kb", "filter")
+"""What parts of a mixture take from it unless they say it themselves."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
@@ -27,17 +29,13 @@ class StageConfig:
 
 
 @dataclass
-class DataConfig:
-    """Prompts. Training and held-out prompts are disjoint; order depends on `run.seed` only.
+class SourceConfig:
+    """Where prompts come from: what a run's data and each part of a mixture have in common.
 
     Files: `path` with training prompts, `heldout_path` with others (of hf, also `heldout_split` of `path`); without, `num_heldout` of the
     training prompts are held out. `adapter` and `columns` say how a row becomes a prompt (docs/data.md); `response_field`: the column with the
-    answers that a supervised run learns, unless `columns` names it. `verifier`: what judges these prompts, '' for `reward.verifier`.
-    Limits: `max_prompt_tokens` of the rendered prompt (0: none) and `max_reference_kb` of what goes to the verifier; `filter` says what is done
-    with prompts over them. `stages`: a curriculum of a reasoning-gym task; after the last stage `options` hold.
-    `chat_template`: prompts are rendered by the model's template, which is given `chat_template_kwargs` ({enable_thinking: false} for Qwen3).
-    `chat_template_date`: some templates name the day: one for the whole run, so that a prompt is the same whenever it is rendered.
-    `parts`: what a mixture is made of; `num_heldout` is shared out evenly among them.
+    answers that a supervised run learns, unless `columns` or the adapter names it. `verifier`: what judges these prompts, '' for `reward.verifier`.
+    `stages`: a curriculum of a reasoning-gym task; after the last stage `options` hold.
     """
 
     kind: DataKind = DataKind.arithmetic  # where prompts come from; docs/data.md
@@ -56,6 +54,32 @@ class DataConfig:
     columns: dict[str, str] = field(default_factory=dict)  # which columns, or templates of {columns}, are prompt, answer, id, verifier, response
     response_field: str = "response"  # the column with the answers that a supervised run learns
     verifier: str = ""  # what judges these prompts; empty: reward.verifier
+
+
+@dataclass
+class PartConfig(SourceConfig):
+    """One part of a mixture, drawn from in proportion to `weight`. What is null is as the mixture says."""
+
+    chat_template: bool | None = None  # prompts are rendered with the model's chat template
+    chat_template_kwargs: dict[str, str | int | float | bool] | None = None  # what the template is given besides
+    chat_template_date: str | None = None  # the day of templates that ask for one, as 2026-03-01
+    max_prompt_tokens: int | None = None  # [tokens] of a rendered prompt; 0: no limit
+    max_reference_kb: int | None = None  # of what goes to the verifier with a prompt
+    filter: DataFilter | None = None  # what is done with prompts over these limits
+    weight: float = 1.0  # this part's share of the mixture, in proportion to the others'
+
+
+@dataclass
+class DataConfig(SourceConfig):
+    """Prompts. Training and held-out prompts are disjoint; order depends on `run.seed` only.
+
+    Limits: `max_prompt_tokens` of the rendered prompt (0: none) and `max_reference_kb` of what goes to the verifier; `filter` says what is done
+    with prompts over them.
+    `chat_template`: prompts are rendered by the model's template, which is given `chat_template_kwargs` ({enable_thinking: false} for Qwen3).
+    `chat_template_date`: some templates name the day: one for the whole run, so that a prompt is the same whenever it is rendered.
+    `parts`: what a mixture is made of; `num_heldout` is shared out evenly among them.
+    """
+
     chat_template: bool = False  # prompts are rendered with the model's chat template
     chat_template_kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)  # what the template is given besides
     chat_template_date: str = ""  # the day of templates that ask for one, as 2026-03-01; empty: that on which the run is begun
@@ -81,6 +105,24 @@ class DataConfig:
         self._check_files(key)
         self._check_stages(key)
         self._check_parts(key)
+
+    def settled_parts(self) -> dict[str, DataConfig]:
+        """The parts of a mixture, with what it says where they do not say it themselves; `num_heldout` is shared out evenly."""
+        share, rest = divmod(self.num_heldout, max(1, len(self.parts)))
+        own = [part.name for part in fields(SourceConfig)]
+        result = {}
+        for number, (name, part) in enumerate(self.parts.items()):
+            said = {key: given if (given := getattr(part, key)) is not None else getattr(self, key) for key in TAKEN_OVER}
+            if part.chat_template_kwargs is None and not said["chat_template"]:
+                said["chat_template_kwargs"] = {}
+            source = {key: getattr(part, key) for key in own} | {
+                "num_heldout": min(part.num_heldout, share + (number < rest)), "verifier": part.verifier or self.verifier}
+            result[name] = DataConfig(**source, **said)
+        return result
+
+    def sources(self) -> list[DataConfig]:
+        """What prompts really come from: this, or the parts of a mixture."""
+        return list(self.settled_parts().values()) or [self]
 
     def verifiers(self, default: str) -> list[str]:
         """The verifiers of these prompts, each once, where `default` is `reward.verifier`. Rows of files may name others."""
@@ -125,6 +167,7 @@ class DataConfig:
                 "data.kind=mixture mixes them: see conf/data/mixture.yaml")
         require(self.num_heldout >= len(self.parts), f"{key}.num_heldout", self.num_heldout,
                 f"must be at least the number of parts, {len(self.parts)}", "Every part holds some out")
+        settled = self.settled_parts()
         for name, part in self.parts.items():
             own = f"{key}.parts.{name}"
             require(bool(_NAME.fullmatch(name)), own, name, "must be 1 to 40 letters, digits, _ or -", "It begins the ids of prompts")
@@ -132,7 +175,7 @@ class DataConfig:
                     "must not be a mixture itself, nor an environment's", "List parts of other kinds here")
             require(part.weight > 0 and math.isfinite(part.weight), f"{own}.weight", part.weight, "must be greater than 0",
                     "Parts are mixed in proportion to their weights")
-            part.check(own)
+            settled[name].check(own)
 
 
 def _is_day(text: str) -> bool:
@@ -141,9 +184,3 @@ def _is_day(text: str) -> bool:
     except ValueError:
         return False
 
-
-@dataclass
-class PartConfig(DataConfig):
-    """One part of a mixture: a data config of its own, drawn from in proportion to `weight`."""
-
-    weight: float = 1.0  # this part's share of the mixture, in proportion to the others'

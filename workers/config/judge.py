@@ -67,7 +67,7 @@ class JudgeConfig:
         """Read the template's file, and look for the key. Raises `ConfigError`."""
         if self.template_file:
             try:
-                self.template, self.template_file = Path(self.template_file).expanduser().read_text(), ""
+                self.template, self.template_file = Path(self.template_file).expanduser().read_text("utf-8"), ""
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"reward.judge.template_file={self.template_file!r}: cannot be read ({error}). Correct the path") from error
             self._check_template()

@@ -42,7 +42,7 @@ class RewardModelConfig:
         """Look at the folder, and make its path absolute. Raises `ConfigError`."""
         folder = Path(self.path).expanduser().absolute()
         try:
-            found = json.loads((folder / "config.json").read_text())
+            found = json.loads((folder / "config.json").read_text("utf-8"))
             kinds, outputs = found.get("architectures") or ["none"], len(found.get("id2label") or ("LABEL_0", "LABEL_1"))
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise ConfigError(f"reward.model.path={self.path!r}: holds no readable config.json ({error}). "

@@ -102,7 +102,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json of `folder`; {} where there is none. Raises `ConfigError`."""
     path = folder / "tokenizer_config.json"
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -112,8 +112,12 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 def _template_text(folder: Path, config: dict[str, Any]) -> str:
     path = folder / "chat_template.jinja"
-    if path.exists():
-        return path.read_text()
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not readable ({error}). Copy the model again") from error
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")

@@ -39,7 +39,7 @@ class RowMapping:
 
     def __init__(self, config: DataConfig, verifier: str, responses: bool) -> None:
         self._adapter = load_adapter(config.adapter) if config.adapter else None
-        self._columns, self._response_field, self._responses = config.columns, config.response_field, responses
+        self._name, self._columns, self._response_field, self._responses = config.adapter, config.columns, config.response_field, responses
         self._verifier, self._chat = verifier, config.chat_template
         self._strict = not config.adapter and not config.columns
 
@@ -51,6 +51,9 @@ class RowMapping:
             raise ConfigError(f"{row.place}: the prompt is a chat, which the model's chat template must render. Set data.chat_template=true")
         response = _plain(fields.get("response", ""), "response", row.place)
         if self._responses and response == "":
+            if self._adapter is not None:
+                raise ConfigError(f"{row.place}: data.adapter={self._name!r} makes no response of this row, and a supervised run needs one for every "
+                                  "prompt. Name its column with data.columns.response=COLUMN")
             raise ConfigError(f"{row.place}: no text in the column {self._columns.get('response', self._response_field)!r} (data.response_field): a "
                               "supervised run needs a response for every prompt. "
                               'A line must be like {"prompt": "1 + 1 =", "' f'{self._response_field}": " 2"' "}")

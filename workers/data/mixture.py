@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from workers.config import ConfigError
 from workers.data.limits import MAX_TRIES, SPARE
+from workers.data.mapping import MAX_ID
 from workers.data.prompt import Prompt, PromptSource, check_index
 
 BLOCK = 1000
@@ -71,9 +72,13 @@ class MixturePrompts:
     def __init__(self, sources: Mapping[str, PromptSource], weights: Mapping[str, float], seed: int) -> None:
         self._sources, self._order = dict(sources), Order(weights, seed)
         self._heldout = {name: source.heldout() for name, source in sources.items()}
+        for name, prompts in self._heldout.items():
+            for prompt in prompts:
+                _check_id(name, prompt)
         self._holder = {prompt.text: name for name, prompts in self._heldout.items() for prompt in prompts}
         for name, source in sources.items():
             for prompt in source.preview(0):  # every one, of files; a question that is made up twice is replaced by `train`
+                _check_id(name, prompt)
                 if prompt.text in self._holder:
                     raise ConfigError(f"data.parts.{name}: its training {prompt.where} is held out by data.parts.{self._holder[prompt.text]}; "
                                       "a held-out prompt must not be trained on. Delete one of the two")
@@ -99,6 +104,12 @@ class MixturePrompts:
     def notes(self) -> list[str]:
         """What every part has to say."""
         return [f"{name}: {note}" for name, source in self._sources.items() for note in source.notes()]
+
+
+def _check_id(name: str, prompt: Prompt) -> None:
+    if len(f"{name}/{prompt.id}") > MAX_ID:
+        raise ConfigError(f"data.parts.{name}: {prompt.where}: the id has {len(prompt.id)} characters; with the part's name before it, it must have "
+                          f"at most {MAX_ID}. Shorten one of the two")
 
 
 def _named(name: str, prompt: Prompt) -> Prompt:

@@ -8,14 +8,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workers.config import ConfigError, DataConfig, DataKind, RewardConfig
-from workers.config.choices import DataFilter
-from workers.config.data import PartConfig
 from workers.data.limits import Limits, Replaced
 from workers.data.prompt import PromptSource
 from workers.reward.verifiers.registry import check_name, composed
@@ -75,21 +72,10 @@ def _open_mixture(config: DataConfig, reward: RewardConfig, seed: int, model_fol
     from workers.data.mixture import MixturePrompts
 
     sources = {}
-    for name, part in settled_parts(config).items():
+    for name, part in config.settled_parts().items():
         own_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big")
         try:
             sources[name] = open_prompts(part, reward, own_seed, model_folder, responses)
         except ConfigError as error:
             raise ConfigError(f"data.parts.{name}: {error}") from error
     return MixturePrompts(sources, {name: part.weight for name, part in config.parts.items()}, seed)
-
-
-def settled_parts(config: DataConfig) -> dict[str, PartConfig]:
-    """The parts, with what the mixture says for those that do not say it themselves; `num_heldout` is shared out evenly. Pure."""
-    share, rest = divmod(config.num_heldout, len(config.parts))
-    return {name: dataclasses.replace(
-        part, num_heldout=min(part.num_heldout, share + (number < rest)), chat_template=part.chat_template or config.chat_template,
-        chat_template_kwargs=part.chat_template_kwargs or config.chat_template_kwargs,
-        chat_template_date=part.chat_template_date or config.chat_template_date,
-        max_prompt_tokens=part.max_prompt_tokens or config.max_prompt_tokens, verifier=part.verifier or config.verifier,
-        filter=config.filter if part.filter is DataFilter.refuse else part.filter) for number, (name, part) in enumerate(config.parts.items())}

@@ -37,7 +37,7 @@ from workers.rollout.engines.engine_pool import Engines
 from workers.rollout.engines.replica import spawner
 from workers.rollout.engines.sampler import Sampler
 from workers.rollout.nodes.other_nodes import OtherNodes, place_here
-from workers.rollout.workflows.rendering import text_of
+from workers.rollout.workflows.rendering import text_of, texts_of_parts
 from workers.rollout.workflows.workflow import Parts, Workflow
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder
@@ -100,7 +100,7 @@ class EvaluationElement:
         sampler = Sampler(engines, open_tokenizer(Path(config.model.path)))
         async with RewardPool(config.reward, config.sandbox) as rewards:
             workflow = Workflow(Parts(sampler, rewards, config.workflow, config.reward, config.engine.context_length, text_of(config),
-                                      heldout=config.evaluation))
+                                      heldout=config.evaluation, texts=texts_of_parts(config)))
             self._judging = Judging(config, self._prompts, workflow, engines, sampler)
             living, judging = asyncio.create_task(engines.live()), asyncio.create_task(self._judge_all(told))
             try:

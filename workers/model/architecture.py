@@ -133,7 +133,7 @@ def read_architecture(folder: Path) -> Architecture:
     """Read and check `folder`/config.json. Raises `ModelError` where it is missing, broken or unsupported."""
     path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         why = "there is no such file" if folder.is_dir() else "there is no such folder"
         raise ModelError(f"{folder}: no readable config.json ({why}). Give the folder of a Hugging Face model") from error

@@ -14,7 +14,7 @@ def eos_ids(folder: Path, architecture: Architecture) -> tuple[int, ...]:
     if not path.exists():
         return architecture.eos_token_ids
     try:
-        found = json.loads(path.read_text()).get("eos_token_id")
+        found = json.loads(path.read_text("utf-8")).get("eos_token_id")
     except ValueError as error:
         raise ModelError(f"{path}: not readable ({error}). Copy it again, or remove it") from error
     more = found if isinstance(found, list) else [] if found is None else [found]

@@ -38,7 +38,7 @@ from workers.rollout.weights.fetch import WeightFetch
 from workers.rollout.weights.updates import WeightHolder
 from workers.rollout.worker_status import worker_status
 from workers.rollout.workflows.group_filter import GroupFilter
-from workers.rollout.workflows.rendering import text_of
+from workers.rollout.workflows.rendering import text_of, texts_of_parts
 from workers.rollout.workflows.workflow import Parts, Workflow
 from workers.run.folder import RunFolder
 from workers.run.processes import OUT_OF_TIME, TOLD_TO_END, first_cause
@@ -155,7 +155,7 @@ class RolloutWorker:
         sampler = Sampler(engines, open_tokenizer(Path(config.model.path)), config.replayed)
         async with self._rewards:
             workflow = Workflow(Parts(sampler, self._rewards, config.workflow, config.reward, config.engine.context_length, text_of(config),
-                                      config.transport.max_message_mb << 20, config.evaluation))
+                                      config.transport.max_message_mb << 20, config.evaluation, texts_of_parts(config)))
             leases = LeaseRunner(holdings.results, workflow, GroupFilter(config.workflow.keep), engines)
             holdings.sampler, holdings.leases = sampler, leases
 

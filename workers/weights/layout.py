@@ -76,7 +76,7 @@ def lay_out_file(name: str, source: int, shapes: Mapping[str, tuple[int, ...]], 
 
 def small_files(files: list[ShardFile], model_folder: Path, dtype: Dtype) -> dict[str, bytes]:
     """What a Hugging Face folder holds besides `files`, by name: the index of all tensors, and config.json with `dtype`."""
-    config = json.loads((model_folder / CONFIG).read_text())
+    config = json.loads((model_folder / CONFIG).read_text("utf-8"))
     config["dtype"] = dtype.value
     for name in ("torch_dtype", "auto_map"):  # its older name; Python files, which do not come along and no family here needs
         config.pop(name, None)

@@ -48,8 +48,11 @@ def prepared(run: RunFolder, data: DataConfig, kind: RunKind = RunKind.rl) -> Co
     return load(run.config)
 
 
-def files(**changes: object) -> PartConfig:
-    return PartConfig(**{"kind": DataKind.jsonl, "path": "train.jsonl", "heldout_path": "heldout.jsonl", **changes})  # type: ignore[arg-type]
+FILES = {"kind": DataKind.jsonl, "path": "train.jsonl", "heldout_path": "heldout.jsonl"}
+
+
+def files(**changes: object) -> DataConfig:
+    return DataConfig(**{**FILES, **changes})  # type: ignore[arg-type]
 
 
 def test_every_prompt_of_a_file_is_measured(run: RunFolder) -> None:
@@ -68,7 +71,7 @@ def test_what_is_left_out_is_said(run: RunFolder, capfd: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("kind", list(RunKind))
 def test_a_mixture_is_prepared(run: RunFolder, capfd: pytest.CaptureFixture[str], kind: RunKind) -> None:
-    parts = {"file": files(num_heldout=5), "sums": PartConfig(num_heldout=5, num_examples=0)}
+    parts = {"file": PartConfig(**FILES, num_heldout=5), "sums": PartConfig(num_heldout=5, num_examples=0)}
     data = DataConfig(kind=DataKind.mixture, parts=parts, max_prompt_tokens=16, filter=DataFilter.drop)
     config = prepared(run, data, kind)
     assert config.data.parts["file"].path == str(Path.cwd() / "train.jsonl") and config.data.parts["sums"].path == ""

@@ -187,8 +187,8 @@ def test_adapters_are_imported_and_tried_on_the_first_rows(
     for limit in ("IMPORT_S", "ROW_S") if "TookTooLong" in words else ():
         monkeypatch.setattr(trial, limit, 1.5)
     (tmp_path / "rows.jsonl").write_text(json.dumps({"q": "1 + 1 =", "a": 2}) + "\n")
-    part = PartConfig(kind=DataKind.jsonl, path=str(tmp_path / "rows.jsonl"), adapter=adapter)
-    for data in (part, DataConfig(kind=DataKind.mixture, parts={"a": part})):
+    rows = {"kind": DataKind.jsonl, "path": str(tmp_path / "rows.jsonl"), "adapter": adapter}
+    for data in (DataConfig(**rows), DataConfig(kind=DataKind.mixture, parts={"a": PartConfig(**rows)})):
         if not words:
             try_adapters(data)
             continue

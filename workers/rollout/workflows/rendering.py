@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from workers.config import Config
+from workers.config import Config, DataConfig
 from workers.data.chat import ChatTemplate
 
 Messages = Sequence[Mapping[str, Any]]
@@ -99,9 +99,18 @@ def _lines(messages: Messages) -> str:
 
 def text_of(config: Config) -> TextFormat:
     """How the turns of a run's episodes become text. Raises `ConfigError` where the model has no chat template that works."""
-    if not config.data.chat_template:
+    return _text(config.model.path, config.data)
+
+
+def texts_of_parts(config: Config) -> dict[str, TextFormat]:
+    """The same of each part of a mixture, by name; {} for other data."""
+    return {name: _text(config.model.path, part) for name, part in config.data.settled_parts().items()}
+
+
+def _text(folder: str, data: DataConfig) -> TextFormat:
+    if not data.chat_template:
         return PlainText()
-    template = ChatTemplate(Path(config.model.path), config.data.chat_template_kwargs, config.data.chat_template_date)
+    template = ChatTemplate(Path(folder), data.chat_template_kwargs, data.chat_template_date)
     return ChatText(template.render_chat, template.text)
 
 

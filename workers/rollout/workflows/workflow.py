@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -49,7 +50,8 @@ TOKEN_BYTES = 24
 
 @dataclass(frozen=True)
 class Parts:
-    """What workflows work with: engines, reward pool, config, and how turns become text."""
+    """What workflows work with: engines, reward pool, config, and how turns become text. `texts`: of parts of a mixture, whose names begin the ids of
+    their prompts."""
 
     sampler: Samples
     rewards: Rewards
@@ -59,6 +61,7 @@ class Parts:
     text: TextFormat = field(default_factory=PlainText)
     max_message_bytes: int = 256 << 20
     heldout: EvaluationConfig = field(default_factory=EvaluationConfig)
+    texts: Mapping[str, TextFormat] = field(default_factory=dict)
 
 
 class Workflow:
@@ -106,7 +109,8 @@ class Workflow:
 
     def _session(self, lease: Lease, index: int, record: EpisodeRecord) -> Session:
         parts = self._parts
-        return Session(lease, index, record, parts.sampler, parts.rewards, self._config, parts.text, parts.context_length,
+        text = parts.texts.get(lease.prompt_id.partition("/")[0], parts.text)
+        return Session(lease, index, record, parts.sampler, parts.rewards, self._config, text, parts.context_length,
                        parts.heldout)
 
     async def _finish(self, session: Session, prompt: list[int]) -> Finished | None:

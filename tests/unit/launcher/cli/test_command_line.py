@@ -157,6 +157,7 @@ def test_a_key_that_does_nothing_is_said(arguments: str, words: str, composer: C
 
 @pytest.mark.parametrize("arguments", [
     "model=smollm2 model.path=/cache", "model=hf model.path=/m data=jsonl data.path=x reward.verifier=exact", "cluster=slurm cluster.time=60",
+    "data=mixture data.filter=drop data.parts.sums.max_prompt_tokens=50",
     "reward=array reward.num_elements=2", "evaluation.temperature=0.6 evaluation.top_p=0.9", "algorithm=decoupled_ppo_critic algorithm.value_clip=2",
     "data=gsm8k reward.verifier=math_verify", "reward.verifier=code sandbox.memory_mb=256", "experiment=code_tiny sandbox.memory_mb=256",
     "+cluster.train.sbatch.nice=5 cluster=slurm", "reward.parts.boxed=0.1", "experiment=sft_tiny trainer.lr=1e-3"])

@@ -156,7 +156,7 @@ def test_what_the_launcher_fills_in_is_recorded(tmp_path: Path, monkeypatch: pyt
     again = read_full(folder)
     assert again.cluster.train.devices_per_node == 8 and "cluster.train.devices_per_node=8, as the nodes of partition gpu" in capsys.readouterr().out
     assert again.cluster.train.pythonpath == again.cluster.inference.pythonpath == f"{ROOT}:/mine"
-    assert again.cluster.train.sbatch == again.cluster.inference.sbatch == {"chdir": os.getcwd()}, "relative paths are of here, wherever it is resumed"
+    assert again.cluster.train.sbatch == again.cluster.inference.sbatch == {"chdir": os.getcwd()}, "relative paths are of here"
     full.cluster.train.sbatch = {"--chdir": "/elsewhere"}
     on_slurm.settle(full, folder, Console())
     assert full.cluster.train.sbatch == {"--chdir": "/elsewhere"}

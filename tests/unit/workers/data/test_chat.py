@@ -96,7 +96,10 @@ def test_the_day_is_one_for_the_whole_run(model: Path) -> None:
     full.data = DataConfig(kind=DataKind.mixture, chat_template_date="2026-03-01", parts={
         "a": PartConfig(chat_template=True), "b": PartConfig(chat_template=True, chat_template_date="2026-03-02"), "c": PartConfig()})
     full.settle()
-    assert [part.chat_template_date for part in full.data.parts.values()] == ["2026-03-01", "2026-03-02", ""]
+    assert [part.chat_template_date for part in full.data.sources()] == ["2026-03-01", "2026-03-02", "2026-03-01"]
+    full.data.chat_template_date, full.data.parts = "", {"c": PartConfig()}
+    full.settle()
+    assert full.data.chat_template_date == "", "nothing is rendered"
     with pytest.raises(ConfigError, match="data.chat_template_date='1 March': must be a day. Write it as 2026-03-01"):
         DataConfig(chat_template=True, chat_template_date="1 March").check()
 

@@ -16,7 +16,7 @@ from workers.config.choices import DataFilter
 from workers.config.data import PartConfig
 from workers.data.mixture import BLOCK, Order, quotas
 from workers.data.prompt import PromptSource
-from workers.data.prompts import open_prompts, settled_parts
+from workers.data.prompts import open_prompts
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0.1, 10.0), min_size=1)
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_mixed_is_refused(parts: dict[str, PartConfig], changes: 
 def test_heldout_prompts_are_shared_out(total: int, own: list[int]) -> None:
     total = max(total, len(own))
     config = DataConfig(num_heldout=total, parts={f"p{number}": part(num_heldout=count) for number, count in enumerate(own)})
-    counts = [settled.num_heldout for settled in settled_parts(config).values()]
+    counts = [settled.num_heldout for settled in config.settled_parts().values()]
     assert sum(counts) <= total and all(1 <= count <= most for count, most in zip(counts, own, strict=True))
     if min(own) >= total:
         assert sum(counts) == total and max(counts) - min(counts) <= 1
@@ -179,6 +179,30 @@ def test_a_config_names_its_verifiers_and_paths() -> None:
 def test_parts_take_over_what_the_mixture_says() -> None:
     config = DataConfig(chat_template=True, max_prompt_tokens=7, verifier="numeric", filter=DataFilter.drop,
                         parts={"a": part(), "b": part(max_prompt_tokens=9, verifier="math_verify")})
-    a, b = settled_parts(config).values()
+    a, b = config.settled_parts().values()
     assert (a.chat_template, a.max_prompt_tokens, a.verifier, a.filter) == (True, 7, "numeric", DataFilter.drop)
     assert (b.chat_template, b.max_prompt_tokens, b.verifier, b.filter) == (True, 9, "math_verify", DataFilter.drop)
+
+
+def test_parts_say_what_is_otherwise_than_in_the_mixture() -> None:
+    own = part(chat_template=False, max_prompt_tokens=0, filter=DataFilter.refuse, max_reference_kb=4)
+    config = DataConfig(kind=DataKind.mixture, chat_template=True, chat_template_kwargs={"enable_thinking": False}, max_prompt_tokens=7,
+                        max_reference_kb=9, filter=DataFilter.drop, parts={"a": part(), "b": own, "c": part(chat_template_kwargs={"x": 1})})
+    config.check()
+    a, b, c = config.sources()
+    assert (a.chat_template_kwargs, a.max_reference_kb, c.chat_template, c.chat_template_kwargs) == ({"enable_thinking": False}, 9, True, {"x": 1})
+    assert (b.chat_template, b.chat_template_kwargs, b.max_prompt_tokens, b.filter, b.max_reference_kb) == (False, {}, 0, DataFilter.refuse, 4)
+    own.chat_template_kwargs = {"x": 1}
+    with pytest.raises(ConfigError, match="data.parts.b.chat_template_kwargs=.*must be empty with data.parts.b.chat_template=false"):
+        config.check()
+    assert DataConfig().sources() == [DataConfig()]
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_ids_are_short_enough_with_the_parts_name(tmp_path: Path, held_out: bool) -> None:
+    rows = [{"prompt": f"{number} + 1 =", "answer": 1, "id": f"{number}" * 199} for number in range(3)]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    long, short = str(tmp_path / "long.jsonl"), write(tmp_path / "short.jsonl", "a", "b")
+    file = part(DataKind.jsonl, path=short if held_out else long, heldout_path=long if held_out else short)
+    with pytest.raises(ConfigError, match=r"data.parts.words: \S+long.jsonl:\d: the id has 199 characters; with the part's name .* at most 200"):
+        mixture({"words": file})

@@ -116,6 +116,23 @@ def test_holding_out_takes_whole_texts(texts: list[str], count: int, seed: int, 
     assert [prompt.text for prompt in source.preview(0)] == [text for text in texts if text not in held]
 
 
+def test_texts_that_differ_in_what_templates_strip_are_the_same_prompt(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"prompt": text, "answer": 1} for text in ("a", "b", " a\n", "c", "b ")])
+    for seed in range(8):
+        source = open_file(tmp_path / "a.jsonl", seed=seed, num_heldout=1)
+        [held] = source.heldout()
+        assert held.text in ("a", "b", "c") and held.text not in {prompt.text.strip() for prompt in source.preview(0)}
+    write_lines(tmp_path / "h.jsonl", [{"prompt": "c ", "answer": 1}])
+    with pytest.raises(ConfigError, match=r"h.jsonl:1: the same prompt is \S+a.jsonl:4; a held-out prompt must not be trained on"):
+        open_file(tmp_path / "a.jsonl", heldout_path=str(tmp_path / "h.jsonl"))
+    said = [{"role": "system", "content": "S"}, {"role": "user", "content": "c"}]
+    write_lines(tmp_path / "a.jsonl", [{"prompt": said, "answer": 1}, {"prompt": "d", "answer": 1}])
+    write_lines(tmp_path / "h.jsonl", [{"prompt": [said[0], {"role": "user", "content": "c "}], "answer": 1}])
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<a>")
+    with pytest.raises(ConfigError, match="h.jsonl:1: the same prompt is"):
+        open_file(tmp_path / "a.jsonl", model=tmp_path, heldout_path=str(tmp_path / "h.jsonl"), chat_template=True)
+
+
 @pytest.mark.parametrize("name", ["parquet", "stream", "file", "array"])
 def test_malformed_rows_are_named(tmp_path: Path, name: str) -> None:
     filename, write = FORMATS[name]
@@ -321,6 +338,10 @@ def test_an_adapter_and_columns_on_top(tmp_path: Path) -> None:
     assert first(tmp_path, row, adapter="gsm8k", columns={"prompt": "{level}) {prompt}"}).text == "3) 1 + 1?"
     with pytest.raises(ConfigError, match=r"a.jsonl:1: column 'answer' ends in '2', not in '#### '.*choose another data.adapter"):
         first(tmp_path, row | {"answer": "2"}, adapter="gsm8k")
+    write_lines(tmp_path / "a.jsonl", [{"problem": "1 + 1?", "answer": "2", "Solution": "It is 2"}] * 2)
+    config = DataConfig(kind=DataKind.jsonl, path=str(tmp_path / "a.jsonl"), num_heldout=1, adapter="aime")
+    with pytest.raises(ConfigError, match=r"a.jsonl:1: data.adapter='aime' makes no response of this row.*data.columns.response=COLUMN"):
+        open_prompts(config, RewardConfig(), 1, responses=True)
     with pytest.raises(ConfigError, match="data.adapter='gsm': no such adapter"):
         first(tmp_path, row, adapter="gsm")
 

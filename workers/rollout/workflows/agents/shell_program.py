@@ -108,7 +108,7 @@ def main(settings: Settings, task: dict[str, Any]) -> None:
     deadline = time.monotonic() + settings.seconds
     repository, container = read_repository(task["reference"]), Container(settings.container, settings.program)
     shell = Shell(container, repository.packed(), settings.max_output_chars)
-    library = yaml.safe_load((package_dir / "config" / "mini_textbased.yaml").read_text())
+    library = yaml.safe_load((package_dir / "config" / "mini_textbased.yaml").read_text("utf-8"))
     limits = {"step_limit": settings.max_turns, "cost_limit": 0.0, "wall_time_limit_seconds": max(1, int(settings.seconds))}
     with openai.OpenAI() as client:
         agent = DefaultAgent(Policy(client, library["model"], deadline), shell, **(library["agent"] | limits))

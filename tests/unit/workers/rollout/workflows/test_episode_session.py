@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.episodes import END, PROMPT, Chatter, Judge, leaf, make_lease, make_workflow, run_or_park
+from workers.config import RewardConfig, WorkflowConfig
 from workers.messages.from_worker import GroupFailed
 from workers.messages.groups import check_group, check_partial, group_episodes, samples
 from workers.messages.parts import Group, Lease, Message, Partial, Purpose, Version
@@ -21,6 +22,7 @@ from workers.rollout.leases.outbox import Results
 from workers.rollout.workflows.episode import LLM, MAX_EMPTY_TURNS, Conversation, Episode, Reward, WorkflowError
 from workers.rollout.workflows.group_filter import GroupFilter
 from workers.rollout.workflows.rendering import ChatText
+from workers.rollout.workflows.workflow import Parts, Workflow
 
 NEW = Version(2, 5)
 
@@ -381,6 +383,19 @@ async def test_the_templates_own_markers_stand_between_turns_and_the_sampled_one
     asked = "#[python]<user>Hi\0\n<assistant>yes\0"
     assert bytes(group.prompt.tolist()) == b"#" and texts == [
         asked, f"{asked}\n<tool>4\0\n<user>so?\0\n<assistant>yes\0", "#<user>Hi\0\n<assistant>ye\0\n<user>more\0\n<assistant>yes\0"]
+
+
+@pytest.mark.parametrize(("prompt_id", "opened"), [("sums/1", b"#<user>Hi\0\n<assistant>"), ("other/1", b"Hi")])
+async def test_a_prompt_of_a_mixture_goes_on_in_the_form_of_its_part(prompt_id: str, opened: bytes) -> None:
+    async def run(episode: Episode, llm: LLM, reward: Reward) -> float:
+        chat = llm.conversation("Hi")
+        assert bytes(chat.tokens) == opened
+        await chat.generate()
+        return 1.0
+
+    parts = Parts(Chatter(says=lambda _: "yes"), Judge(), WorkflowConfig(group_size=1, max_new_tokens=8), RewardConfig(), 400,  # type: ignore[arg-type]
+                  texts={"sums": ChatText(render)})
+    assert (await Workflow(parts, run).run(make_lease(prompt_id=prompt_id))).scores.tolist() == [1.0]
 
 
 def test_a_template_that_hides_the_models_turns_is_refused() -> None:

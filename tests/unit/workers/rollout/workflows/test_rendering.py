@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.config import Config, ConfigError, DataConfig, ModelConfig
-from workers.rollout.workflows.rendering import ChatText, PlainText, TextFormat, text_of
+from workers.config import Config, ConfigError, DataConfig, DataKind, ModelConfig
+from workers.config.data import PartConfig
+from workers.rollout.workflows.rendering import ChatText, PlainText, TextFormat, text_of, texts_of_parts
 
 CHATML = ("{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"
           "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -37,6 +38,16 @@ def test_a_template_opens_a_conversation_and_goes_on_behind_a_turn(tmp_path: Pat
     assert text.following("No.") == "<|im_end|>\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"
     assert text.following([{"role": "tool", "content": "4"}, {"role": "user", "content": "So?"}]) == (
         "<|im_end|>\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>user\nSo?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_each_part_of_a_mixture_has_its_own_form(tmp_path: Path) -> None:
+    chat(tmp_path, CHATML)
+    parts = {"a": PartConfig(chat_template=True), "b": PartConfig()}
+    config = Config(model=ModelConfig(path=str(tmp_path)), data=DataConfig(kind=DataKind.mixture, parts=parts))
+    texts = texts_of_parts(config)
+    assert texts["a"].following("No.").startswith("<|im_end|>") and texts["b"].following("No.") == "No." and isinstance(text_of(config), PlainText)
+    config.data.chat_template, config.data.parts["b"].chat_template = True, False
+    assert [type(text) for text in texts_of_parts(config).values()] == [ChatText, PlainText] and texts_of_parts(Config()) == {}
 
 
 def test_templates_that_cannot_go_on_say_so(tmp_path: Path) -> None:
