@@ -99,6 +99,12 @@ def dies(task: dict[str, Any], client: OpenAI) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def asks_and_hangs(task: dict[str, Any], client: OpenAI) -> None:
+    """One turn, and then as `hangs`."""
+    client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": task["prompt"]}])
+    hangs(task, client)
+
+
 def hangs(task: dict[str, Any], client: OpenAI) -> None:
     """Waits for ever, with a child in a session of its own; their ids are written down."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
@@ -109,4 +115,5 @@ def hangs(task: dict[str, Any], client: OpenAI) -> None:
 
 
 if __name__ == "__main__":
-    {function.__name__: function for function in (rewards, fails, dies, hangs)}[sys.argv[1]](json.loads(sys.stdin.readline()), OpenAI(max_retries=0))
+    functions = {function.__name__: function for function in (rewards, fails, dies, hangs, asks_and_hangs)}
+    functions[sys.argv[1]](json.loads(sys.stdin.readline()), OpenAI(max_retries=0))

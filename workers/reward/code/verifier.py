@@ -119,7 +119,10 @@ class _Trial:
                 return
             limits = self._limits(left, left, len(tests.test))
             with self._seats.judge.converse(sources.judging(tests), limits, left) as judge:
-                yield _verdict(judge, program)
+                said = judge.ask(b"")
+                if said is None and self._left_s() <= 0:
+                    return  # the program has left it too little time
+                yield _verdict(said, judge, program)
 
 
 def _arguments(test: CallTest) -> bytes:
@@ -134,9 +137,8 @@ def _is_right(reply: bytes, test: CallTest) -> bool:
     return bool(kind == "value") and same_value(value, test.expected)
 
 
-def _verdict(judge: Conversation, program: Conversation) -> bool:
-    """Carry the judge's calls to the program until it has its verdict, or either has ended."""
-    said = judge.ask(b"")
+def _verdict(said: bytes | None, judge: Conversation, program: Conversation) -> bool:
+    """Carry the judge's calls, from what it `said` first, to the program until it has its verdict, or either has ended."""
     if said is None:
         raise SandboxError("the judge of a code reference's test ended before it began. The machine may be out of memory or processes")
     while said is not None and said.startswith(CALL):

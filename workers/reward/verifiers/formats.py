@@ -2,7 +2,7 @@ r"""Where the answer stands in a completion, and verifiers that judge its form a
 
     <answer>18</answer>     the last pair of tags             tagged()
     \boxed{18}              the last box that is closed       boxed()
-    The answer is 18.       the last such phrase              stated()
+    The answer is 18.       the last such phrase, or ####     stated()
 
 Only the last one counts, so that a completion cannot win by listing answers. All of this takes time linear in the length of
 the completion, whatever stands in it.
@@ -14,8 +14,9 @@ import re
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;]|\\[()\[\]]|\\[,;:! ]|\\q?quad|and|or|\\text\{\s*(?:and|or)\s*\}){0,20}")
-_PHRASE = re.compile(r"(?:answers?(?:\s+(?:is|are)\s*:?|\s*[:=])|####)\s*", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"\.\s|\n")
+_PHRASE = re.compile(r"(?:answers?(?:\s+(?:is|are)\s*:?|\s*[:=])|(?<!#)(?P<mark>####)(?!#))\s*", re.IGNORECASE)
+_WORDS = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
+_SENTENCE_END, _LINE_END = re.compile(r"\.\s|\n"), re.compile(r"\n")
 _DISPLAY = re.compile(r"\$\$.*?\$\$|\\\[.*?\\\]", re.DOTALL)
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
@@ -58,15 +59,43 @@ def _boxes(completion: str) -> list[tuple[int, int, int]]:
 
 
 def stated(completion: str) -> str | None:
-    """The rest of the sentence, or the displayed formula, after the last "answer is", "answer:" or "####"; None without such a phrase."""
-    after = 0
+    """The rest of the sentence, or the displayed formula, after the last "answer is", "answer:" or "####"; None without such a phrase.
+
+    "####" is that of GSM8K's answers: with a number or formula, or on the last line. Elsewhere it begins a heading.
+    """
+    after = _last_phrase(completion)
+    return None if after is None else _statement(completion, after, _SENTENCE_END)
+
+
+def statements(completion: str) -> list[str]:
+    """What `stated` may mean where names have dots ("St. Louis", "the U.S."): the sentence, and the line without and with its last dot."""
+    after = _last_phrase(completion)
+    if after is None:
+        return []
+    line = _LINE_END.search(completion, after)
+    rest = completion[after:line.start() if line else None].strip()
+    return [_statement(completion, after, _SENTENCE_END), _statement(completion, after, _LINE_END).strip("*"), rest]
+
+
+def _last_phrase(completion: str) -> int | None:
+    """Where the answer begins that the last such phrase announces."""
+    last_line, after = completion.rstrip().rfind("\n"), None
+    line_end = last_word = 0  # of the line in which a mark stands, looked at once
     for phrase in _PHRASE.finditer(completion):
+        if phrase["mark"] and phrase.start() < last_line:
+            if phrase.end("mark") > line_end:
+                line_end = completion.find("\n", phrase.end("mark"))  # there is one before the last line
+                last_word = max((word.start() for word in _WORDS.finditer(completion, phrase.end("mark"), line_end)), default=0)
+            if last_word >= phrase.end("mark"):
+                continue
         after = phrase.end()
-    if not after:
-        return None
+    return after
+
+
+def _statement(completion: str, after: int, ending: re.Pattern[str]) -> str:
     if display := _DISPLAY.match(completion, after):
         return display[0]
-    end = _SENTENCE_END.search(completion, after)
+    end = ending.search(completion, after)
     text = completion[after:end.start() if end else None].strip().removesuffix(".")
     if text.count("**") % 2:  # emphasis that began before the answer, or ends with the phrase
         text = text.removesuffix("**").removeprefix("**").strip().removesuffix(".")

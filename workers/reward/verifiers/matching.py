@@ -10,13 +10,13 @@ import re
 from collections import deque
 from fractions import Fraction
 
-from workers.reward.verifiers.formats import final_answer
+from workers.reward.verifiers.formats import final_answer, stated, statements
 
 TOLERANCE = Fraction(1, 10**6)
 MAX_DIGITS = 400
 _MINUS = str.maketrans("−﹣－", "---")
-_PLAIN = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,99}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
-_NUMBER = re.compile(rf"(?<![\w.])(?:(?<![)\]}}])[-+])?(?:[$€£¥]\s?)?(?P<whole>{_PLAIN})"
+_PLAIN = r"(?:[0-9]{1,3}(?:(?:,|\{,\}|\\[,!])[0-9]{3}){1,99}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+_NUMBER = re.compile(rf"(?<![\w.])(?:(?<![)\]}}])[-+])?(?:\\?[$€£¥]\s?)?(?P<whole>{_PLAIN})"
                      r"(?:[eE](?P<exponent>[-+]?[0-9]{1,3})(?![0-9])|/(?P<denominator>[0-9]+)(?![0-9]|\.[0-9]))?(?P<percent>\s?\\?%)?")
 _CHOICE = re.compile(r"\W*(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\W+)?(?:is\W+)?(?:([A-Z])(?![\w'’])|([a-z])(?=\W*$|[)]))")
 _LISTED = re.compile(r"(?<!\w)(?:[A-Z](?![\w'’])|[a-z](?=[)]))")
@@ -28,19 +28,19 @@ def exact(prompt: str, completion: str, reference: str) -> float:
 
     The answer is what the completion marks as one (`formats.final_answer`: tags, a box, "answer is"), or else all of it.
     """
-    return float(words(marked_answer(completion)) == words(reference))
+    return float(words(reference) in map(words, marked_answers(completion)))
 
 
 def exact_nocase(prompt: str, completion: str, reference: str) -> float:
     """As `exact`, upper and lower case alike."""
-    return float(words(marked_answer(completion)).casefold() == words(reference).casefold())
+    return float(words(reference).casefold() in (words(answer).casefold() for answer in marked_answers(completion)))
 
 
 def number(prompt: str, completion: str, reference: str) -> float:
     """1 if the last number of the completion is `reference`; else 0.
 
-    Numbers may have a sign, a currency, thousands commas, decimals, an exponent, a denominator or a percent sign: "$1,234.50",
-    "-1.5e3", "3/4", "50%" (which is 1/2). Where `reference` is an integer the number must be that integer; otherwise it may be off
+    Numbers may have a sign, a currency, thousands commas (also LaTeX's), decimals, an exponent, a denominator or a percent sign: "$1,234.50",
+    "1{,}234", "-1.5e3", "3/4", "50%" (which is 1/2). Where `reference` is an integer the number must be that integer; otherwise it may be off
     by `TOLERANCE` relative to `reference`, but by no more than `TOLERANCE`. Raises `ValueError` if `reference` is not a number.
     """
     found, expected = last_number(completion), parse_number(reference)
@@ -94,7 +94,7 @@ def parse_number(text: str) -> Fraction | None:
 def _value(found: re.Match[str]) -> Fraction | None:
     if len(found[0]) > MAX_DIGITS:
         return None  # Python refuses to read such integers, and comparing them takes long
-    value = Fraction(found["whole"].replace(",", ""))
+    value = Fraction(re.sub(r"[^0-9.]", "", found["whole"]))
     if found["exponent"]:
         value *= Fraction(10) ** int(found["exponent"])
     if found["denominator"]:
@@ -108,9 +108,14 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 
 def marked_answer(completion: str) -> str:
-    """The answer that `exact` compares: the marked one, or else all of the completion."""
+    """The marked answer, or else all of the completion."""
     marked = final_answer(completion)
     return completion if marked is None else marked
+
+
+def marked_answers(completion: str) -> list[str]:
+    """The answers that `exact` compares: the marked one, as far as its sentence or its line goes, or else all of the completion."""
+    return [marked_answer(completion), *(statements(completion) if final_answer(completion) == stated(completion) else [])]
 
 
 def words(text: str) -> str:

@@ -27,6 +27,7 @@ from workers.reward.verifiers.notation import FUNCTIONS, MAX_CHARS, formula, har
 
 TAIL_CHARS = 400
 FLOAT_TOLERANCE = 1e-3
+SHORT_WORDS = frozenset({"yes", "no", "odd", "all"})
 WARM_UP = (("3", "4"), (r"\frac{1}{2}", "0.25"), (r"x^2 + \sqrt{2}", "2x(y - 1)"), (r"(-\infty, 3]", "[1, 2)"), (r"\{1, 2\}", "(1, 2)"),
            ("x = 3", "y = 4"), (r"\frac{\pi}{4}", r"2^{10}\sin(x)"), (r"\text{yes}", r"1 \text{ or } 2"))
 
@@ -106,9 +107,12 @@ def _at_once(expected: str, text: str) -> float | None:
     if base and expected_base and base[1] != expected_base[1]:
         return 0.0  # which the library does not look at
     words, expected_words = wording(text), wording(expected)
-    # Shorter ones may be products of variables, others functions of them.
-    if expected_words is not None and len(expected_words) > 3 and not FUNCTIONS.intersection(expected_words.split()):
-        return float(words == expected_words)
+    if expected_words is not None and not FUNCTIONS.intersection(expected_words.split()):
+        if len(expected_words) > 3:
+            return float(words == expected_words)
+        # Shorter ones may be products of variables, unless they are said to be words.
+        if words == expected_words and (expected_words in SHORT_WORDS or expected.startswith(r"\text")):
+            return 1.0
     number, expected_number = parse_number(text), parse_number(expected)
     if number is None or expected_number is None:
         return None

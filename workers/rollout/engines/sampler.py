@@ -205,7 +205,7 @@ class Sampler:
         window = stop_window(stops)
 
         def within(begin: int, end: int) -> bool:
-            text = self._tokenizer.decode(tokens[max(0, begin):end], skip_special_tokens=True)
+            text = self._tokenizer.decode(tokens[max(0, begin):end], skip_special_tokens=False)
             return any(string in text for string in stops)
 
         across = seam and within(seam - window, seam + window)

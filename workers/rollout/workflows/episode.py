@@ -141,19 +141,20 @@ class Conversation:
     async def generate(self, added: str | Messages = "", *, max_new_tokens: int | None = None, stop: Sequence[str] | None = None) -> Reply:
         """The model's next turn, after `added` (as `add`).
 
-        `max_new_tokens`: at most, workflow.max_new_tokens being the most there is; `stop`: instead of workflow.stop. Raises
+        `max_new_tokens`: at most, workflow.max_new_tokens being the most there is; `stop`, of one or several: instead of workflow.stop. Raises
         `EngineError`, `Halted` (the worker leaves, another one goes on), and `WorkflowError` where a call of this conversation is still under way.
         """
         if self._busy:
             raise WorkflowError("generate was called while the conversation's last turn is still being sampled. Await it first, or use fork()")
         if added:
             self.add(added)
+        stops = self._config.stop if stop is None else [stop] if isinstance(stop, str) else stop
         limit = min(self._config.max_new_tokens, self._config.max_new_tokens if max_new_tokens is None else max_new_tokens, self.room)
         if limit < 1:
             return await self._no_room()
         self._busy = True
         try:
-            reply = await self._model.turn(self._dialogue, self.tokens, self._outside, limit, tuple(self._config.stop if stop is None else stop))
+            reply = await self._model.turn(self._dialogue, self.tokens, self._outside, limit, tuple(stops))
         finally:
             self._busy = False
         self.tokens += reply.tokens

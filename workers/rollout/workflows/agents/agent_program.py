@@ -31,7 +31,7 @@ class ProgramFailed(Exception):
 
 
 class NodeFailed(ProgramFailed):
-    """The same, with `NODE_FAILED`."""
+    """The same where that says nothing of the agent: with `NODE_FAILED`, or by the signals by which SLURM tells all of a job to end."""
 
 
 async def run_program(command: list[str], task: dict[str, Any], url: str, key: str) -> None:
@@ -48,8 +48,12 @@ async def run_program(command: list[str], task: dict[str, Any], url: str, key: s
         await end(process)
     if status != 0:
         shown = output.decode(errors="replace").strip()
-        failed = NodeFailed if status == NODE_FAILED else ProgramFailed
-        raise failed(f"{_exit(status)}{'; its output ends:' + chr(10) + shown if shown else ', without output'}")
+        raise failure(status)(f"{_exit(status)}{'; its output ends:' + chr(10) + shown if shown else ', without output'}")
+
+
+def failure(status: int | None) -> type[ProgramFailed]:
+    """What an exit status of the guard says."""
+    return NodeFailed if status in (NODE_FAILED, *(128 + number for number in (signal.SIGTERM, signal.SIGUSR2))) else ProgramFailed
 
 
 async def start(command: list[str], **keywords: Any) -> asyncio.subprocess.Process:
@@ -69,7 +73,7 @@ async def _end_of(stream: asyncio.StreamReader) -> bytes:
 async def end(process: asyncio.subprocess.Process) -> None:
     """Have the guard end everything; kill what is left where it does not answer."""
     if process.returncode is None:
-        process.terminate()
+        process.send_signal(signal.SIGHUP)
         try:
             async with asyncio.timeout(ENDS_S):
                 await process.wait()

@@ -19,13 +19,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from workers.config import Config, ConfigError, WorkflowConfig
-from workers.rollout.workflows.agents.agent_program import ProgramFailed, end, start
+from workers.rollout.workflows.agents.agent_program import ProgramFailed, end, failure, start
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder
 
 PROGRAM = Path(__file__).with_name("environment_program.py")
-STARTS_S, GIVEN_UP_S = 300.0, 30.0
-"""So long a process may take to load its environment; and to give up an episode, before it is ended."""
+STARTS_S, GIVEN_UP_S, ENDS_S = 300.0, 30.0, 5.0
+"""So long a process may take to load its environment; to give up an episode; and to go once it says nothing more, before it is ended."""
 MAX_TASKS = 100_000
 """So many of an environment's tasks are taken, which may be endless."""
 
@@ -95,12 +95,14 @@ class EnvironmentProcess:
                 waiting = self._ready if "ready" in told else self._calls.get(told["call"])
                 if waiting is not None and not waiting.done():
                     waiting.set_result(told)
+            with contextlib.suppress(TimeoutError):  # how it ended says who has ended it
+                await asyncio.wait_for(self._process.wait(), ENDS_S)
         finally:
             self.ended = True
             await end(self._process)
             for waiting in (self._ready, *self._calls.values()):
                 if not waiting.done():
-                    waiting.set_exception(ProgramFailed(_GONE))
+                    waiting.set_exception(failure(self._process.returncode)(_GONE))
             self._ready.exception()  # somebody has it, or nobody waits
 
 

@@ -1,9 +1,10 @@
 """Runs an agent's program and leaves nothing of it: `python -I -S process_guard.py PARENT_PID PROGRAM ARGUMENT ...`
 
-    worker --TERM, or its death--> guard --KILL--> the program and all that it has started
+    worker --HUP, or its death--> guard --KILL--> the program and all that it has started
 
 The guard is the subreaper of all of them (prctl(2)), so that whatever leaves its parent, its session or its process group stays within reach.
-It ends as the program ends (128 + N where signal N killed that), after the rest is killed. It imports nothing of ours, to start quickly.
+It ends as the program ends (128 + N where signal N killed that), after the rest is killed; the signals by which SLURM tells a job to end, which
+reach every process of it on some clusters, it leaves to the worker. It imports nothing of ours, to start quickly.
 """
 
 import ctypes
@@ -12,17 +13,18 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-NOT_FOUND, TOLD = 127, 143
+ENDING = (signal.SIGHUP, signal.SIGINT)
+FOR_THE_WORKER = (signal.SIGTERM, signal.SIGUSR2)
+NOT_FOUND, TOLD = 127, 129
 
 
 def main(parent: int, command: list[str]) -> int:
     """Run `command`; returns the exit status."""
     for number in ENDING:
         signal.signal(number, _told)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.pthread_sigmask(signal.SIG_SETMASK, FOR_THE_WORKER)
     libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         return _run(command) if os.getppid() == parent else TOLD
@@ -67,7 +69,7 @@ def _children() -> list[int]:
             try:
                 with open(f"/proc/{entry}/stat") as stat:
                     parent = stat.read().rpartition(")")[2].split()[1]
-            except (FileNotFoundError, ProcessLookupError):
+            except (FileNotFoundError, ProcessLookupError, PermissionError):  # of somebody else, where /proc is mounted with hidepid
                 continue
             if int(parent) == os.getpid():
                 found.append(int(entry))

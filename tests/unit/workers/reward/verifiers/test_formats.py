@@ -63,6 +63,14 @@ def test_a_balanced_box_at_the_end_is_found(before: str, content: str) -> None:
     ("the answer is $$6", "$$6"),
     ("an answer", None),
     ("", None),
+    ("#### 18\nQuestion: what?", "18"),
+    ("#### $\\frac{1}{2}$\nso", "$\\frac{1}{2}$"),
+    ("#### Bern\n", "Bern"),
+    ("#### Step 3: Add\nThat is 18.", None),
+    ("The answer is 18.\n#### Check\n9 + 9", "18"),
+    ("#### So the answer is 5\nIndeed", "5"),
+    ("##### 5\n", None),
+    ("#### 5 #### ab\n#### 6 #### cd\nx", None),
 ])
 def test_stated(completion: str, answer: str | None) -> None:
     assert stated(completion) == answer
@@ -125,7 +133,8 @@ def test_any_completion_is_judged(pieces: list[str], text: str) -> None:
         assert format_tags("", completion, "") in (0.0, 1.0)
 
 
-@pytest.mark.parametrize("piece", [r"\boxed{", r"\boxed{1}", "{", "<answer>", "</answer>", "answer is ", "answer ", "#", " ", "$", "\\"])
+@pytest.mark.parametrize("piece", [
+    r"\boxed{", r"\boxed{1}", "{", "<answer>", "</answer>", "answer is ", "answer ", "#", "#### ", "#### ab ", "#### ab\n", " ", "$", "\\"])
 def test_long_completions_take_linear_time(piece: str) -> None:
     """With anything quadratic this would take hours."""
     final_answer(piece * (2_000_000 // len(piece)))

@@ -17,7 +17,8 @@ INTEGERS = st.integers(-10**30, 10**30)
     ("it is 3/4.", Fraction(3, 4)), ("3/4.5", Fraction(45, 10)),
     ("3/4", Fraction(3, 4)), ("50%", Fraction(1, 2)), (r"1.5\%", Fraction(15, 1000)), ("5-3", 3), ("10 - 3 = 7", 7), ("x=-3", -3), ("(-3)", -3),
     ("3kg", 3), ("H2O", None), ("1,23", 23), ("1,2345", 2345), ("5/0", None), ("1 or 2", 2), ("", None), ("none", None), ("9" * 500, None),
-    ("٥٧", None),
+    ("٥٧", None), (r"\boxed{1{,}234}", 1234), (r"1\,234,567.5", Fraction("1234567.5")), (r"1\!234", 1234), (r"-\$5", -5), (r"3\,4", 4),
+    ("1{,}23", 23),
 ])
 def test_last_number(text: str, value: Fraction | int | None) -> None:
     assert last_number(text) == value
@@ -82,6 +83,9 @@ def test_long_texts_take_linear_time(piece: str) -> None:
     "Bern", 1.0, 1.0),
     (r"\boxed{Bern}", "Bern", 1.0, 1.0), ("The answer is Bern.", "Bern", 1.0, 1.0), ("It is Bern", "Bern", 0.0, 0.0), ("STRASSE",
     "Straße", 0.0, 1.0), ("", "a", 0.0, 0.0),
+    ("The answer is St. Louis.", "St. Louis", 1.0, 1.0), ("The answer is the U.S.", "the u.s.", 0.0, 1.0),
+    ("Answer: **J. K. Rowling**.\nx", "J. K. Rowling", 1.0, 1.0),
+    ("The answer is Bern. Not Paris.", "Paris", 0.0, 0.0), ("<answer>a. b</answer>", "a", 0.0, 0.0), ("The answer is a. b", "b", 0.0, 0.0),
 ])
 def test_exact(completion: str, reference: str, score: float, nocase: float) -> None:
     assert exact("", completion, reference) == score
@@ -96,6 +100,7 @@ def test_exact(completion: str, reference: str, score: float, nocase: float) -> 
     ("<answer>b</answer>", 1.0),
     ("A", 0.0), ("The answer is A. B is wrong", 0.0), ("A\nB\nC", 0.0), (r"\boxed{B, C}", 0.0), (r"\boxed{A, B}", 0.0),
     ("The answer is C or B", 0.0), ("Because", 0.0),
+    ("#### Analysis of each option\nC is wrong\n\nB", 1.0), ("#### Option C\nwrong\n\n**B**", 1.0), ("so\n#### B", 1.0),
     ("The answer is Because", 0.0), ("Paris", 0.0), ("", 0.0), ("A B", 0.0),
 ])
 def test_multiple_choice(completion: str, score: float) -> None:

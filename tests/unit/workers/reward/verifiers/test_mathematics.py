@@ -77,7 +77,9 @@ def test_forms_that_models_write(reference: str, completion: str, expected: floa
     ("(x+1)^2", r"\boxed{x^2 + 2x + 1}"), ("x^2+1=0", r"\boxed{2x^2+2=0}"), ("y=2x+1", r"\boxed{y = 1+2x}"), (r"2\sqrt{3}", r"\boxed{\sqrt{12}}"),
     (r"\pi/4", r"\boxed{\frac{π}{4}}"),
     ("1024", r"\boxed{2^{10}}"), ("100!", r"\boxed{100!}"), (r"\text{Evelyn}", r"\boxed{Evelyn}"), ("no solution", r"\boxed{\text{No solution}}"),
-    ("A", r"\boxed{(A)}"),
+    ("A", r"\boxed{(A)}"), (r"\text{A}", r"\boxed{(A)}"), (r"\text{Yes}", r"\boxed{Yes}"), ("No", "The answer is no."),
+    ("odd", r"\boxed{\text{Odd}}"), (r"\text{Tom}", "The answer is Tom."), ("18", "#### Step 3: Calculate\nThus 9 + 9 = 18."),
+    ("18", "The answer is 18.\n\n#### Check\n9 + 8 = 17"),
     ("11:00", r"\boxed{11:00}"), (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\boxed{\begin{pmatrix}1\\ 2\end{pmatrix}}"), ("5", r"\boxed{((((((5))))))}"),
 ])
 def test_equal(reference: str, completion: str) -> None:
@@ -95,7 +97,7 @@ def test_equal(reference: str, completion: str) -> None:
     ("1,2", r"\boxed{1}"), ("1,2", r"\boxed{1,2,3}"), ("(1,2)", r"\boxed{(2,1)}"), ("[1,2)", r"\boxed{[1,2]}"), ("x^2+1=0", r"\boxed{x^2+2=0}"),
     ("235", r"\boxed{1\,234}"),
     ("no solution", r"\boxed{solution no}"), ("5", r"\boxed{2 < 5}"), ("1", r"\boxed{0/0}"), ("0.5", r"\boxed{1/0}"), ("x+1", r"\boxed{y+1}"),
-    ("5", r"\boxed{yes}"),
+    ("5", r"\boxed{yes}"), ("yes", r"\boxed{no}"), (r"\text{Tom}", r"\boxed{Tim}"), ("3", "#### Step 3: Calculate\nThus 9 + 9 = 18."),
 ])
 def test_not_equal(reference: str, completion: str) -> None:
     assert score("", completion, reference) == 0.0

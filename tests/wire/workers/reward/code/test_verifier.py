@@ -237,6 +237,15 @@ def test_all_tests_together_have_a_deadline() -> None:
         code_sandbox.configure(PATIENT, timeout_s=1200)
 
 
+def test_a_program_that_leaves_its_judge_no_time_is_wrong_and_no_failure() -> None:
+    code_sandbox.configure(PATIENT, timeout_s=3)
+    try:
+        slow = "import time\ntime.sleep(2)\n"
+        assert score(slow + "def add(a, b):\n    return a + b", ASSERTS, test=slow + ASSERTS["test"]) == 0.0
+    finally:
+        code_sandbox.configure(PATIENT, timeout_s=1200)
+
+
 def test_the_python_tool() -> None:
     assert tool_program.run("print('hello')\nprint(1 + 1)") == "hello\n2"
     assert tool_program.run("") == ""

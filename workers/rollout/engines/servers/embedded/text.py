@@ -33,7 +33,8 @@ class Text:
     def find_stop(self, ids: Sequence[int], stops: Sequence[str]) -> str | None:
         """The first of `stops` that the text of `ids` contains near its end.
 
-        To be called after every token: it looks only as far back as a stop string that the last token completed can reach.
+        To be called after every token: it looks only as far back as a stop string that the last token completed can reach. A stop string may be a
+        special token.
         """
-        tail = self.decode(ids[-stop_window(stops):])
+        tail = self.decode(ids[-stop_window(stops):], skip_special_tokens=False)
         return next((stop for stop in stops if stop in tail), None)

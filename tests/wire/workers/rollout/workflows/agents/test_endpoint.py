@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import aiohttp
 import msgspec
@@ -31,6 +31,7 @@ from workers.messages.from_coordinator import Finish
 from workers.messages.from_worker import Goodbye, GroupFinished, GroupParked, Register
 from workers.messages.groups import check_group, check_partial, group_episodes, samples
 from workers.messages.parts import Group, Version
+from workers.rollout.workflows.agents import process_guard
 from workers.rollout.workflows.agents.conversation import Chat
 from workers.rollout.workflows.agents.endpoint import Endpoint, _endpoints, admitted, shared_endpoint
 from workers.rollout.workflows.episode import LLM, Episode, Reward, WorkflowError
@@ -303,6 +304,37 @@ async def test_a_program_and_what_it_started_end_with_the_episode(tmp_path: Path
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled() and not any(process.is_running() for process in processes) and not _endpoints
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+async def test_what_ends_with_the_whole_job_has_no_score(number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM's signals reach every process of a job on some clusters."""
+    monkeypatch.setenv("AGENT_NOTE", str(tmp_path / "note"))
+    running = asyncio.create_task(agent_group(agent_command=[*PROGRAM, "asks_and_hangs"], group_size=1, agent_failures="zero"))
+    processes = await noted(tmp_path / "note")
+    guard = processes[0].parent()
+    assert guard is not None
+    guard.send_signal(number)
+    assert processes[0].is_running() and guard.is_running()
+    processes[0].send_signal(number)
+    with pytest.raises(ExceptionGroup) as failed:
+        await running
+    assert f"the agent could not work: it was killed by {number.name}" in str(leaf(failed.value))
+    assert not any(process.is_running() for process in (guard, *processes)) and not _endpoints
+
+
+def test_processes_of_others_may_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(path: str) -> TextIO:
+        if path == "/proc/1/stat":
+            raise PermissionError(path)
+        return open(path)
+
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setattr(process_guard, "open", hidden, raising=False)
+    try:
+        assert child.pid in process_guard._children()
+    finally:
+        child.communicate()
 
 
 async def test_a_program_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:

@@ -122,3 +122,12 @@ def test_stop_strings_are_found_when_their_last_byte_comes(tmp_path: Path) -> No
     assert hits[0] == len(ids) - 1
     assert text.find_stop(ids[:-2], ["€\n\n"]) is None
     assert text.decode(ids) == "x" * 50 + "a€\n\nb"
+
+
+def test_a_stop_string_may_be_a_special_token(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel(vocab={"a": 0, "b": 1, "<end>": 2}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = Text(tmp_path)
+    assert text.find_stop([0, 1, 2], ["<end>"]) == "<end>" and text.find_stop([0, 1], ["<end>"]) is None and text.decode([0, 1, 2]) == "a b"
