@@ -34,7 +34,7 @@ from workers.model.initialize import make_smollm2, make_tiny
 from workers.model.parallel_limits import check_training
 from workers.model.teacher import check_teacher
 from workers.model.tensors import check_tensors
-from workers.model.tokenizer import open_tokenizer
+from workers.model.tokenizer import open_tokenizer, text_before
 from workers.rollout.workflows.agents.environment_process import bring_tasks
 from workers.run import process_tree
 from workers.run.checkpoints import TRAINER
@@ -90,8 +90,11 @@ def check_model(folder: Path, config: Config) -> Architecture:
 
 
 def check_prompts(config: Config, folder: Path, architecture: Architecture) -> list[Prompt]:
-    """Check that prompts fit the vocabulary and the context; returns some. Raises `ConfigError`, `ModelError`."""
+    """Settle what prompts begin with, and check that they fit the vocabulary and the context; returns some. Raises `ConfigError`, `ModelError`."""
     tokenizer = open_tokenizer(folder)
+    config.data.settle_bos(text_before(tokenizer))
+    for text in dict.fromkeys(source.text_before for source in config.data.sources() if source.text_before):
+        print(f"data: prompts begin with {text!r} (data.bos)", flush=True)
     source = open_prompts(config.data, config.reward, config.run.seed, folder, responses=config.supervised)
     if config.supervised:
         _check_examples(config, folder, tokenizer, architecture, source)

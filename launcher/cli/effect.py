@@ -106,6 +106,7 @@ RULES = (
          "only supervised runs on files learn answers; data.adapter and data.columns.response come first"),
     Rule("data.chat_template_date", lambda config: any(source.chat_template for source in config.data.sources()),
          "no chat template renders these prompts"),
+    Rule("data.bos", lambda config: not all(source.chat_template for source in config.data.sources()), "a chat template renders these prompts"),
     Rule("data.filter", lambda config: any(source.max_prompt_tokens or source.kind in (*FILE_KINDS, DataKind.verifiers)
                                            for source in config.data.sources()), "no limit is set here"),
     Rule("reward.verifier reward.parts data.verifier", lambda config: config.workflow.name != "verifiers", "the environment gives the rewards"),

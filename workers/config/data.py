@@ -15,7 +15,9 @@ from workers.config.rules import require
 FILE_KINDS = (DataKind.jsonl, DataKind.parquet, DataKind.hf)
 FIELDS = ("prompt", "answer", "id", "verifier", "response")
 """What `data.columns` may say of a row."""
-TAKEN_OVER = ("chat_template", "chat_template_kwargs", "chat_template_date", "max_prompt_tokens", "max_reference_kb", "filter")
+AUTO = "auto"
+"""`bos` until a run is prepared."""
+TAKEN_OVER = ("chat_template", "chat_template_kwargs", "chat_template_date", "bos", "max_prompt_tokens", "max_reference_kb", "filter")
 """What parts of a mixture take from it unless they say it themselves."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
@@ -63,6 +65,7 @@ class PartConfig(SourceConfig):
     chat_template: bool | None = None  # prompts are rendered with the model's chat template
     chat_template_kwargs: dict[str, str | int | float | bool] | None = None  # what the template is given besides
     chat_template_date: str | None = None  # the day of templates that ask for one, as 2026-03-01
+    bos: str | None = None  # what stands before prompts without a chat template
     max_prompt_tokens: int | None = None  # [tokens] of a rendered prompt; 0: no limit
     max_reference_kb: int | None = None  # of what goes to the verifier with a prompt
     filter: DataFilter | None = None  # what is done with prompts over these limits
@@ -77,12 +80,14 @@ class DataConfig(SourceConfig):
     with prompts over them.
     `chat_template`: prompts are rendered by the model's template, which is given `chat_template_kwargs` ({enable_thinking: false} for Qwen3).
     `chat_template_date`: some templates name the day: one for the whole run, so that a prompt is the same whenever it is rendered.
+    `bos`: base models of some families (Llama 3, Gemma, Mistral) are only themselves behind the token that begins a text.
     `parts`: what a mixture is made of; `num_heldout` is shared out evenly among them.
     """
 
     chat_template: bool = False  # prompts are rendered with the model's chat template
     chat_template_kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)  # what the template is given besides
     chat_template_date: str = ""  # the day of templates that ask for one, as 2026-03-01; empty: that on which the run is begun
+    bos: str = AUTO  # what stands before prompts without a chat template; auto: what the model's tokenizer puts before a text, if anything
     max_prompt_tokens: int = 0  # [tokens] of a rendered prompt; 0: no limit
     max_reference_kb: int = 1024  # of what goes to the verifier with a prompt
     filter: DataFilter = DataFilter.refuse  # what is done with prompts over these limits
@@ -119,6 +124,17 @@ class DataConfig(SourceConfig):
                 "num_heldout": min(part.num_heldout, share + (number < rest)), "verifier": part.verifier or self.verifier}
             result[name] = DataConfig(**source, **said)
         return result
+
+    @property
+    def text_before(self) -> str:
+        """What stands before each prompt, beside what a chat template puts there; '' as long as that is not settled."""
+        return "" if self.chat_template or self.bos == AUTO else self.bos
+
+    def settle_bos(self, text: str) -> None:
+        """`text` is what the model's tokenizer puts before a text."""
+        for part in (self, *self.parts.values()):
+            if part.bos == AUTO:
+                part.bos = text
 
     def sources(self) -> list[DataConfig]:
         """What prompts really come from: this, or the parts of a mixture."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from workers.config import ConfigError, DataConfig
 from workers.config.choices import DataFilter
+from workers.data.prompt import begun
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -53,6 +54,7 @@ class Limits:
     def __init__(self, config: DataConfig, model_folder: Path | None, template: ChatTemplate | None) -> None:
         self.drop = config.filter is DataFilter.drop
         self._max_tokens, self._max_reference_kb, self._template = config.max_prompt_tokens, config.max_reference_kb, template
+        self._bos = config.text_before
         self._tokenizer = None
         if config.max_prompt_tokens:
             if model_folder is None:
@@ -69,7 +71,7 @@ class Limits:
             return (f"its reference for the verifier has {len(prompt.reference) >> 10} KiB, more than data.max_reference_kb="
                     f"{self._max_reference_kb}")
         if self._tokenizer is not None:
-            text = prompt.text if self._template is None else self._template.render_prompt(prompt)
+            text = begun(prompt.text, self._bos) if self._template is None else self._template.render_prompt(prompt)
             tokens, number = tokens_within(self._tokenizer, text, self._max_tokens)
             if len(tokens) > self._max_tokens:
                 return f"it has {number}, more than data.max_prompt_tokens={self._max_tokens}"

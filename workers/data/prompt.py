@@ -64,3 +64,34 @@ def check_index(index: int) -> None:
 def with_text(prompt: Prompt, text: str, response: str) -> Prompt:
     """`prompt` with another `text` and `response`."""
     return dataclasses.replace(prompt, text=text, response=response)
+
+
+class BegunPrompts:
+    """A prompt source whose texts begin with `bos`, once."""
+
+    def __init__(self, source: PromptSource, bos: str) -> None:
+        self._source, self._bos = source, bos
+
+    def train(self, index: int) -> Prompt:
+        """The source's, begun."""
+        return self._begin(self._source.train(index))
+
+    def heldout(self) -> list[Prompt]:
+        """The source's, begun."""
+        return [self._begin(prompt) for prompt in self._source.heldout()]
+
+    def preview(self, count: int) -> Iterator[Prompt]:
+        """The source's, begun."""
+        return map(self._begin, self._source.preview(count))
+
+    def notes(self) -> list[str]:
+        """The source's."""
+        return self._source.notes()
+
+    def _begin(self, prompt: Prompt) -> Prompt:
+        return with_text(prompt, begun(prompt.text, self._bos), prompt.response)
+
+
+def begun(text: str, bos: str) -> str:
+    """`text` behind `bos`, unless it begins with that."""
+    return text if text.startswith(bos) else bos + text

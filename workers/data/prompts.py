@@ -2,7 +2,7 @@
 
     arithmetic, reasoning_gym: index, seed --> Prompt --> within the limits, or another in its place (limits.py) -----+
     jsonl, parquet, hf, verifiers: rows (rows.py) --> Prompt (mapping.py) --> within the limits, held out, in order (prompt_files.py) --+
-    data.chat_template: rendered (chat.py) <--------------------------------------------------------------------------+
+    data.chat_template: rendered (chat.py), else behind data.bos <----------------------------------------------------+
     mixture: one of several such sources for each index (mixture.py)
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from workers.config import ConfigError, DataConfig, DataKind, RewardConfig
 from workers.data.limits import Limits, Replaced
-from workers.data.prompt import PromptSource
+from workers.data.prompt import BegunPrompts, PromptSource
 from workers.reward.verifiers.registry import check_name, composed
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def open_prompts(config: DataConfig, reward: RewardConfig, seed: int, model_fold
     limits = Limits(config, model_folder, template)
     source = _open(config, verifier, seed, limits, responses)
     if template is None:
-        return source
+        return BegunPrompts(source, config.text_before) if config.text_before else source
     from workers.data.chat import ChatPrompts
 
     return ChatPrompts(source, template)

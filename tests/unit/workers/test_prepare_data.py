@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import msgspec
 import pytest
 from tokenizers import Encoding, Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from workers.config import (
     ClusterConfig,
@@ -26,8 +28,13 @@ from workers.config import (
 )
 from workers.config.choices import DataFilter
 from workers.config.data import PartConfig
+from workers.data.limits import Limits
+from workers.data.prompt import Prompt
+from workers.data.prompts import open_prompts
+from workers.model.initialize import EOS, make_tiny
 from workers.model.tokenizer import open_tokenizer
 from workers.prepare import NUM_CHECKED, prepare
+from workers.rollout.workflows.rendering import question, texts_of_parts
 from workers.run.folder import RunFolder
 
 
@@ -40,8 +47,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return RunFolder.create(tmp_path / "run")
 
 
-def prepared(run: RunFolder, data: DataConfig, kind: RunKind = RunKind.rl) -> Config:
-    config = Config(run=RunConfig(kind=kind), model=ModelConfig(source=ModelSource.tiny), data=data, engine=EngineConfig(context_length=24),
+def prepared(run: RunFolder, data: DataConfig, kind: RunKind = RunKind.rl, model: ModelConfig | None = None) -> Config:
+    config = Config(run=RunConfig(kind=kind), model=model or ModelConfig(source=ModelSource.tiny), data=data, engine=EngineConfig(context_length=24),
                     workflow=WorkflowConfig(max_new_tokens=4))
     run.config.write_bytes(msgspec.json.encode(config))
     prepare(run)
@@ -76,6 +83,25 @@ def test_a_mixture_is_prepared(run: RunFolder, capfd: pytest.CaptureFixture[str]
     config = prepared(run, data, kind)
     assert config.data.parts["file"].path == str(Path.cwd() / "train.jsonl") and config.data.parts["sums"].path == ""
     assert "data: file: 599 training prompts" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("kind", list(RunKind))
+def test_prompts_begin_as_the_models_tokenizer_begins_a_text(run: RunFolder, capfd: pytest.CaptureFixture[str], kind: RunKind) -> None:
+    make_tiny(Path("model"), 1)
+    tokenizer = open_tokenizer(Path("model"))
+    tokenizer.post_processor = TemplateProcessing(single=f"{EOS} $A", special_tokens=[(EOS, tokenizer.token_to_id(EOS))])
+    tokenizer.save("model/tokenizer.json")
+    parts = {"sums": PartConfig(num_heldout=5, num_examples=0), "bare": PartConfig(num_heldout=5, num_examples=0, bos="")}
+    config = prepared(run, DataConfig(kind=DataKind.mixture, parts=parts, num_heldout=10), kind, ModelConfig(path="model"))
+    assert f"data: prompts begin with '{EOS}' (data.bos)" in capfd.readouterr().out and config.data.bos == EOS and config.data.parts["bare"].bos == ""
+    source = open_prompts(config.data, config.reward, 1, Path("model"))
+    for prompt in (*source.heldout(), *map(source.train, range(20)), *source.preview(4)):
+        assert prompt.text.startswith(EOS) is prompt.id.startswith("sums/") and prompt.text.count(EOS) <= 1
+    text = texts_of_parts(config)["sums"]
+    assert text.opening("1 + 1") == f"{EOS}1 + 1" == text.opening(f"{EOS}1 + 1") and text.following("1") == "1"
+    assert question(f"{EOS}1 + 1", text) == "1 + 1" and text.opening([{"role": "user", "content": "Hi"}]) == f"{EOS}\nuser: Hi\nassistant:"
+    limits = Limits(dataclasses.replace(config.data.sources()[0], max_prompt_tokens=5), Path("model"), None)
+    assert "it has 6 tokens" in limits.problem(Prompt("1", "1 + 1", "numeric", "2")) and DataConfig().text_before == ""
 
 
 @pytest.mark.parametrize(("line", "words"), [

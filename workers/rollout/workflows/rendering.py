@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from workers.config import Config, DataConfig
 from workers.data.chat import ChatTemplate
+from workers.data.prompt import begun
 
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[list[dict[str, Any]], Sequence[dict] | None], str]
@@ -48,17 +49,20 @@ class TextFormat(Protocol):
 
 
 class PlainText:
-    """No template: text is taken as it is, and each message becomes a new line of 'role: content'."""
+    """No template: text is taken as it is, and each message becomes a new line of 'role: content'. `bos` stands before a conversation."""
 
     marks_turns = shows_tools = opens_thinking = False
     template = ""
 
+    def __init__(self, bos: str = "") -> None:
+        self._bos = bos
+
     def opening(self, prompt: str | Messages, tools: Sequence[dict] | None = None) -> str:
         """`prompt`, or its messages and the beginning of the assistant's."""
-        return prompt if isinstance(prompt, str) else _lines(prompt)
+        return begun(prompt if isinstance(prompt, str) else _lines(prompt), self._bos)
 
     def following(self, added: str | Messages) -> str:
-        """As `opening`."""
+        """`added`, or its messages and the beginning of the assistant's."""
         return added if isinstance(added, str) else _lines(added)
 
 
@@ -109,7 +113,7 @@ def texts_of_parts(config: Config) -> dict[str, TextFormat]:
 
 def _text(folder: str, data: DataConfig) -> TextFormat:
     if not data.chat_template:
-        return PlainText()
+        return PlainText(data.text_before)
     template = ChatTemplate(Path(folder), data.chat_template_kwargs, data.chat_template_date)
     return ChatText(template.render_chat, template.text)
 
