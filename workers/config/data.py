@@ -132,7 +132,9 @@ class DataConfig(SourceConfig):
 
     def settle_bos(self, text: str) -> None:
         """`text` is what the model's tokenizer puts before a text."""
-        for part in (self, *self.parts.values()):
+        if self.bos == AUTO:
+            self.bos = text
+        for part in self.parts.values():
             if part.bos == AUTO:
                 part.bos = text
 
