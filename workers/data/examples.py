@@ -2,8 +2,8 @@
 
     source (arithmetic, jsonl, ...; chat template) --tokenizer--> prompt ids | response ids + end of turn
 
-Prompt and response are tokenized apart, as they are in generation: the prompt is the engine's input, the response its output. The last
-token is the one at which engines stop. Every process that opens the examples of a run has the same ones in the same order.
+The prompt is tokenized alone, as it is the engine's input, and the response as what follows it: some tokenizers (SentencePiece's) put a space
+before whatever they are given. The last token is the one at which engines stop. Every process that opens the examples of a run has the same ones in the same order.
 """
 
 from __future__ import annotations
@@ -57,8 +57,13 @@ class Examples:
 
     def of(self, prompt: Prompt) -> Example:
         """What is learnt of `prompt`."""
-        response = [*self._ids(prompt.response), self._end_token] if prompt.response else []
-        return Example(prompt.id, self._ids(prompt.text), response)
+        before = self._ids(prompt.text)
+        return Example(prompt.id, before, [*self._following(before, prompt), self._end_token] if prompt.response else [])
+
+    def _following(self, before: list[int], prompt: Prompt) -> list[int]:
+        """The response's ids behind those of the prompt; alone where both together are tokenized otherwise at the seam."""
+        whole = self._ids(prompt.text + prompt.response)
+        return whole[len(before):] if whole[:len(before)] == before else self._ids(prompt.response)
 
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
