@@ -103,14 +103,30 @@ class ConfigFile:
         return node.value
 
     def _value(self, node: yaml.Node) -> typing.Any:
-        where = f"{self.path}:{node.start_mark.line + 1}"
-        if isinstance(node, yaml.ScalarNode) and node.style is None and ":" in node.value and node.tag.endswith((":int", ":float")):
-            raise ConfigError(f"{where}: {node.value}: YAML takes this for one number, {self.loader.construct_object(node)}. "
-                              f"Quote it: '{node.value}'")
+        for one in _scalars(node, set()):
+            if one.style is None and ":" in one.value and one.tag.endswith((":int", ":float")):
+                raise ConfigError(f"{self.path}:{one.start_mark.line + 1}: {one.value}: YAML takes this for one number, "
+                                  f"{self.loader.construct_object(one)}. Quote it: '{one.value}'")
         try:
             return self.loader.construct_object(node, deep=True)
         except yaml.YAMLError as error:
-            raise ConfigError(f"{where}: a value that cannot be read, such as one with a tag (!name). Correct it") from error
+            raise ConfigError(f"{self.path}:{node.start_mark.line + 1}: a value that cannot be read, such as one with a tag (!name). "
+                              "Correct it") from error
+
+
+def _scalars(node: yaml.Node, seen: set[int]) -> Iterator[yaml.ScalarNode]:
+    """All below `node`, each once: a file may refer to itself."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.ScalarNode):
+        yield node
+    elif isinstance(node, yaml.SequenceNode):
+        for one in node.value:
+            yield from _scalars(one, seen)
+    elif isinstance(node, yaml.MappingNode):
+        for _, one in node.value:
+            yield from _scalars(one, seen)
 
 
 def read(path: Path, group: str, package: str = "") -> ConfigFile:

@@ -29,6 +29,7 @@ from launcher.jobs.job_records import ArrayRecords
 from launcher.jobs.job_specs import JobSpec, waves
 from launcher.jobs.sbatch_script import local_command, mounted, python_command, sbatch_options, setup_lines, srun_arguments, waiting_lines
 from launcher.slurm import queries
+from launcher.slurm.parsing import max_array_size
 from workers.config import ClusterKind, ConfigError
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder
@@ -36,7 +37,6 @@ from workers.run.processes import GPUS
 from workers.slurm.command import AWAY, SlurmError
 
 DRY_RUN_TOKEN = "0" * 8
-DEFAULT_ARRAY_SIZE = "1001"
 REFUSED = "Batch job submission failed:"
 
 
@@ -82,9 +82,9 @@ def describe(spec: JobSpec, config: FullConfig, run: RunFolder, after: tuple[str
         lines = [f"# {spec.describe()}; submitit's local executor, at most {config.run.max_hours:g} h"]
         return "\n".join(lines + [f"{local_command(run)}    # {spec.element}" for _ in range(spec.num_elements)])
     try:
-        largest = max_array_size()
+        largest = max_array_size(queries.show_config())
     except SlurmError:  # a dry run needs no cluster
-        largest = int(DEFAULT_ARRAY_SIZE)
+        largest = max_array_size({})
     texts = scripts(spec, config, run, largest, after)
     first = f"# {spec.describe()}; {len(texts)} array(s); the zeros in names stand for eight digits drawn at submission"
     return "\n".join([first, *texts])
@@ -111,7 +111,7 @@ def _submit_arrays(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolde
     records = ArrayRecords(run, config, going_on)
     jobs: list[submitit.Job] = []
     try:
-        largest = max_array_size()
+        largest = max_array_size(queries.show_config())
         sizes = {spec.role: waves(spec, largest) for spec in specs}
         for spec in specs:
             before = after
@@ -157,11 +157,6 @@ def _refused(error: BaseException) -> bool:
 
 def _words(error: BaseException) -> str:
     return "; ".join(str(error).split("\n")).strip("; ") or type(error).__name__
-
-
-def max_array_size() -> int:
-    """The number of elements that an array may have on this cluster. Raises `SlurmError`."""
-    return int(queries.show_config().get("MaxArraySize", DEFAULT_ARRAY_SIZE))
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ def problems(site: Site, spec: JobSpec, part: RoleConfig) -> list[str]:
 
 def _quality_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str) -> list[str]:
     """Of several, as newer SLURM takes them, one with time enough will do."""
-    names = part.qos.split(",") if part.qos and site.qualities is not None else []
+    names = part.qos.lower().split(",") if part.qos and site.qualities is not None else []
     qualities = site.qualities or {}
     found = [f"{key}.qos={name!r}: there is no such quality of service. Use one of {sorted(qualities)}" for name in names if name not in qualities]
     walls = {name: seconds(qualities[name].max_wall) for name in names if name in qualities}
@@ -113,10 +113,10 @@ def _partition_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, n
         what = "training" if spec.role == "train" else f"a replica of {spec.role}"
         found.append(f"allocation: {what} takes {spec.nodes_per_element} nodes, and a job in partition {name} at most {most}. Use fewer devices")
     allowed, denied = limits.get("AllowQos", "ALL"), limits.get("DenyQos", "")  # of accounts only SLURM knows which are part of which
-    values = part.qos.split(",") if part.qos else []
-    if values and allowed != "ALL" and not set(values) & set(allowed.split(",")):
+    values = part.qos.lower().split(",") if part.qos else []
+    if values and allowed != "ALL" and not set(values) & set(allowed.lower().split(",")):
         found.append(f"{key}.qos={part.qos!r}: partition {name} is open to {allowed} only. Use one of them, or another partition")
-    if values and set(values) <= set(denied.split(",")):
+    if values and set(values) <= set(denied.lower().split(",")):
         found.append(f"{key}.qos={part.qos!r}: partition {name} is closed to it. Use another one, or another partition")
     return found + _node_problems(site, spec, part, key, name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
+from collections.abc import Mapping
 
 NOT_GIVEN = ("", "N/A", "NONE", "UNKNOWN", "NONE ASSIGNED", "(NULL)", "INVALID", "NOT_SET", "UNLIMITED", "PARTITION_LIMIT")
 
@@ -54,3 +55,10 @@ def gpus(text: str, kind: str = "") -> int:
     if allocated:
         return int(allocated.get("gpu", 0)) or sum(map(int, allocated.values()))
     return sum(int(number) for number in re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)(?=[,(]|$)", text))
+
+
+def max_array_size(config: Mapping[str, str]) -> int:
+    """How many elements an array may have, by `scontrol show config`: MaxArraySize, or SchedulerParameters=max_array_tasks where that is less; 1001,
+    SLURM's default, where it says neither."""
+    tasks = re.search(r"\bmax_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
+    return min([int(config.get("MaxArraySize", "1001")), *([int(tasks[1])] if tasks else [])])

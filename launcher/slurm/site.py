@@ -11,7 +11,7 @@ from launcher.config.cluster import ClusterConfig, GpuRequest
 from launcher.config.sbatch_options import KNOWN, names_in_help
 from launcher.config.schema import FullConfig
 from launcher.slurm import queries
-from launcher.slurm.parsing import gpus
+from launcher.slurm.parsing import gpus, max_array_size
 from launcher.slurm.queries import NodeKind
 from launcher.slurm.submit_limits import Limits, Quality, associations_in, qualities_in, queued_in
 from workers.slurm.command import SlurmError, run
@@ -92,7 +92,7 @@ def look(cluster: ClusterConfig, roles: Sequence[str] = ("inference", "train")) 
     qualities = _ask("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,MaxWall,MaxSubmitJobsPerUser")
     help_text = _ask("sbatch", "--help")
     return Site(
-        max_array_size=int(config.get("MaxArraySize", "1001")),
+        max_array_size=max_array_size(config),
         partitions=partitions, nodes={name: queries.node_kinds(name) for name in wanted if name in partitions},
         qualities=None if qualities is None else qualities_in(qualities),
         limits=_limits(config, partitions, qualities_in(qualities or "")), options=names_in_help(help_text) if help_text else KNOWN)

@@ -6,7 +6,8 @@
     the cluster                MaxJobCount                     all jobs
                                        less one's own jobs there now --> `rooms`
 
-An array counts as its elements. Source: the section "Limits" of SLURM's resource_limits page; a partition's QOS goes before the job's.
+An array counts as its elements. Names of accounts and QOS are read in any case, and kept in lower case. A partition's QOS
+goes before the job's. Source: "Limits" of SLURM's page on resource limits.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def number(text: str) -> int | None:
 def qualities_in(text: str) -> dict[str, Quality]:
     """`sacctmgr show qos format=Name,MaxWall,MaxSubmitJobsPerUser`."""
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
-    return {name: Quality(wall, number(submit)) for name, wall, submit in rows}
+    return {name.lower(): Quality(wall, number(submit)) for name, wall, submit in rows}
 
 
 def associations_in(text: str) -> tuple[Association, ...]:
@@ -106,7 +107,7 @@ def rooms(limits: Limits, cluster: ClusterConfig, roles: Sequence[str]) -> tuple
 def _of(limits: Limits, part: RoleConfig) -> Iterator[tuple[str, int]]:
     """The limits of one role's jobs, in words, and what is left of each."""
     partitions = frozenset((part.partition or limits.default_partition).split(","))
-    account = part.account or limits.default_account
+    account = (part.account or limits.default_account).lower()
     of_account = [one for one in limits.associations if one.account == account and one.partition in ("", *partitions)]
     own = [one for one in of_account if one.partition] or of_account
     for one in own:
@@ -114,7 +115,7 @@ def _of(limits: Limits, part: RoleConfig) -> Iterator[tuple[str, int]]:
             there = sum(job.account == account and (not one.partition or one.partition in job.partitions) for job in limits.mine)
             where = f" in partition {one.partition}" if one.partition else ""
             yield f"MaxSubmitJobs={one.max_submit} of account {account}{where}", one.max_submit - there
-    asked = part.qos or next((one.default_qos for one in own if one.default_qos), "")
+    asked = part.qos.lower() or next((one.default_qos for one in own if one.default_qos), "")
     for partition in sorted(partitions):
         leading = limits.partition_qos.get(partition, "")
         if (most := _most(limits, leading)) is not None:

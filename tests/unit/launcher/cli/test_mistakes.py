@@ -52,6 +52,7 @@ FILES: dict[str, str | bytes] = {
     "experiment/home.yaml": "# @package _global_\ndefaults: [tiny]\nrun:\n  dir: ~nobody-here/x\n",
     "experiment/optional.yaml": "# @package _global_\ndefaults:\n  - optional /cluster: nothere\ntrainer:\n  lr: fast\n",
     "cluster/sexagesimal.yaml": "defaults: [slurm, _self_]\ntrain:\n  time: 1:00:00\n",
+    "cluster/sexagesimal_below.yaml": "defaults: [slurm, _self_]\ntrain:\n  sbatch:\n    nice: 5\n    time-min: 8:00:00\n",
     "cluster/twice_merged.yaml": "defaults: [slurm, _self_]\ntrain: &gpu {mem: 1G}\ninference: {<<: *gpu, mem: 2G, mem: 3G}\n",
     "experiment/nogroup.yaml": "# @package _global_\ndefaults:\n  - override /modle: tiny\n",
     "experiment/noword.yaml": "# @package _global_\ndefaults:\n  - model: tiny\n",
@@ -171,6 +172,8 @@ MISTAKES = [
     ("--config-dir {files} experiment=empty", "experiment/empty.yaml:2: trainer=null: trainer is a section of keys"),
     ("--config-dir {files} experiment=dotted", "experiment/dotted.yaml:2: trainer.lr: a file has no keys with dots. Write trainer: and below it"),
     ("--config-dir {files} experiment=optional", "experiment/optional.yaml:5: trainer.lr=fast: must be a number"),
+    ("--config-dir {files} cluster=sexagesimal_below experiment=tiny",
+     "cluster/sexagesimal_below.yaml:5: 8:00:00: YAML takes this for one number, 28800. Quote it: '8:00:00'"),
     ("--config-dir {files} cluster=sexagesimal experiment=tiny", "cluster/sexagesimal.yaml:3: 1:00:00: YAML takes this for one number, 3600. "
                                                                  "Quote it: '1:00:00'"),
     ("--config-dir {files} cluster=twice_merged experiment=tiny", "cluster/twice_merged.yaml:3: cluster.inference.mem stands there twice"),

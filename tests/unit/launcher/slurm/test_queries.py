@@ -14,7 +14,7 @@ from launcher.config.cluster import ClusterConfig, GpuRequest
 from launcher.config.schema import FullConfig
 from launcher.monitoring.observation import cancelled_by
 from launcher.slurm import queries
-from launcher.slurm.parsing import clock, expand_hosts, gpus, seconds
+from launcher.slurm.parsing import clock, expand_hosts, gpus, max_array_size, seconds
 from launcher.slurm.site import look, settle_nodes
 from launcher.slurm.states import State
 from workers.config import AllocationConfig, ClusterKind
@@ -266,3 +266,9 @@ def test_durations_as_slurm_writes_them(number: int) -> None:
     ("gres/gpu:a100=1,gres/gpu:v100=3", 4), ("cpu=4,gres/gpumem=80", 0), ("mygpu:3", 0)])
 def test_gpus(text: str, number: int) -> None:
     assert gpus(text) == number
+
+
+@pytest.mark.parametrize(("parameters", "size"), [
+    ("", 1001), ("defer,max_array_tasks=200,bf_continue", 200), ("max_array_tasks=5000", 1001), ("no_max_array_tasks_x=3", 1001)])
+def test_the_size_of_arrays(parameters: str, size: int) -> None:
+    assert max_array_size({"MaxArraySize": "1001", "SchedulerParameters": parameters}) == size and max_array_size({}) == 1001

@@ -67,4 +67,6 @@ def test_a_partitions_qos_goes_before_the_jobs() -> None:
 def test_what_is_given_stands_for_slurms_limits() -> None:
     given = cluster(qos="gpu")
     given.max_submit = 500
+    assert of(rooms(limits(*jobs(1, qos="gpu")), cluster(qos="GPU", account="LAB"), ["train"])) == {
+        "MaxSubmitJobsPerUser=4 of qos gpu": (3, frozenset(["train"]))}, "in any case"
     assert of(rooms(limits(*jobs(300)), given, ["inference", "train"])) == {"cluster.max_submit=500": (200, BOTH)}
