@@ -148,7 +148,7 @@ def _wait(process: subprocess.Popen[bytes], last: Path, run_folder: Path | None)
     """Wait until a run ends. Where `run_folder` is given, stop it as soon as the weights `last` stand on disk; whether that was so."""
     while process.poll() is None:
         if run_folder is not None and last.exists():
-            subprocess.run([sys.executable, "-m", "launcher", "stop", str(run_folder)], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+            subprocess.run([sys.executable, "-m", "launcher", "stop", str(run_folder)], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
             process.wait()
             return True
         time.sleep(POLL_S)
@@ -226,9 +226,13 @@ def main() -> None:
     else:
         make_smollm2(Path(task.config(SYNC, 1).model.path).expanduser())
     journal, evaluator = Journal(out / "runs.jsonl"), Evaluator(task.config(BOTH_CORES, 1))
-    done = {(record["system"], record["seed"]) for record in journal.records}
+    done = {(record["system"], record["seed"]): record["steps"][-1] for record in journal.records}
     for system, seed in runs:
-        if (system.name, seed) not in done:
+        step, steps = done.get((system.name, seed)), task.num_steps(system, task.config(system, seed))
+        if step is not None and step < steps:
+            raise SystemExit(f"--out {out}: {system.name} of seed {seed} was stopped after step {step}, before {steps}. Give --until {step}, or "
+                             "another folder")
+        if step is None:
             journal.add(record := run(task, system, seed, out / "run", evaluator))
             print(line(record, task.target), flush=True)
     records = [cut(record, options.until) for record in journal.records]

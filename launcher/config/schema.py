@@ -136,7 +136,7 @@ class FullConfig(workers.Config):
         return self._plan(self.allocation.replica_size)
 
     def _plan(self, replica_size: int) -> Plan:
-        per_node = self.devices_per_node("inference") or self.allocation.devices_per_node
+        per_node = self.allocation.devices_per_node and (self.devices_per_node("inference") or self.allocation.devices_per_node)
         allocation = dataclasses.replace(self.allocation, replica_size=replica_size, devices_per_node=per_node)
         return plan(allocation, self.trainer.parallel, inference=not self.supervised, training=not self.evaluates)
 

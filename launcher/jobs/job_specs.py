@@ -151,10 +151,12 @@ def _fit_into(specs: tuple[JobSpec, ...], room: Room) -> tuple[JobSpec, ...]:
     def size(num: int) -> int:
         return sum(spec.num_elements for spec in cut(num) if spec.role in room.roles)
 
+    if not size(1):
+        return specs  # a limit of other roles
     if size(1) > room.left:
         raise ConfigError(f"{room.limit}: you may have {max(0, room.left)} more jobs in the queue, and this run needs at least {size(1)}. Wait for "
-                          "others of your jobs, use fewer replicas, or ask for a higher limit; cluster.max_submit stands for SLURM's own")
-    chunks = max((spec.num_chunks for spec in specs if spec.role in room.roles), default=0)
+                          f"others of your jobs, use fewer replicas, or {room.remedy}")
+    chunks = max(spec.num_chunks for spec in specs if spec.role in room.roles)
     while size(chunks) > room.left:
         chunks -= 1
     return cut(chunks)

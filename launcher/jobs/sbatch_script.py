@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import shlex
@@ -69,14 +70,19 @@ def mounted(config: FullConfig, run: RunFolder) -> list[str]:
     read = (config.model.path, config.algorithm.teacher, config.reward.model.path, *config.data.paths())
     named = [path for text in read if text and (path := Path(text).expanduser().absolute()).exists()]
     other = [config.weights.dir] if config.weights.dir not in ("auto", "run") else []
-    return [str(ROOT), str(run.path), *map(str, named), *dict.fromkeys(linked for path in named for linked in _linked(path)), *other]
+    contained = any(config.cluster.role(role).container.kind is not ContainerKind.none for role in config.roles)
+    linked = dict.fromkeys(folder for path in named for folder in _linked(path)) if contained else ()
+    return [str(ROOT), str(run.path), *map(str, named), *linked, *other]
 
 
-def _linked(path: Path) -> list[str]:
-    """The folders in which files of `path` really are, where they are links that leave it, as in the Hugging Face hub's cache."""
-    real, files = path.resolve(), itertools.chain([path], itertools.islice(path.rglob("*"), MAX_LINKS))
-    targets = dict.fromkeys(str(file.resolve().parent) for file in files if file.is_symlink() and file.is_file())
-    return [folder for folder in targets if not Path(folder).is_relative_to(real)]
+@functools.lru_cache
+def _linked(path: Path) -> tuple[str, ...]:
+    """The folders to which links in `path` lead (of the first `MAX_LINKS` entries) and that it does not hold, as they are named and as they really
+    are: files of the Hugging Face hub's cache are such links."""
+    links = [entry for entry in itertools.chain([path], itertools.islice(path.rglob("*"), MAX_LINKS)) if entry.is_symlink()]
+    targets = [target for link in links for target in (Path(os.path.normpath(link.parent / os.readlink(link))), link.resolve())]
+    folders = dict.fromkeys(target if target.is_dir() else target.parent for target in targets if target.exists())
+    return tuple(str(folder) for folder in folders if not any(folder.is_relative_to(held) for held in (path, path.resolve())))
 
 
 def _mounts(part: RoleConfig, folders: list[str]) -> str:

@@ -100,6 +100,7 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> float:
             job.pythonpath = job.pythonpath or python_path()
             if "chdir" not in map(as_sbatch, job.sbatch):  # relative paths of the config, for jobs that are submitted from elsewhere later
                 job.sbatch["chdir"] = os.getcwd()
+            job.exclude, job.nodelist = (absolute(nodes) if "/" in nodes else nodes for nodes in (job.exclude, job.nodelist))  # files, for sbatch
         if told := _settle_nodes(config):
             console.print(f"      {told}", soft_wrap=True)
     return settled.cpu_gflops

@@ -47,7 +47,7 @@ CHANGEABLE: dict[str, Callable[[str], object]] = {
     "alarms.stop": lambda value: [name for name in value.strip("[]").split(",") if name]}
 OF_JOBS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("partition", "account", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "mem", "mem_per_gpu"), str),
-    "cpus_per_gpu": int, "cpus_per_task": int}
+    "gpu_type": str, **dict.fromkeys(("cpus_per_gpu", "cpus_per_task", "devices_per_node"), int)}
 """Of a role (cluster.train.time): where and how its next jobs run, which is nothing to the run."""
 CAN = f"{', '.join(CHANGEABLE)} and, on SLURM, cluster.ROLE.KEY of {', '.join(OF_JOBS)}"
 

@@ -204,14 +204,16 @@ def with_excluded(config: FullConfig, excluded: dict[str, dict[str, float]]) -> 
     result = copy.deepcopy(config)
     for role in ROLES:
         part = result.cluster.role(role)
-        if excluded.get(role):
-            part.exclude = ",".join([*_nodes_named(part.exclude), *sorted(excluded[role])])
+        if excluded.get(role) and (named := _nodes_named(part.exclude)) is not None:
+            part.exclude = ",".join([*named, *sorted(excluded[role])])
     return result
 
 
-def _nodes_named(exclude: str) -> list[str]:
+def _nodes_named(exclude: str) -> list[str] | None:
+    """None where the file cannot be read, which SLURM then says."""
     if "/" not in exclude:
         return [exclude] if exclude else []
-    with contextlib.suppress(OSError):  # it is gone: what failed counts more
-        return Path(exclude).read_text().split()
-    return []
+    try:
+        return [node for line in Path(exclude).read_text("utf-8").splitlines() for node in line.partition("#")[0].split()]
+    except (OSError, UnicodeDecodeError):
+        return None

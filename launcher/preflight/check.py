@@ -88,9 +88,10 @@ def problems(site: Site, spec: JobSpec, part: RoleConfig) -> list[str]:
 
 def _quality_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str) -> list[str]:
     """Of several, as newer SLURM takes them, one with time enough will do."""
-    names = part.qos.lower().split(",") if part.qos and site.qualities is not None else []
-    qualities = site.qualities or {}
-    found = [f"{key}.qos={name!r}: there is no such quality of service. Use one of {sorted(qualities)}" for name in names if name not in qualities]
+    given = part.qos.split(",") if part.qos and site.qualities is not None else []
+    qualities, names = site.qualities or {}, [name.lower() for name in given]
+    found = [f"{key}.qos={name!r}: there is no such quality of service. Use one of {sorted(qualities)}"
+             for name in given if name.lower() not in qualities]
     walls = {name: seconds(qualities[name].max_wall) for name in names if name in qualities}
     if walls and all(wall is not None and spec.time_limit_s > wall for wall in walls.values()):
         longest = max(walls, key=lambda name: walls[name] or 0)

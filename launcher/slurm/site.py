@@ -107,6 +107,6 @@ def _limits(config: dict[str, str], partitions: dict[str, dict[str, str]], quali
     account = _ask(*show, "user", user, "format=DefaultAccount") if enforced else None
     return Limits(
         int(config.get("MaxJobCount", "10000")), qualities if enforced else {},
-        {name: quality for name, limits in partitions.items() if (quality := limits.get("QoS", "N/A")) != "N/A"},
-        associations_in(associations or ""), (account or "").strip(), default_of(partitions),
+        {name: quality.lower() for name, limits in partitions.items() if (quality := limits.get("QoS", "N/A")) != "N/A"},
+        associations_in(associations or ""), (account or "").strip().lower(), default_of(partitions),
         queued_in(_ask("squeue", "--me", "--noheader", "--array", "--format=%a|%q|%P", patience_s=None) or ""))

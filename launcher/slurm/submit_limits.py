@@ -1,13 +1,14 @@
 """How many jobs may still be queued: SLURM's submit limits, each over the jobs that it counts. Pure.
 
     associations of the user   MaxSubmitJobs, GrpSubmitJobs    jobs of one account (and partition)
-    the partition's QOS,       MaxSubmitJobsPerUser            jobs in its partitions
-    else the job's             MaxSubmitJobsPerUser            jobs of this QOS
+    the partition's QOS,       MaxSubmitJobsPerUser            jobs of this QOS, and those in partitions that have it
+    else the job's             MaxSubmitJobsPerUser            the same
     the cluster                MaxJobCount                     all jobs
                                        less one's own jobs there now --> `rooms`
 
-An array counts as its elements. Names of accounts and QOS are read in any case, and kept in lower case. A partition's QOS
-goes before the job's. Source: "Limits" of SLURM's page on resource limits.
+An array counts as its elements. Names of accounts and QOS are read in any case; here they are in lower case. Where a partition's QOS sets a
+limit, that of the job's does not count (SLURM's QOS flag OverPartQOS, which turns this round, is not looked at), but a job counts in both.
+Source: "Limits" of SLURM's page on resource limits, and its acct_policy.c.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ class Queued:
 
 @dataclass(frozen=True)
 class Room:
-    """`left` more elements of `roles` together may be queued, by `limit`, in words."""
+    """`left` more elements of `roles` together may be queued, by `limit`, in words; `remedy`: how there may be more."""
 
     limit: str
     left: int
     roles: frozenset[str]
+    remedy: str = "ask for a higher limit (cluster.max_submit=N stands for those of accounts and QOS)"
 
 
 @dataclass(frozen=True)
@@ -81,22 +83,24 @@ def qualities_in(text: str) -> dict[str, Quality]:
 def associations_in(text: str) -> tuple[Association, ...]:
     """`sacctmgr show assoc format=Account,Partition,MaxSubmitJobs,GrpSubmitJobs,DefaultQOS` of one user."""
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 4]
-    return tuple(Association(account, partition, min((limit for limit in map(number, limits) if limit is not None), default=None), qos)
-                 for account, partition, *limits, qos in rows)
+    def smaller(limits: list[str]) -> int | None:
+        return min((limit for limit in map(number, limits) if limit is not None), default=None)
+
+    return tuple(Association(account.lower(), partition, smaller(limits), qos.lower()) for account, partition, *limits, qos in rows)
 
 
 def queued_in(text: str) -> tuple[Queued, ...]:
     """`squeue --me --array --format=%a|%q|%P`."""
     rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 2]
-    return tuple(Queued(account, qos, frozenset(partitions.split(","))) for account, qos, partitions in rows)
+    return tuple(Queued(account.lower(), qos.lower(), frozenset(partitions.split(","))) for account, qos, partitions in rows)
 
 
 def rooms(limits: Limits, cluster: ClusterConfig, roles: Sequence[str]) -> tuple[Room, ...]:
     """What is left by each limit that bears on jobs of `roles`; `cluster.max_submit` stands for all of SLURM's but the cluster's own."""
     mine, everybody = len(limits.mine), frozenset(roles)
-    found = [Room(f"MaxJobCount={limits.max_job_count} of the cluster", limits.max_job_count - mine, everybody)]
+    found = [Room(f"MaxJobCount={limits.max_job_count} of the cluster", limits.max_job_count - mine, everybody, "ask its administrators for more")]
     if cluster.max_submit:
-        return (*found, Room(f"cluster.max_submit={cluster.max_submit}", cluster.max_submit - mine, everybody))
+        return (*found, Room(f"cluster.max_submit={cluster.max_submit}", cluster.max_submit - mine, everybody, "raise it, where SLURM lets more in"))
     shared: dict[tuple[str, int], set[str]] = {}
     for role in roles:
         for limit, left in _of(limits, cluster.role(role)):
@@ -108,24 +112,25 @@ def _of(limits: Limits, part: RoleConfig) -> Iterator[tuple[str, int]]:
     """The limits of one role's jobs, in words, and what is left of each."""
     partitions = frozenset((part.partition or limits.default_partition).split(","))
     account = (part.account or limits.default_account).lower()
-    of_account = [one for one in limits.associations if one.account == account and one.partition in ("", *partitions)]
-    own = [one for one in of_account if one.partition] or of_account
+    in_account = [one for one in limits.associations if one.account == account]
+    own = [one for one in in_account if one.partition in partitions] or [one for one in in_account if not one.partition]
+    apart = {one.partition for one in in_account if one.partition}
     for one in own:
         if one.max_submit is not None:
-            there = sum(job.account == account and (not one.partition or one.partition in job.partitions) for job in limits.mine)
+            there = sum(job.account == account and (one.partition in job.partitions if one.partition else not job.partitions & apart)
+                        for job in limits.mine)
             where = f" in partition {one.partition}" if one.partition else ""
             yield f"MaxSubmitJobs={one.max_submit} of account {account}{where}", one.max_submit - there
-    asked = part.qos.lower() or next((one.default_qos for one in own if one.default_qos), "")
-    for partition in sorted(partitions):
-        leading = limits.partition_qos.get(partition, "")
-        if (most := _most(limits, leading)) is not None:
-            same = {name for name, qos in limits.partition_qos.items() if qos == leading}
-            there = sum(bool(job.partitions & same) for job in limits.mine)
-            yield f"MaxSubmitJobsPerUser={most} of qos {leading} of partition {partition}", most - there
-            continue
-        for name in asked.split(","):
-            if (most := _most(limits, name)) is not None:
-                yield f"MaxSubmitJobsPerUser={most} of qos {name}", most - sum(name in job.qos.split(",") for job in limits.mine)
+    asked = part.qos.lower() or next((one.default_qos for one in own if one.default_qos), "normal")
+    leading = {limits.partition_qos.get(partition, "") for partition in partitions}
+    names = {name for name in leading if _most(limits, name) is not None}
+    if leading - names:  # in one of the partitions the job's own counts
+        names |= set(asked.split(","))
+    for name in sorted(names):
+        if (most := _most(limits, name)) is not None:
+            same = {partition for partition, qos in limits.partition_qos.items() if qos == name}
+            there = sum(name in job.qos.split(",") or bool(job.partitions & same) for job in limits.mine)
+            yield f"MaxSubmitJobsPerUser={most} of qos {name}", most - there
 
 
 def _most(limits: Limits, qos: str) -> int | None:

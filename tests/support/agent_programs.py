@@ -99,6 +99,12 @@ def dies(task: dict[str, Any], client: OpenAI) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def ends_itself(task: dict[str, Any], client: OpenAI) -> None:
+    """One turn, and then SIGTERM."""
+    client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": task["prompt"]}])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def asks_and_hangs(task: dict[str, Any], client: OpenAI) -> None:
     """One turn, and then as `hangs`."""
     client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": task["prompt"]}])
@@ -115,5 +121,5 @@ def hangs(task: dict[str, Any], client: OpenAI) -> None:
 
 
 if __name__ == "__main__":
-    functions = {function.__name__: function for function in (rewards, fails, dies, hangs, asks_and_hangs)}
+    functions = {function.__name__: function for function in (rewards, fails, dies, ends_itself, hangs, asks_and_hangs)}
     functions[sys.argv[1]](json.loads(sys.stdin.readline()), OpenAI(max_retries=0))

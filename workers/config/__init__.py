@@ -45,7 +45,7 @@ from workers.config.choices import (
     Transport,
 )
 from workers.config.container import ContainerBackend, ContainerConfig
-from workers.config.data import DataConfig
+from workers.config.data import DataConfig, bring_up
 from workers.config.evaluation import EvaluationConfig
 from workers.config.generation import EngineConfig, EngineParallelConfig, ModelConfig, RolloutConfig, RoutingShape
 from workers.config.reward import RewardConfig
@@ -242,6 +242,8 @@ class Config:
 def load(path: Path) -> Config:
     """Read the config that the launcher wrote. Raises `ConfigError` if it is not valid."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Config, strict=True)
+        stored = msgspec.json.decode(path.read_bytes(), type=dict)
+        bring_up(stored.get("data"))
+        return msgspec.convert(stored, Config, strict=True)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path}: not a readable run config ({error}). Start the run again with the launcher") from error

@@ -19,6 +19,7 @@ AUTO = "auto"
 """`bos` until a run is prepared."""
 TAKEN_OVER = ("chat_template", "chat_template_kwargs", "chat_template_date", "bos", "max_prompt_tokens", "max_reference_kb", "filter")
 """What parts of a mixture take from it unless they say it themselves."""
+_UNSAID = {"chat_template": False, "chat_template_kwargs": {}, "chat_template_date": "", "max_prompt_tokens": 0, "filter": "refuse"}
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
@@ -202,3 +203,13 @@ def _is_day(text: str) -> bool:
     except ValueError:
         return False
 
+
+def bring_up(stored: object) -> None:
+    """Make `data` of a run's config, as an earlier version has written it, say what it meant then: parts of a mixture had values of their own for
+    all, which counted where they were not the defaults, and nothing stood before prompts."""
+    if not isinstance(stored, dict):
+        return
+    stored.setdefault("bos", "")
+    for part in stored.get("parts", {}).values():
+        if part.pop("parts", None) is not None:
+            part.update({key: None for key, unsaid in _UNSAID.items() if part.get(key) == unsaid})

@@ -3,7 +3,8 @@
     source (arithmetic, jsonl, ...; chat template) --tokenizer--> prompt ids | response ids + end of turn
 
 The prompt is tokenized alone, as it is the engine's input, and the response as what follows it: some tokenizers (SentencePiece's) put a space
-before whatever they are given. The last token is the one at which engines stop. Every process that opens the examples of a run has the same ones in the same order.
+before whatever they are given. The last token is the one at which engines stop. Every process that opens the examples of a run has the same
+ones in the same order.
 """
 
 from __future__ import annotations

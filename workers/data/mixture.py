@@ -75,12 +75,12 @@ class MixturePrompts:
         for name, prompts in self._heldout.items():
             for prompt in prompts:
                 _check_id(name, prompt)
-        self._holder = {prompt.text: name for name, prompts in self._heldout.items() for prompt in prompts}
+        self._holder = {prompt.asked: name for name, prompts in self._heldout.items() for prompt in prompts}
         for name, source in sources.items():
             for prompt in source.preview(0):  # every one, of files; a question that is made up twice is replaced by `train`
                 _check_id(name, prompt)
-                if prompt.text in self._holder:
-                    raise ConfigError(f"data.parts.{name}: its training {prompt.where} is held out by data.parts.{self._holder[prompt.text]}; "
+                if prompt.asked in self._holder:
+                    raise ConfigError(f"data.parts.{name}: its training {prompt.where} is held out by data.parts.{self._holder[prompt.asked]}; "
                                       "a held-out prompt must not be trained on. Delete one of the two")
 
     def train(self, index: int) -> Prompt:
@@ -88,7 +88,7 @@ class MixturePrompts:
         name, own = self._order.place(index)
         for attempt in range(MAX_TRIES):
             prompt = self._sources[name].train(own + attempt * SPARE)
-            if prompt.text not in self._holder:
+            if prompt.asked not in self._holder:
                 return _named(name, prompt)
         raise ConfigError(f"data.parts.{name}: has too few different questions beside those that other parts hold out. Widen its options")
 

@@ -19,7 +19,8 @@ Message = tuple[str, str]
 class Prompt:
     """One question. `id` names it within its source; `reference` is what `verifier` needs to judge an answer (text or JSON). `response`:
     the answer that supervised training learns, as it follows the text; '' where the source knows none. `messages`: the chat that the prompt is,
-    where it is one; it becomes the text when it is rendered. `place`: file and line, of those that come from files."""
+    where it is one; it becomes the text when it is rendered. `place`: file and line, of those that come from files. `question`: the text before it
+    was rendered, of those that were."""
 
     id: str
     text: str
@@ -28,6 +29,14 @@ class Prompt:
     response: str = ""
     messages: tuple[Message, ...] = ()
     place: str = dataclasses.field(default="", compare=False)
+    question: str = dataclasses.field(default="", compare=False)
+
+    @property
+    def asked(self) -> str:
+        """What prompts are the same by: chat templates strip what they are given, and parts of a mixture have different ones."""
+        if len(self.messages) > 1:
+            return "\n\n".join(f"{role}: {content.strip()}" for role, content in self.messages)
+        return (self.question or self.text).strip()
 
     @property
     def where(self) -> str:
@@ -63,7 +72,7 @@ def check_index(index: int) -> None:
 
 def with_text(prompt: Prompt, text: str, response: str) -> Prompt:
     """`prompt` with another `text` and `response`."""
-    return dataclasses.replace(prompt, text=text, response=response)
+    return dataclasses.replace(prompt, text=text, response=response, question=prompt.question or prompt.text)
 
 
 class BegunPrompts:

@@ -89,30 +89,23 @@ class FilePrompts:
     def _read_heldout(self, files: list[Path], count: int, trained: list[tuple[str, Prompt]]) -> list[Prompt]:
         """The first `count` held-out prompts; the rest is checked too."""
         first = [placed for number, placed in enumerate(self._read(files, "data.heldout_path")) if number < count]
-        place_of_text = {_asked(prompt): place for place, prompt in reversed(first)}
+        place_of_text = {prompt.asked: place for place, prompt in reversed(first)}
         for place, prompt in trained:
-            if (text := _asked(prompt)) in place_of_text:
+            if (text := prompt.asked) in place_of_text:
                 raise ConfigError(f"{place_of_text[text]}: the same prompt is {place}; a held-out prompt must not be trained on. "
                                   "Delete one of the two")
         return [prompt for _, prompt in first]
 
     def _split_off(self, config: DataConfig) -> None:
         """Hold `data.num_heldout` prompts out of the training files, drawn by the seed; prompts with the same text go with them."""
-        texts = list(dict.fromkeys(map(_asked, self._train)))
+        texts = list(dict.fromkeys(prompt.asked for prompt in self._train))
         if config.num_heldout >= len(texts):
             raise ConfigError(f"data.num_heldout={config.num_heldout}: {config.path} has {len(texts)} different prompts, and some must be left "
                               "to train on. Hold out fewer, or give data.heldout_path")
         chosen = set(random.Random(f"{self._seed}/heldout").sample(texts, config.num_heldout))
-        first = {text: prompt for prompt in reversed(self._train) if (text := _asked(prompt)) in chosen}
+        first = {text: prompt for prompt in reversed(self._train) if (text := prompt.asked) in chosen}
         self._heldout = [first[text] for text in texts if text in chosen]
-        self._train = [prompt for prompt in self._train if _asked(prompt) not in chosen]
-
-
-def _asked(prompt: Prompt) -> str:
-    """What prompts are the same by: chat templates strip what they are given."""
-    if len(prompt.messages) > 1:
-        return "\n\n".join(f"{role}: {content.strip()}" for role, content in prompt.messages)
-    return prompt.text.strip()
+        self._train = [prompt for prompt in self._train if prompt.asked not in chosen]
 
 
 def training_files(config: DataConfig) -> list[Path]:

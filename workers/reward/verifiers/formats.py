@@ -16,6 +16,8 @@ _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;]|\\[()\[\]]|\\[,;:! ]|\\q?quad|and|or|\\text\{\s*(?:and|or)\s*\}){0,20}")
 _PHRASE = re.compile(r"(?:answers?(?:\s+(?:is|are)\s*:?|\s*[:=])|(?<!#)(?P<mark>####)(?!#))\s*", re.IGNORECASE)
 _WORDS = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
+_ANSWER = re.compile(r"[ \t]*(?:[$\\]|[-+−]?[$€£¥]?\.?\d[\d,./]{0,50}(?!\d|[.):]?[ \t]+[A-Z]|[):]))")
+"""Behind ####: a formula, or a number that does not number a heading ("3. Add", "2 Solution")."""
 _SENTENCE_END, _LINE_END = re.compile(r"\.\s|\n"), re.compile(r"\n")
 _DISPLAY = re.compile(r"\$\$.*?\$\$|\\\[.*?\\\]", re.DOTALL)
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -61,7 +63,7 @@ def _boxes(completion: str) -> list[tuple[int, int, int]]:
 def stated(completion: str) -> str | None:
     """The rest of the sentence, or the displayed formula, after the last "answer is", "answer:" or "####"; None without such a phrase.
 
-    "####" is that of GSM8K's answers: with a number or formula, or on the last line. Elsewhere it begins a heading.
+    "####" is that of GSM8K's answers: before a number or formula, or on the last line. Elsewhere it begins a heading.
     """
     after = _last_phrase(completion)
     return None if after is None else _statement(completion, after, _SENTENCE_END)
@@ -82,7 +84,7 @@ def _last_phrase(completion: str) -> int | None:
     last_line, after = completion.rstrip().rfind("\n"), None
     line_end = last_word = 0  # of the line in which a mark stands, looked at once
     for phrase in _PHRASE.finditer(completion):
-        if phrase["mark"] and phrase.start() < last_line:
+        if phrase["mark"] and phrase.start() < last_line and not _ANSWER.match(completion, phrase.end("mark")):
             if phrase.end("mark") > line_end:
                 line_end = completion.find("\n", phrase.end("mark"))  # there is one before the last line
                 last_word = max((word.start() for word in _WORDS.finditer(completion, phrase.end("mark"), line_end)), default=0)

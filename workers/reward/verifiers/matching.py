@@ -10,7 +10,7 @@ import re
 from collections import deque
 from fractions import Fraction
 
-from workers.reward.verifiers.formats import final_answer, stated, statements
+from workers.reward.verifiers.formats import boxed, final_answer, statements, tagged
 
 TOLERANCE = Fraction(1, 10**6)
 MAX_DIGITS = 400
@@ -26,7 +26,8 @@ _LAST_LINE_CHOICE = re.compile(r"\W*(?:([A-Za-z])\W*|([A-Z])[).:]\s.*|([a-z])[)]
 def exact(prompt: str, completion: str, reference: str) -> float:
     r"""1 if the answer is `reference`, character by character but for runs of white space; else 0.
 
-    The answer is what the completion marks as one (`formats.final_answer`: tags, a box, "answer is"), or else all of it.
+    The answer is what the completion marks as one (`formats.final_answer`: tags, a box, "answer is", of which sentence and line are compared),
+    or else all of it.
     """
     return float(words(reference) in map(words, marked_answers(completion)))
 
@@ -115,7 +116,8 @@ def marked_answer(completion: str) -> str:
 
 def marked_answers(completion: str) -> list[str]:
     """The answers that `exact` compares: the marked one, as far as its sentence or its line goes, or else all of the completion."""
-    return [marked_answer(completion), *(statements(completion) if final_answer(completion) == stated(completion) else [])]
+    by_phrase = tagged(completion) is None and boxed(completion) is None
+    return [marked_answer(completion), *(statements(completion) if by_phrase else [])]
 
 
 def words(text: str) -> str:

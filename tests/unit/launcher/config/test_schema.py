@@ -178,7 +178,27 @@ def test_the_workers_read_back_what_was_composed(tmp_path: Path) -> None:
     assert load(path) == config and isinstance(load(path), Config)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"run": {"seed": "one"}}'])
+def test_what_an_earlier_version_stored_means_what_it_meant(tmp_path: Path) -> None:
+    """Parts of a mixture had all keys then, which counted where they were not the defaults; nothing stood before prompts."""
+    config = composed("experiment=tiny", "data=mixture", "data.chat_template=true", "data.max_prompt_tokens=50", "data.filter=drop").for_workers()
+    stored = msgspec.json.decode(msgspec.json.encode(config))
+    del stored["data"]["bos"]
+    unsaid = {"chat_template": False, "chat_template_kwargs": {}, "chat_template_date": "", "max_prompt_tokens": 0, "max_reference_kb": 1024,
+              "filter": "refuse", "parts": {}}
+    for part in stored["data"]["parts"].values():
+        part.update(unsaid)
+        del part["bos"]
+    stored["data"]["parts"]["sums"]["max_prompt_tokens"] = 9
+    path = tmp_path / "config.json"
+    path.write_bytes(msgspec.json.encode(stored))
+    data = load(path).data
+    assert [(part.chat_template, part.max_prompt_tokens, part.filter.value, part.bos) for part in data.sources()] == [
+        (True, 9, "drop", ""), (True, 50, "drop", "")]
+    path.write_bytes(msgspec.json.encode(config))
+    assert load(path) == config and load(path).data.bos == "auto"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"run": {"seed": "one"}}', b'{"data": {"parts": {"a": {"parts": 1}}}}'])
 def test_a_broken_run_config_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
@@ -242,6 +262,7 @@ def test_micro_batches_go_by_the_memory_of_a_gpu(more: tuple[str, ...], tokens: 
     (("allocation.num_devices=8", "allocation.devices_per_node=8", "engine.parallel.tp=2"), 2),
     (("allocation.num_devices=32", "cluster.inference.devices_per_node=4"), 4),
     (("allocation.num_devices=32", "allocation.devices_per_node=8", "cluster.inference.devices_per_node=6"), 6),
+    (("allocation.num_devices=16", "cluster.inference.devices_per_node=6", "allocation.replica_size=4"), 4),
     (("engine.parallel.tp=4", "allocation.num_devices=16"), 4),
     (("allocation.num_devices=32", "allocation.devices_per_node=8", "allocation.replica_size=2"), 2),
     (("allocation.num_devices=32", "allocation.devices_per_node=8", "cluster.fake_gpus=true"), 1)])

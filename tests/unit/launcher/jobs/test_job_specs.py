@@ -144,7 +144,7 @@ def test_what_fits_is_as_much_as_may_be_queued(shapes: list[tuple[int, int]], bu
     least = sum(max(2, one.throttle) for one in full)
     room = Room("MaxJobCount=9", budget, frozenset([full[0].role]))
     if budget < least:
-        with pytest.raises(ConfigError, match="MaxJobCount=9: you may have .*cluster.max_submit"):
+        with pytest.raises(ConfigError, match="MaxJobCount=9: you may have .* or ask for a higher limit .cluster.max_submit=N"):
             fit(full, [room])
         return
     cut = fit(full, [room])
@@ -162,6 +162,8 @@ def test_every_limit_is_kept_by_the_roles_that_it_bears_on(throttle: int, chunks
     cut = fit(full, rooms)
     for room in rooms:
         assert sum(one.num_elements for one in cut if one.role in room.roles) <= room.left
+    others = [Room("", -5, frozenset(["reward"])), *(room for room in rooms if "train" in room.roles)]
+    assert fit(full[1:], others) == fit(full[1:], others[1:]), "limits of roles that are not submitted"
     for before, after in zip(full, cut, strict=True):
         bears = any(before.role in room.roles for room in rooms)
         assert after.num_chunks <= before.num_chunks and (bears or after == before), "others' limits do not count"

@@ -163,7 +163,23 @@ def test_a_container_shows_where_files_link_to(tmp_path: Path) -> None:
     (snapshot / "own").touch()
     config = FullConfig()
     config.model.path, config.reward.model.path = str(snapshot.parent), str(tmp_path / "judge")
+    assert mounted(config, RunFolder(Path("/run")))[2:] == [str(snapshot.parent), str(tmp_path / "judge")], "no container"
+    config.cluster.train.container = ContainerConfig(ContainerKind.apptainer, "/i.sif")
     assert mounted(config, RunFolder(Path("/run")))[2:] == [str(snapshot.parent), str(tmp_path / "judge"), str(blobs)]
+
+
+def test_a_container_shows_folders_by_the_names_that_links_have(tmp_path: Path) -> None:
+    """As with HF_HOME on another file system, and data in folders that are links."""
+    for folder in ("scratch/hub/blobs", "scratch/hub/1", "other/data"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "scratch/hub/blobs/x").touch()
+    (tmp_path / "home").symlink_to("scratch")
+    (tmp_path / "home/hub/1/config.json").symlink_to("../blobs/x")
+    (tmp_path / "home/hub/1/data").symlink_to(tmp_path / "other/data")
+    config = FullConfig()
+    config.model.path, config.cluster.train.container = str(tmp_path / "home/hub/1"), ContainerConfig(ContainerKind.apptainer, "/i.sif")
+    assert set(mounted(config, RunFolder(Path("/run")))[3:]) == {
+        str(tmp_path / "home/hub/blobs"), str(tmp_path / "scratch/hub/blobs"), str(tmp_path / "other/data")}
 
 
 def test_the_script_holds_what_the_run_needs() -> None:

@@ -157,9 +157,10 @@ def test_what_the_launcher_fills_in_is_recorded(tmp_path: Path, monkeypatch: pyt
     assert again.cluster.train.devices_per_node == 8 and "cluster.train.devices_per_node=8, as the nodes of partition gpu" in capsys.readouterr().out
     assert again.cluster.train.pythonpath == again.cluster.inference.pythonpath == f"{ROOT}:/mine"
     assert again.cluster.train.sbatch == again.cluster.inference.sbatch == {"chdir": os.getcwd()}, "relative paths are of here"
-    full.cluster.train.sbatch = {"--chdir": "/elsewhere"}
+    full.cluster.train.sbatch, full.cluster.train.exclude, full.cluster.inference.exclude = {"--chdir": "/elsewhere"}, "./bad", "n1"
     on_slurm.settle(full, folder, Console())
     assert full.cluster.train.sbatch == {"--chdir": "/elsewhere"}
+    assert (full.cluster.train.exclude, full.cluster.inference.exclude) == (f"{os.getcwd()}/bad", "n1"), "sbatch reads a file from where it is called"
 
 
 @pytest.mark.parametrize("started", [False, True])

@@ -184,8 +184,8 @@ def hands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Supervisor, 
 
 def test_nodes_are_left_out_beside_those_of_the_user_and_of_his_file(tmp_path: Path) -> None:
     full = FullConfig()
-    (tmp_path / "bad").write_text("n1\nn[3-4]\n")
-    for own, whole in (("", "n7,n8"), ("n[1-2]", "n[1-2],n7,n8"), (str(tmp_path / "bad"), "n1,n[3-4],n7,n8"), ("/gone/file", "n7,n8")):
+    (tmp_path / "bad").write_text("# bad ones\nn1  # ECC\nn[3-4]\n")
+    for own, whole in (("", "n7,n8"), ("n[1-2]", "n[1-2],n7,n8"), (str(tmp_path / "bad"), "n1,n[3-4],n7,n8"), ("/gone/file", "/gone/file")):
         full.cluster.train.exclude, full.cluster.inference.exclude = own, own
         result = with_excluded(full, {"train": {"n8": 0.0, "n7": 1.0}})
         assert (result.cluster.train.exclude, result.cluster.inference.exclude) == (whole, own)

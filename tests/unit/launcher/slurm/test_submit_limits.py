@@ -29,24 +29,24 @@ def cluster(**train: str) -> ClusterConfig:
 
 def test_what_sacctmgr_and_squeue_say_is_read() -> None:
     assert qualities_in("normal||\nday|1-00:00:00|50\n") == {"normal": Quality("", None), "day": Quality("1-00:00:00", 50)}
-    assert associations_in("root||||\nlab|gpu|100|80|day\n") == (Association("root", "", None, ""), Association("lab", "gpu", 80, "day"))
-    assert queued_in("lab|normal|gpu\nlab|day|a,b\n") == (*jobs(1, partition="gpu"), Queued("lab", "day", frozenset("ab")))
+    assert associations_in("root||||\nLab|gpu|100|80|Day\n") == (Association("root", "", None, ""), Association("lab", "gpu", 80, "day"))
+    assert queued_in("Lab|Normal|gpu\nlab|day|a,b\n") == (*jobs(1, partition="gpu"), Queued("lab", "day", frozenset("ab")))
     assert (associations_in(""), queued_in(""), qualities_in("")) == ((), (), {})
 
 
 def test_each_role_has_the_limit_of_its_qos_less_the_jobs_in_it() -> None:
     said = limits(*jobs(300), *jobs(1, qos="gpu"), *jobs(10, qos="scavenger"))
     found = rooms(said, cluster(qos="gpu"), ["inference", "train"])
-    assert found[0] == Room("MaxJobCount=10000 of the cluster", 10_000 - 311, BOTH)
+    assert found[0] == Room("MaxJobCount=10000 of the cluster", 10_000 - 311, BOTH, "ask its administrators for more")
     assert of(found) == {"MaxSubmitJobsPerUser=1000 of qos scavenger": (990, frozenset(["inference"])),
                          "MaxSubmitJobsPerUser=4 of qos gpu": (3, frozenset(["train"]))}
 
 
 @pytest.mark.parametrize(("train", "left"), [
-    ({}, {"MaxSubmitJobs=100 of account lab": (95, BOTH)}),
-    ({"account": "closed"}, {"MaxSubmitJobs=100 of account lab": (95, frozenset(["inference"])),
+    ({}, {"MaxSubmitJobs=100 of account lab": (96, BOTH)}),
+    ({"account": "closed"}, {"MaxSubmitJobs=100 of account lab": (96, frozenset(["inference"])),
                              "MaxSubmitJobs=0 of account closed": (0, frozenset(["train"]))}),
-    ({"partition": "fast"}, {"MaxSubmitJobs=100 of account lab": (95, frozenset(["inference"])),
+    ({"partition": "fast"}, {"MaxSubmitJobs=100 of account lab": (96, frozenset(["inference"])),
                              "MaxSubmitJobs=7 of account lab in partition fast": (6, frozenset(["train"])),
                              "MaxSubmitJobsPerUser=4 of qos gpu": (3, frozenset(["train"]))})])
 def test_a_limit_is_that_of_the_account_which_is_charged(train: dict[str, str], left: dict) -> None:
@@ -60,7 +60,12 @@ def test_a_partitions_qos_goes_before_the_jobs() -> None:
     said = limits(*jobs(3, partition="fast"), *jobs(2, partition="faster"), *jobs(9, qos="gpu"),
                   partition_qos={"fast": "gpu", "faster": "gpu", "cpu": "normal"})
     found = of(rooms(said, cluster(partition="fast", qos="scavenger"), ["train"]))
-    assert found == {"MaxSubmitJobsPerUser=4 of qos gpu of partition fast": (-1, frozenset(["train"]))}, "jobs in its partitions count"
+    assert found == {"MaxSubmitJobsPerUser=4 of qos gpu": (4 - 3 - 2 - 9, frozenset(["train"]))}, "jobs in its partitions count, and of this QOS"
+    both = cluster(partition="fast")
+    both.inference.partition = "faster"
+    assert of(rooms(said, both, ["inference", "train"])) == {"MaxSubmitJobsPerUser=4 of qos gpu": (-10, BOTH)}, "one limit for both"
+    assert set(of(rooms(said, cluster(partition="fast,none", qos="scavenger"), ["train"]))) == {
+        "MaxSubmitJobsPerUser=4 of qos gpu", "MaxSubmitJobsPerUser=1000 of qos scavenger"}, "as it may run in either"
     assert of(rooms(said, cluster(qos="scavenger"), ["train"])) == {"MaxSubmitJobsPerUser=1000 of qos scavenger": (1000, frozenset(["train"]))}
 
 

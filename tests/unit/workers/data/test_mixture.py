@@ -198,6 +198,22 @@ def test_parts_say_what_is_otherwise_than_in_the_mixture() -> None:
     assert DataConfig().sources() == [DataConfig()]
 
 
+def test_what_is_held_out_in_one_form_is_not_trained_on_in_another(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("<u>{{ messages[0].content | trim }}<a>")
+    parts = {"plain": part(digits=1, num_heldout=20), "begun": part(digits=1, num_heldout=20, bos="<s>"),
+             "chat": part(digits=1, num_heldout=20, chat_template=True)}
+    config = DataConfig(kind=DataKind.mixture, parts=parts, num_heldout=60)
+    source = open_prompts(config, RewardConfig(), 1, tmp_path)
+    heldout = {prompt.asked for prompt in source.heldout()}
+    trained = [source.train(index) for index in range(1000)]
+    assert {prompt.text[:3] for prompt in trained} >= {"<s>", "<u>"} and not heldout & {prompt.asked for prompt in trained}
+    assert all(prompt.asked in prompt.text for prompt in trained)
+    file = part(DataKind.jsonl, path=write(tmp_path / "a.jsonl", "a", "b"), heldout_path=write(tmp_path / "h.jsonl", "c"), chat_template=True)
+    other = part(DataKind.jsonl, path=write(tmp_path / "b.jsonl", "c ", "d"), heldout_path=write(tmp_path / "o.jsonl", "e"))
+    with pytest.raises(ConfigError, match=r"data.parts.b: its training \S+:1 is held out by data.parts.a"):
+        open_prompts(DataConfig(kind=DataKind.mixture, parts={"a": file, "b": other}), RewardConfig(), 1, tmp_path)
+
+
 @pytest.mark.parametrize("held_out", [False, True])
 def test_ids_are_short_enough_with_the_parts_name(tmp_path: Path, held_out: bool) -> None:
     rows = [{"prompt": f"{number} + 1 =", "answer": 1, "id": f"{number}" * 199} for number in range(3)]

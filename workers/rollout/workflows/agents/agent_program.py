@@ -31,7 +31,7 @@ class ProgramFailed(Exception):
 
 
 class NodeFailed(ProgramFailed):
-    """The same where that says nothing of the agent: with `NODE_FAILED`, or by the signals by which SLURM tells all of a job to end."""
+    """The same where that says nothing of the agent: with `NODE_FAILED`, as where SLURM has told all of the job to end."""
 
 
 async def run_program(command: list[str], task: dict[str, Any], url: str, key: str) -> None:
@@ -52,8 +52,8 @@ async def run_program(command: list[str], task: dict[str, Any], url: str, key: s
 
 
 def failure(status: int | None) -> type[ProgramFailed]:
-    """What an exit status of the guard says."""
-    return NodeFailed if status in (NODE_FAILED, *(128 + number for number in (signal.SIGTERM, signal.SIGUSR2))) else ProgramFailed
+    """What an exit status of the guard says; it may be killed itself while it starts."""
+    return NodeFailed if status in (NODE_FAILED, -signal.SIGTERM, -signal.SIGUSR2) else ProgramFailed
 
 
 async def start(command: list[str], **keywords: Any) -> asyncio.subprocess.Process:

@@ -3,8 +3,9 @@
     worker --HUP, or its death--> guard --KILL--> the program and all that it has started
 
 The guard is the subreaper of all of them (prctl(2)), so that whatever leaves its parent, its session or its process group stays within reach.
-It ends as the program ends (128 + N where signal N killed that), after the rest is killed; the signals by which SLURM tells a job to end, which
-reach every process of it on some clusters, it leaves to the worker. It imports nothing of ours, to start quickly.
+It ends as the program ends (128 + N where signal N killed that), after the rest is killed. The signals by which SLURM tells a job to end reach
+every process of it on some clusters: the guard leaves them to the worker, and once it has got one, the program's end says nothing of the program
+(NODE_FAILED). It imports nothing of ours, to start quickly.
 """
 
 import ctypes
@@ -15,7 +16,9 @@ import sys
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ENDING = (signal.SIGHUP, signal.SIGINT)
 FOR_THE_WORKER = (signal.SIGTERM, signal.SIGUSR2)
-NOT_FOUND, TOLD = 127, 129
+NOT_FOUND, TOLD, NODE_FAILED = 127, 129, os.EX_TEMPFAIL
+SOON_S = 1.0
+"""So much later than the program the guard may get a signal that went to both."""
 
 
 def main(parent: int, command: list[str]) -> int:
@@ -44,6 +47,10 @@ def _run(command: list[str]) -> int:
         ended, status = os.wait()
         if ended == program:
             code = os.waitstatus_to_exitcode(status)
+            told = signal.sigtimedwait(FOR_THE_WORKER, SOON_S if -code in FOR_THE_WORKER else 0)
+            if told is not None:
+                print(f"{signal.Signals(told.si_signo).name} has told all of this job to end", flush=True)
+                return NODE_FAILED
             return code if code >= 0 else 128 - code
 
 

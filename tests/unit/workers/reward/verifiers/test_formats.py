@@ -70,7 +70,14 @@ def test_a_balanced_box_at_the_end_is_found(before: str, content: str) -> None:
     ("The answer is 18.\n#### Check\n9 + 9", "18"),
     ("#### So the answer is 5\nIndeed", "5"),
     ("##### 5\n", None),
-    ("#### 5 #### ab\n#### 6 #### cd\nx", None),
+    ("#### 12 apples\n\nQuestion: x", "12 apples"),
+    ("#### 3/4 of it\nx", "3/4 of it"),
+    ("#### $\\text{Bern}$\nx", "$\\text{Bern}$"),
+    ("#### -$1,234 in all\nx", "-$1,234 in all"),
+    ("#### 3. Add them\nx", None),
+    ("#### 12) Add them\nx", None),
+    ("#### 2 Solution\nx", None),
+    ("#### 5 #### ab\n#### x #### cd\ny", "5 #### ab"),
 ])
 def test_stated(completion: str, answer: str | None) -> None:
     assert stated(completion) == answer

@@ -85,6 +85,7 @@ def test_long_texts_take_linear_time(piece: str) -> None:
     "Straße", 0.0, 1.0), ("", "a", 0.0, 0.0),
     ("The answer is St. Louis.", "St. Louis", 1.0, 1.0), ("The answer is the U.S.", "the u.s.", 0.0, 1.0),
     ("Answer: **J. K. Rowling**.\nx", "J. K. Rowling", 1.0, 1.0),
+    ("The answer is St. Louis\n<answer>St</answer>", "St. Louis", 0.0, 0.0),
     ("The answer is Bern. Not Paris.", "Paris", 0.0, 0.0), ("<answer>a. b</answer>", "a", 0.0, 0.0), ("The answer is a. b", "b", 0.0, 0.0),
 ])
 def test_exact(completion: str, reference: str, score: float, nocase: float) -> None:

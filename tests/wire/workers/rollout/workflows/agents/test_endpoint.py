@@ -319,8 +319,14 @@ async def test_what_ends_with_the_whole_job_has_no_score(number: signal.Signals,
     processes[0].send_signal(number)
     with pytest.raises(ExceptionGroup) as failed:
         await running
-    assert f"the agent could not work: it was killed by {number.name}" in str(leaf(failed.value))
+    told = str(leaf(failed.value))
+    assert f"the agent could not work: it exited with status 75; its output ends:\n{number.name} has told all of this job to end" in told
     assert not any(process.is_running() for process in (guard, *processes)) and not _endpoints
+
+
+async def test_a_program_that_ends_itself_by_such_a_signal_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    group = await agent_group(agent_command=[*PROGRAM, "ends_itself"], group_size=1, agent_failures="zero")
+    assert group.scores.tolist() == [0.0] and "was killed by SIGTERM" in capsys.readouterr().out
 
 
 def test_processes_of_others_may_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
