@@ -210,6 +210,7 @@ def bring_up(stored: object) -> None:
     if not isinstance(stored, dict):
         return
     stored.setdefault("bos", "")
-    for part in stored.get("parts", {}).values():
-        if part.pop("parts", None) is not None:
+    parts = stored.get("parts")
+    for part in parts.values() if isinstance(parts, dict) else ():
+        if isinstance(part, dict) and part.pop("parts", None) is not None:
             part.update({key: None for key, unsaid in _UNSAID.items() if part.get(key) == unsaid})

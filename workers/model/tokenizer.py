@@ -28,7 +28,7 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 def text_before(tokenizer: Tokenizer) -> str:
     """The special tokens that `tokenizer` puts before a text (<|begin_of_text|>), as text; '' without any, and where that text is not just these."""
-    encoded = tokenizer.encode("a")
+    encoded = tokenizer.encode("a", add_special_tokens=True)
     ids = [token for token, _ in itertools.takewhile(lambda one: one[1], zip(encoded.ids, encoded.special_tokens_mask, strict=True))]
     text = "".join(tokenizer.id_to_token(token) or "" for token in ids)
     return text if tokenizer.encode(text, add_special_tokens=False).ids == ids else ""

@@ -198,7 +198,8 @@ def test_what_an_earlier_version_stored_means_what_it_meant(tmp_path: Path) -> N
     assert load(path) == config and load(path).data.bos == "auto"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"run": {"seed": "one"}}', b'{"data": {"parts": {"a": {"parts": 1}}}}'])
+@pytest.mark.parametrize("content", [
+    b"", b"{", b"[]", b'{"run": {"seed": "one"}}', b'{"data": {"parts": 1}}', b'{"data": {"parts": {"a": 1}}}', b'{"data": 1}'])
 def test_a_broken_run_config_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
