@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +20,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from workers.config import ConfigError, require
-from workers.data.prompt import Message, Prompt, PromptSource, with_text
+from workers.data.prompt import Message, Prompt, with_text
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OURS = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception", "strftime_now"}
@@ -71,31 +71,9 @@ class ChatTemplate:
         return self.render_messages(prompt.messages or [("user", prompt.text)])
 
 
-class ChatPrompts:
-    """A prompt source whose texts are rendered by a chat template. Responses are stripped, as templates do."""
-
-    def __init__(self, source: PromptSource, template: ChatTemplate) -> None:
-        self._source = source
-        self._template = template
-
-    def train(self, index: int) -> Prompt:
-        """Training prompt number `index`, rendered."""
-        return self._render(self._source.train(index))
-
-    def heldout(self) -> list[Prompt]:
-        """The held-out prompts, rendered."""
-        return [self._render(prompt) for prompt in self._source.heldout()]
-
-    def preview(self, count: int) -> Iterator[Prompt]:
-        """The source's, rendered."""
-        return map(self._render, self._source.preview(count))
-
-    def notes(self) -> list[str]:
-        """The source's."""
-        return self._source.notes()
-
-    def _render(self, prompt: Prompt) -> Prompt:
-        return with_text(prompt, self._template.render_prompt(prompt), prompt.response.strip())
+def rendered(prompt: Prompt, template: ChatTemplate) -> Prompt:
+    """`prompt` as the model is given it; its response is stripped, as templates do. Raises `ConfigError`."""
+    return with_text(prompt, template.render_prompt(prompt), prompt.response.strip())
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ every restart, so order and resumption follow from the index alone and no source
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,30 +75,27 @@ def with_text(prompt: Prompt, text: str, response: str) -> Prompt:
     return dataclasses.replace(prompt, text=text, response=response, question=prompt.question or prompt.text)
 
 
-class BegunPrompts:
-    """A prompt source whose texts begin with `bos`, once."""
+class Rewritten:
+    """A prompt source of which every prompt is rewritten, by a pure function."""
 
-    def __init__(self, source: PromptSource, bos: str) -> None:
-        self._source, self._bos = source, bos
+    def __init__(self, source: PromptSource, rewrite: Callable[[Prompt], Prompt]) -> None:
+        self._source, self._rewrite = source, rewrite
 
     def train(self, index: int) -> Prompt:
-        """The source's, begun."""
-        return self._begin(self._source.train(index))
+        """The source's, rewritten."""
+        return self._rewrite(self._source.train(index))
 
     def heldout(self) -> list[Prompt]:
-        """The source's, begun."""
-        return [self._begin(prompt) for prompt in self._source.heldout()]
+        """The source's, rewritten."""
+        return list(map(self._rewrite, self._source.heldout()))
 
     def preview(self, count: int) -> Iterator[Prompt]:
-        """The source's, begun."""
-        return map(self._begin, self._source.preview(count))
+        """The source's, rewritten."""
+        return map(self._rewrite, self._source.preview(count))
 
     def notes(self) -> list[str]:
         """The source's."""
         return self._source.notes()
-
-    def _begin(self, prompt: Prompt) -> Prompt:
-        return with_text(prompt, begun(prompt.text, self._bos), prompt.response)
 
 
 def begun(text: str, bos: str) -> str:

@@ -8,13 +8,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workers.config import ConfigError, DataConfig, DataKind, RewardConfig
 from workers.data.limits import Limits, Replaced
-from workers.data.prompt import BegunPrompts, PromptSource
+from workers.data.prompt import PromptSource, Rewritten, begun, with_text
 from workers.reward.verifiers.registry import check_name, composed
 
 if TYPE_CHECKING:
@@ -35,11 +36,12 @@ def open_prompts(config: DataConfig, reward: RewardConfig, seed: int, model_fold
     template = _template(config, model_folder)
     limits = Limits(config, model_folder, template)
     source = _open(config, verifier, seed, limits, responses)
-    if template is None:
-        return BegunPrompts(source, config.text_before) if config.text_before else source
-    from workers.data.chat import ChatPrompts
+    if template is not None:
+        from workers.data.chat import rendered
 
-    return ChatPrompts(source, template)
+        return Rewritten(source, functools.partial(rendered, template=template))
+    bos = config.text_before
+    return Rewritten(source, lambda prompt: with_text(prompt, begun(prompt.text, bos), prompt.response)) if bos else source
 
 
 def _template(config: DataConfig, model_folder: Path | None) -> ChatTemplate | None:
