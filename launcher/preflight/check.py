@@ -11,7 +11,6 @@ nothing is submitted and no folder is left. On one machine `check_here` looks at
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -186,7 +185,7 @@ def _objections(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolder, 
 
 def _remedy(words: str, key: str, part: RoleConfig) -> str:
     """What to look at, from SLURM's words. All limits of accounts and QOS have one text; a line before it says which it is."""
-    if re.search(r"\w*SubmitJob\w*", words):
+    if "SubmitJob" in words:
         return ("So many of your jobs, or your group's, may not be queued at once: wait for others to end, or give cluster.max_submit=N, how many "
                 "of yours may be")
     for hint, names in _HINTS:

@@ -89,13 +89,13 @@ def look(cluster: ClusterConfig, roles: Sequence[str] = ("inference", "train")) 
     partitions = _partitions()
     default = default_of(partitions)
     wanted = [name for role in roles for name in (cluster.role(role).partition or default).split(",")]
-    qualities = _ask("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,MaxWall,MaxSubmitJobsPerUser")
+    told = _ask("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,MaxWall,MaxSubmitJobsPerUser")
+    qualities = None if told is None else qualities_in(told)
     help_text = _ask("sbatch", "--help")
     return Site(
         max_array_size=max_array_size(config),
         partitions=partitions, nodes={name: queries.node_kinds(name) for name in wanted if name in partitions},
-        qualities=None if qualities is None else qualities_in(qualities),
-        limits=_limits(config, partitions, qualities_in(qualities or "")), options=names_in_help(help_text) if help_text else KNOWN)
+        qualities=qualities, limits=_limits(config, partitions, qualities or {}), options=names_in_help(help_text) if help_text else KNOWN)
 
 
 def _limits(config: dict[str, str], partitions: dict[str, dict[str, str]], qualities: dict[str, Quality]) -> Limits:

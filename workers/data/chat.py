@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -79,23 +79,24 @@ def rendered(prompt: Prompt, template: ChatTemplate) -> Prompt:
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json of `folder`; {} where there is none. Raises `ConfigError`."""
     path = folder / "tokenizer_config.json"
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not readable ({error}). Copy the model again") from error
+    config = _read(path, json.loads)
     return config if isinstance(config, dict) else {}
 
 
-def _template_text(folder: Path, config: dict[str, Any]) -> str:
-    path = folder / "chat_template.jinja"
+def _read(path: Path, parse: Callable[[str], Any] = str) -> Any:
+    """What a file of the model's folder holds; None where there is none. Raises `ConfigError`."""
     try:
-        return path.read_text("utf-8")
+        return parse(path.read_text("utf-8"))
     except FileNotFoundError:
-        pass
+        return None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not readable ({error}). Copy the model again") from error
+
+
+def _template_text(folder: Path, config: dict[str, Any]) -> str:
+    own = _read(folder / "chat_template.jinja")
+    if own is not None:
+        return str(own)
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")

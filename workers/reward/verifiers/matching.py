@@ -116,8 +116,9 @@ def marked_answer(completion: str) -> str:
 
 def marked_answers(completion: str) -> list[str]:
     """The answers that `exact` compares: the marked one, as far as its sentence or its line goes, or else all of the completion."""
-    by_phrase = tagged(completion) is None and boxed(completion) is None
-    return [marked_answer(completion), *(statements(completion) if by_phrase else [])]
+    if tagged(completion) is None and boxed(completion) is None:
+        return statements(completion) or [completion]
+    return [marked_answer(completion)]
 
 
 def words(text: str) -> str:

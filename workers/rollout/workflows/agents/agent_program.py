@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from workers.rollout.workflows.agents import process_guard
+from workers.rollout.workflows.agents.process_guard import FOR_THE_WORKER, NODE_FAILED
 from workers.run.processes import describe_exit
 
-GUARD = Path(__file__).with_name("process_guard.py")
+GUARD = Path(process_guard.__file__)
 OUTPUT_BYTES = 700
 """So much of a program's output is kept: its end."""
-NODE_FAILED = os.EX_TEMPFAIL
-"""The exit status by which a program says that it is not the agent that has failed: no score of 0 stands for that."""
 ENDS_S = 30.0
 """So long a program and all that it has started may take to be gone, once told."""
 
@@ -53,7 +53,7 @@ async def run_program(command: list[str], task: dict[str, Any], url: str, key: s
 
 def failure(status: int | None) -> type[ProgramFailed]:
     """What an exit status of the guard says; it may be killed itself while it starts."""
-    return NodeFailed if status in (NODE_FAILED, -signal.SIGTERM, -signal.SIGUSR2) else ProgramFailed
+    return NodeFailed if status in (NODE_FAILED, *(-number for number in FOR_THE_WORKER)) else ProgramFailed
 
 
 async def start(command: list[str], **keywords: Any) -> asyncio.subprocess.Process:

@@ -16,7 +16,9 @@ import sys
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ENDING = (signal.SIGHUP, signal.SIGINT)
 FOR_THE_WORKER = (signal.SIGTERM, signal.SIGUSR2)
-NOT_FOUND, TOLD, NODE_FAILED = 127, 129, os.EX_TEMPFAIL
+NOT_FOUND, TOLD = 127, 129
+NODE_FAILED = os.EX_TEMPFAIL
+"""The exit status by which a program, or the guard, says that it is not the agent that has failed: no score of 0 stands for that."""
 SOON_S = 1.0
 """So much later than the program the guard may get a signal that went to both."""
 

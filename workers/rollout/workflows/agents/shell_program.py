@@ -22,7 +22,7 @@ import openai
 import yaml
 
 from workers.config import ContainerConfig
-from workers.rollout.workflows.agents.agent_program import NODE_FAILED
+from workers.rollout.workflows.agents.process_guard import NODE_FAILED
 from workers.rollout.workflows.agents.repository import read_repository
 from workers.sandbox.containers.container import Container
 from workers.sandbox.outcome import SandboxError, shortened
