@@ -29,10 +29,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +37,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from benchmarks.children import ROOT
+from benchmarks.launched import run_to_end
 from benchmarks.quiet import QUIET, Others
 from workers.model.architecture import read_architecture
 from workers.model.initialize import make_tiny
@@ -132,18 +129,12 @@ def run_once(variant: Variant, folder: Path, steps: int, warm_up: int) -> Measur
     """One complete run, below `folder`, which holds the model. Raises RuntimeError with the launcher's output if it fails."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         path = Path(temporary) / "run"
-        command = [
-            sys.executable, "-m", "launcher", "--plain", "model=hf", f"model.path={folder / 'model'}", f"run.dir={path}",
-            f"run.num_steps={steps}", "run.name=async-vs-sync", f"staleness.eta={variant.eta}", "trainer.export_final=false",
-            f"engine.num_threads={variant.num_threads}", f"trainer.num_threads={variant.num_threads}", *WORKLOAD]
-        # With both cores for both phases, the threads of the phase that waits must sleep, not spin.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
         beside = Others()
-        ended = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        # With both cores for both phases, the threads of the phase that waits must sleep, not spin.
+        run_to_end("model=hf", f"model.path={folder / 'model'}", f"run.dir={path}", f"run.num_steps={steps}", "run.name=async-vs-sync",
+                   f"staleness.eta={variant.eta}", "trainer.export_final=false", f"engine.num_threads={variant.num_threads}",
+                   f"trainer.num_threads={variant.num_threads}", *WORKLOAD, OMP_WAIT_POLICY="passive")
         others = beside.cores()
-        if ended.returncode:
-            output = f"{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}"
-            raise RuntimeError(f"{variant.name}: the run ended with status {ended.returncode}:\n{output}")
         records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return measure(records, warm_up, others)
 

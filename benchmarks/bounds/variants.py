@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import ROOT
+from benchmarks.launched import run_to_end
 
 ETA, CONCURRENCY = 4, 32
 COMMON = ("experiment=tiny", f"staleness.eta={ETA}", f"rollout.concurrency={CONCURRENCY}", "data.num_heldout=30", "trainer.export_final=false",
@@ -29,12 +26,7 @@ def run_once(overrides: tuple[str, ...], seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="headway-benchmark-") as temporary:
         path = Path(temporary) / "run"
         settings = {one.partition("=")[0]: one for one in (*COMMON, *overrides)}  # a key is given once
-        command = [sys.executable, "-m", "launcher", "--plain", *settings.values(), f"run.seed={seed}", f"run.dir={path}"]
-        ended = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-                               stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            output = f"{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}"
-            raise RuntimeError(f"{overrides}, seed {seed}: the run ended with status {ended.returncode}:\n{output}")
+        run_to_end(*settings.values(), f"run.seed={seed}", f"run.dir={path}")
         records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
         summary = json.loads((path / "summary.json").read_text())
         return summary | {"concurrency": records[-1]["concurrency"], "waited_s": sum(record["wait_batch_s"] for record in records),

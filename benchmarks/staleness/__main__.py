@@ -20,16 +20,15 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import ROOT, Child
+from benchmarks.children import Child
 from benchmarks.journal import Journal, Record, open_folder
+from benchmarks.launched import run_to_end
 from benchmarks.staleness.figures import ETAS, OBJECTIVES, accuracy, accuracy_table, by_seed, course_table, speed_table
 from benchmarks.staleness.throughput import measure
 from workers.model.initialize import make_smollm2
@@ -64,10 +63,7 @@ def make_start(out: Path, overrides: Sequence[str]) -> Path:
     model = run / "final_model"
     if not model.exists():
         shutil.rmtree(run, ignore_errors=True)  # of a command that was interrupted
-        command = [sys.executable, "-m", "launcher", "--plain", "experiment=sft_tiny", f"run.dir={run}", *SUMS, *overrides]
-        ended = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if ended.returncode or not model.exists():
-            raise RuntimeError(f"the supervised run ended with status {ended.returncode}:\n{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}")
+        run_to_end("experiment=sft_tiny", f"run.dir={run}", *SUMS, *overrides)
     return model
 
 

@@ -35,6 +35,7 @@ from pathlib import Path
 from benchmarks.children import ROOT
 from benchmarks.configs import composed
 from benchmarks.journal import Journal, Record, open_folder
+from benchmarks.launched import ended_with_us
 from benchmarks.quiet import Others
 from benchmarks.sampler import Sampler
 from benchmarks.time_to_accuracy.figures import cut, line, report
@@ -131,7 +132,8 @@ def run(task: Task, system: System, seed: int, folder: Path, evaluator: Evaluato
     steps = list(range(task.every, task.num_steps(system, config) + 1, task.every))
     with (folder / "output").open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        stopped = _wait(process, exports / str(steps[-1]), None if system.peer or steps[-1] == config.run.num_steps else folder / "run")
+        with ended_with_us(process):
+            stopped = _wait(process, exports / str(steps[-1]), None if system.peer or steps[-1] == config.run.num_steps else folder / "run")
     others, wall_s = beside.cores(), time.time() - began
     if process.returncode and not stopped:
         raise RuntimeError(f"{system.name}, seed {seed}: the run ended with status {process.returncode}:\n{(folder / 'output').read_text()[-3000:]}")

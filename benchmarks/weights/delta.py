@@ -20,11 +20,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.children import ROOT
+from benchmarks.launched import run_to_end
 from workers.config import WeightsConfig
 from workers.messages.parts import Version
 from workers.run.digests import digest_of
@@ -51,12 +48,7 @@ EVERY_STEP = ("trainer.export_every_steps=1", "trainer.export_keep=1000", "train
 
 def versions(folder: Path, experiment: str, steps: int, *more: str) -> list[Path]:
     """The model after each step of a run, oldest first. Raises RuntimeError with the launcher's output if it fails."""
-    command = [sys.executable, "-m", "launcher", "--plain", f"experiment={experiment}", f"run.dir={folder}", f"run.num_steps={steps}",
-               *EVERY_STEP, *more]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise RuntimeError(f"experiment={experiment}: the run ended with status {ended.returncode}:\n{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}")
+    run_to_end(f"experiment={experiment}", f"run.dir={folder}", f"run.num_steps={steps}", *EVERY_STEP, *more)
     return sorted((folder / "exports").iterdir(), key=lambda path: int(path.name))
 
 

@@ -5,7 +5,8 @@
 Of two that resume a run at the same time one is refused: supervisor.lock is held until all is submitted, then left to whoever watches.
 Without a checkpoint the run starts again at step 0. `run.num_steps=N` and `run.max_hours=H` may be given to go on for longer, `selftest.action=warn`
 where the self-test has ended it, `workflow.max_rejected=SHARE` where too many groups were rejected, `alarms.stop=[NAME,...]` where an alarm has,
-`trainer.device=cpu` or `cuda` where the other one is there now; on SLURM also where and how jobs run (`cluster.train.partition=...`).
+`trainer.device=cpu` or `cuda` where the other one is there now, `trainer.microbatch_tokens=N` where devices have less memory; on SLURM also where
+and how jobs run (`cluster.train.partition=...`): whether the run fits there is then looked at as at its start.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from workers.slurm.command import SlurmError
 
 CHANGEABLE: dict[str, Callable[[str], object]] = {
     "run.num_steps": int, "run.max_hours": float, "selftest.action": SelfTestAction, "workflow.max_rejected": float, "trainer.device": Device,
+    "trainer.microbatch_tokens": int,
     "alarms.stop": lambda value: [name for name in value.strip("[]").split(",") if name]}
 OF_JOBS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("partition", "account", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "mem", "mem_per_gpu"), str),
@@ -140,6 +142,17 @@ def _plan(run: RunFolder, config: FullConfig, console: Console) -> tuple[FullCon
     return config, check.check(job_specs(rest.plan(), rest, run), config, run, console.print)
 
 
+def _look_there(run: RunFolder, config: FullConfig, specs: tuple[JobSpec, ...], console: Console) -> None:
+    """The next jobs may get other nodes than those that the run began on: what they say. Raises `ConfigError` where the run cannot go on there."""
+    from launcher.launch.before_start import in_shared_memory, tell_memory  # this imports what is predicted of a run
+    from launcher.preflight.node_probe import probing
+
+    tell_memory(config, run, console)
+    with probing(specs, config, run, in_shared_memory(config, run)) as notes:
+        for note in notes():
+            console.print(note, soft_wrap=True)
+
+
 def _start(run: RunFolder, config: FullConfig, specs: tuple[JobSpec, ...], console: Console) -> int:
     """On SLURM: submit, and no more. Here: stay with the run to its end."""
     from launcher.launch.local import start_here  # these import submitit
@@ -153,8 +166,9 @@ def _start(run: RunFolder, config: FullConfig, specs: tuple[JobSpec, ...], conso
     return start_here(run, config, specs, console)
 
 
-def resume(run: RunFolder, config: FullConfig, console: Console) -> int:
-    """Go on with the run; returns the exit status. Raises `ConfigError`, `SlurmError`, `Interrupted`."""
+def resume(run: RunFolder, config: FullConfig, console: Console, elsewhere: bool = False) -> int:
+    """Go on with the run; returns the exit status. `elsewhere`: whether its jobs are submitted otherwise than before. Raises `ConfigError`,
+    `SlurmError`, `Interrupted`."""
     if why := refusal(run, config, time.time()):
         return refuse(why)
     with interruptible():
@@ -165,6 +179,8 @@ def resume(run: RunFolder, config: FullConfig, console: Console) -> int:
             if why := refusal(run, config, time.time()):  # another one may have resumed it since
                 return refuse(why)
             planned, specs = _plan(run, config, console)
+            if elsewhere:
+                _look_there(run, planned, specs, console)
             step = _whole_step(run, config)
             write_atomic(run.config, msgspec.json.format(msgspec.json.encode(config.for_workers())))
             write_atomic(run.config_yaml, as_yaml(config))
@@ -197,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = changed(read_full(run), options.changes)
         config.launch.detach, config.launch.plain = options.detach, options.plain
-        return resume(run, config, terminal())
+        return resume(run, config, terminal(), any(change.startswith("cluster.") for change in options.changes))
     except (ConfigError, SlurmError) as error:
         return refuse(str(error))
     except Interrupted as error:

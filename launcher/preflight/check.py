@@ -23,7 +23,7 @@ from launcher.slurm import queries
 from launcher.slurm.parsing import seconds
 from launcher.slurm.queries import NodeKind
 from launcher.slurm.site import Site, look, of_type
-from launcher.slurm.submit_limits import rooms
+from launcher.slurm.submit_limits import leading, rooms
 from workers import node_look
 from workers.config import ConfigError, Server
 from workers.run.folder import RunFolder
@@ -86,16 +86,18 @@ def problems(site: Site, spec: JobSpec, part: RoleConfig) -> list[str]:
 
 
 def _quality_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str) -> list[str]:
-    """Of several, as newer SLURM takes them, one with time enough will do."""
-    given = part.qos.split(",") if part.qos and site.qualities is not None else []
-    qualities, names = site.qualities or {}, [name.lower() for name in given]
-    found = [f"{key}.qos={name!r}: there is no such quality of service. Use one of {sorted(qualities)}"
-             for name in given if name.lower() not in qualities]
-    walls = {name: seconds(qualities[name].max_wall) for name in names if name in qualities}
+    """Of several QOS, as newer SLURM takes them, and of several partitions, one with time enough will do."""
+    given = part.qos.split(",") if site.qualities is not None else []
+    found = [f"{key}.qos={name!r}: there is no such quality of service. Use one of {sorted(site.qualities or {})}"
+             for name in given if name and name.lower() not in (site.qualities or {})]
+    leads = {leading(site.limits, name.lower(), partition, "max_wall")
+             for name in given for partition in (part.partition or site.default_partition).split(",")}
+    walls = {name: seconds(site.limits.qualities[name].max_wall or "") if name else None for name in leads}
     if walls and all(wall is not None and spec.time_limit_s > wall for wall in walls.values()):
         longest = max(walls, key=lambda name: walls[name] or 0)
-        found.append(f"{key}.time={part.time!r}: must be at most MaxWall={qualities[longest].max_wall} of qos {longest}. Shorten it: "
-                     "a run goes on from job to job")
+        whose = "" if longest in part.qos.lower().split(",") else ", which its partition has"
+        found.append(f"{key}.time={part.time!r}: must be at most MaxWall={site.limits.qualities[longest].max_wall} of qos {longest}{whose}. "
+                     "Shorten it: a run goes on from job to job")
     return found
 
 

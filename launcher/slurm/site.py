@@ -89,7 +89,7 @@ def look(cluster: ClusterConfig, roles: Sequence[str] = ("inference", "train")) 
     partitions = _partitions()
     default = default_of(partitions)
     wanted = [name for role in roles for name in (cluster.role(role).partition or default).split(",")]
-    told = _ask("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,MaxWall,MaxSubmitJobsPerUser")
+    told = _ask("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,MaxWall,MaxSubmitJobsPerUser,Flags")
     qualities = None if told is None else qualities_in(told)
     help_text = _ask("sbatch", "--help")
     return Site(

@@ -2,12 +2,12 @@
 
     associations of the user   MaxSubmitJobs, GrpSubmitJobs    jobs of one account (and partition)
     the partition's QOS,       MaxSubmitJobsPerUser            jobs of this QOS, and those in partitions that have it
-    else the job's             MaxSubmitJobsPerUser            the same
+    else the job's             MaxSubmitJobsPerUser            the same         (the job's first, where that has the flag OverPartQOS)
     the cluster                MaxJobCount                     all jobs
                                        less one's own jobs there now --> `rooms`
 
-An array counts as its elements. Names of accounts and QOS are read in any case; here they are in lower case. Where a partition's QOS sets a
-limit, that of the job's does not count (SLURM's QOS flag OverPartQOS, which turns this round, is not looked at), but a job counts in both.
+An array counts as its elements. Names of accounts and QOS are read in any case; here they are in lower case. Of a partition's QOS
+and the job's the first one that sets a limit is the one whose limit holds, but a job counts in both.
 Source: "Limits" of SLURM's page on resource limits, and its acct_policy.c.
 """
 
@@ -15,16 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from launcher.config.cluster import ClusterConfig, RoleConfig
 
 
 @dataclass(frozen=True)
 class Quality:
-    """A QOS: its longest wall time and how many jobs a user may have in it; None: no limit."""
+    """A QOS: its longest wall time and how many jobs a user may have in it; None: no limit. `first`: before a partition's (OverPartQOS)."""
 
-    max_wall: str
+    max_wall: str | None
     max_submit: int | None
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,9 @@ def number(text: str) -> int | None:
 
 
 def qualities_in(text: str) -> dict[str, Quality]:
-    """`sacctmgr show qos format=Name,MaxWall,MaxSubmitJobsPerUser`."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
-    return {name.lower(): Quality(wall, number(submit)) for name, wall, submit in rows}
+    """`sacctmgr show qos format=Name,MaxWall,MaxSubmitJobsPerUser,Flags`."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
+    return {name.lower(): Quality(wall or None, number(submit), "overpartqos" in flags.lower().split(",")) for name, wall, submit, flags in rows}
 
 
 def associations_in(text: str) -> tuple[Association, ...]:
@@ -122,17 +124,15 @@ def _of(limits: Limits, part: RoleConfig) -> Iterator[tuple[str, int]]:
             where = f" in partition {one.partition}" if one.partition else ""
             yield f"MaxSubmitJobs={one.max_submit} of account {account}{where}", one.max_submit - there
     asked = part.qos.lower() or next((one.default_qos for one in own if one.default_qos), "normal")
-    leading = {limits.partition_qos.get(partition, "") for partition in partitions}
-    names = {name for name in leading if _most(limits, name) is not None}
-    if leading - names:  # in one of the partitions the job's own counts
-        names |= set(asked.split(","))
-    for name in sorted(names):
-        if (most := _most(limits, name)) is not None:
+    for name in sorted({leading(limits, job, partition, "max_submit") for job in asked.split(",") for partition in partitions} - {""}):
+        if (most := limits.qualities[name].max_submit) is not None:
             same = {partition for partition, qos in limits.partition_qos.items() if qos == name}
             there = sum(name in job.qos.split(",") or bool(job.partitions & same) for job in limits.mine)
             yield f"MaxSubmitJobsPerUser={most} of qos {name}", most - there
 
 
-def _most(limits: Limits, qos: str) -> int | None:
-    quality = limits.qualities.get(qos)
-    return None if quality is None else quality.max_submit
+def leading(limits: Limits, job: str, partition: str, limit: Literal["max_submit", "max_wall"]) -> str:
+    """Whose `limit` holds for a job of the QOS `job` in `partition`: that QOS, or the partition's; '' if neither sets one."""
+    own, above = limits.qualities.get(job), limits.partition_qos.get(partition, "")
+    order = (job, above) if own is not None and own.first else (above, job)
+    return next((name for name in order if name in limits.qualities and getattr(limits.qualities[name], limit) is not None), "")

@@ -36,14 +36,23 @@ def test_start_to_finish_with_three_inference_nodes_and_one_for_training(cluster
 
 
 def test_a_drained_run_is_resumed_where_it_was_and_completes(cluster: LocalCluster, tmp_path: Path) -> None:
-    with slurm_run(cluster, tmp_path / "run", "run.num_steps=60") as run:
+    """On another node, once one is named that can hold it."""
+    def probes() -> set[int]:
+        return {row.job_id for row in cluster.squeue() if row.name.endswith("-probe")}
+
+    with slurm_run(cluster, tmp_path / "run", "run.num_steps=60", "cluster.probe_s=30") as run:
         run.after_steps(5).drain()
         drained_at = run.steps[-1]["step"]
         assert 5 <= drained_at < 60
-        headway(cluster, "resume", "--detach", run.run.path)
+        said = headway(cluster, "resume", "--detach", run.run.path, "cluster.train.mem=60M", check=False)
+        assert "a job on its node has 60 MiB (cluster.train.mem=60M)" in " ".join(said.split())
+        assert run.endings == ["drained"] and not run.elements("train"), "nothing was submitted"
+        before = probes()
+        said = headway(cluster, "resume", "--detach", run.run.path, "cluster.train.nodelist=trn1", "trainer.microbatch_tokens=512")
+        assert "a training rank takes about" in said and len(probes() - before) == 2, "one in each partition"
         run.assert_sound(timeout_s=180)
         assert run.endings == ["drained", "finished"]
-        assert run.incarnations[1].claim.step == drained_at
+        assert run.incarnations[1].claim.step == drained_at and run.incarnations[1].claim.host == "trn1"
 
 
 def test_training_starts_with_one_inference_node_and_the_others_join_later(cluster: LocalCluster, tmp_path: Path) -> None:

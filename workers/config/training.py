@@ -35,7 +35,7 @@ class StalenessConfig:
     bound: Bound = Bound.admission  # how that is kept: by admission, or as a hard bound for every token
     target: float | None = None  # [training steps] of mean age up to which groups are admitted; null: eta
     warmup_steps: int = 0  # [training steps] in which eta grows from 0
-    control: Control = Control.eta  # how far ahead within eta: all of it, or as far as the trainer needs and divergence allows
+    control: Control = Control.eta  # how far ahead within eta: all of it, or as far as trainer and engines need and divergence allows
     max_divergence: float | None = 0.1  # [nats a token] mean |log pi_prox - log pi_behav| of a batch, with control=divergence; null: any
     max_divergence_p99: float | None = None  # [nats] that 99% of a batch's tokens are to be within; null: any
     min_ess: float | None = None  # effective sample size of the behaviour weights, as a share of the tokens, to stay above; null: any

@@ -95,7 +95,7 @@ class Coordinator(State):
             case BatchRequest() if worker.role is (Role.trainer if message.share == 0 else Role.trainer_shard):
                 self.outbox += self.training.asked(peer, message)
             case StepFinished() if worker.role is Role.trainer:
-                self.training.step_finished(message)
+                self.training.step_finished(message, self.office.held_back.take(now))
                 self.concurrency.decide(now, self.ledger.running, len(self.ledger.finished))
                 self.last_progress = now
                 self._announce(message.announcement)
@@ -244,4 +244,4 @@ class Coordinator(State):
             return
         self.outbox.extend(training.form_batch(now))
         if self.supervision is None:
-            self.office.watch(leases, now, training.trainer_waits)
+            self.office.watch(leases, training.step, now, training.trainer_waits)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from workers.coordinator.departed import Departed
 from workers.messages.from_worker import Heartbeat, Register
 from workers.messages.parts import Role, Version, WorkerStatus
 
@@ -93,6 +94,7 @@ class Registry:
     num_registered: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
     holding: dict[Version | None, int] = field(default_factory=dict)
     changed: dict[bytes, None] = field(default_factory=dict)
+    _departed: Departed = field(default_factory=Departed)
     _by_role: dict[Role, dict[bytes, Worker]] = field(default_factory=lambda: {role: {} for role in Role})
     _reward_endpoints: list[str] = field(default_factory=list)
     _turns: list[bytes] = field(default_factory=list)
@@ -104,7 +106,7 @@ class Registry:
             self.heard(peer, now)
             return known
         worker = Worker(peer, message.role, self.num_registered[message.role], message.host, message.pid, now, job=message.job,
-                        serves=message.serves)
+                        serves=message.serves, status=self._departed.back(peer))
         self.num_registered[message.role] += 1
         self.workers[peer] = self._by_role[message.role][peer] = worker
         self._count(worker, 1)
@@ -137,6 +139,7 @@ class Registry:
         if worker is not None:
             self._count(worker, -1)
             del self._by_role[worker.role][peer]
+            self._departed.left(peer, worker.status)
             self._list_rewards(worker)
 
     def _count(self, worker: Worker, change: int) -> None:
@@ -194,6 +197,10 @@ class Registry:
     def number(self, role: Role) -> int:
         """How many workers of one role there are."""
         return len(self._by_role[role])
+
+    def totals(self) -> WorkerStatus:
+        """What rollout workers and reward elements have counted, added up: those that have left included, but for what they had then."""
+        return self._departed.totals(worker.status for role in (Role.rollout, Role.reward) for worker in self.of(role))
 
     def ready(self) -> list[Worker]:
         """The rollout workers that hold weights and are not about to leave."""

@@ -9,6 +9,7 @@ from workers.config import Config
 from workers.coordinator.groups.concurrency import Concurrency
 from workers.coordinator.groups.consumption import Totals
 from workers.coordinator.groups.heldout_evaluation import Evaluation
+from workers.coordinator.groups.lead import HeldBack
 from workers.coordinator.groups.lease_routing import Room, Rooms, room_of
 from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.staleness import StalenessPolicy
@@ -48,7 +49,7 @@ class LeaseOffice:
         self.config, self.prompts, self.heldout, self.ledger = config, prompts, heldout, ledger
         self.evaluation, self.registry, self.policy, self.totals, self.concurrency = evaluation, registry, policy, totals, concurrency
         self._sizes = {Purpose.evaluation: config.evaluation.num_samples, Purpose.training: config.workflow.group_size}
-        self.rooms = Rooms(config.workflow.group_size, self._sizes.values())
+        self.rooms, self.held_back = Rooms(config.workflow.group_size, self._sizes.values()), HeldBack()
         self._tokens = self._num_groups = 1.0
         self._leased = {Purpose.evaluation: 0, Purpose.training: 0}  # samples, since the evaluation began
 
@@ -57,8 +58,8 @@ class LeaseOffice:
         room = len(self.ledger.running) < self.concurrency.limit
         return room and (bool(self.ledger.parked) or self.policy.may_admit(self.ledger.admitted, step))
 
-    def watch(self, granted: Iterable[tuple[bytes, Leases]], now: float, trainer_waits: bool) -> None:
-        """Have the concurrency see what was granted, what runs now, and whether the trainer waits for that."""
+    def watch(self, granted: Iterable[tuple[bytes, Leases]], step: int, now: float, trainer_waits: bool) -> None:
+        """Have the concurrency see what was granted, what runs now, and whether the trainer waits for that; and how much is held back at `step`."""
         for _, leases in granted:
             for lease in leases.leases:
                 if lease.purpose is Purpose.training:
@@ -69,6 +70,17 @@ class LeaseOffice:
             self._num_groups = self.rooms.num_groups or 1.0
         self.concurrency.look(now, len(self.ledger.running), held_out, len(self.rooms.rooms) * self.config.num_servers, int(self._num_groups),
                               trainer_waits)
+        room = min(self.concurrency.limit, self.rooms.num_groups - held_out)
+        self.held_back.look(now, self._empty(room) if self._holds_back(step) else 0.0)
+
+    def _holds_back(self, step: int) -> bool:
+        """Whether staleness is why engines that have room get no training group."""
+        held = not self.ledger.parked and not self.policy.may_admit(self.ledger.admitted, step) and not self.evaluation.has_work
+        return held and self.rooms.least_busy(self._sizes[Purpose.training]) is not None
+
+    def _empty(self, room: float) -> float:
+        """The share of the room for so many groups in which none runs."""
+        return max(0.0, 1 - len(self.ledger.running) / room) if room > 0 else 0.0
 
     def assign(self, version: Version, training: bool) -> list[tuple[bytes, Leases]]:
         """Lease whatever can be leased now; `training`: whether training groups are still wanted."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-
-import msgspec
 
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.heldout_evaluation import Result
@@ -17,15 +14,7 @@ from workers.messages.parts import Role, WorkerStatus
 
 MAX_PROMPT, MAX_REFERENCE, MAX_RESPONSE = 1000, 200, 2000
 """Characters of heldout_samples.jsonl: the end of a prompt, the beginnings of the others."""
-COUNTERS = [name for name, default in msgspec.structs.asdict(WorkerStatus()).items() if not isinstance(default, str)]
-"""Of a worker's status."""
 JUDGE = ("asked", "cached", "calls", "failed", "waiting", "s")
-
-
-def fleet(coordinator: Coordinator) -> WorkerStatus:
-    """The counters of rollout workers, and of reward elements, added up."""
-    statuses = [worker.status for role in (Role.rollout, Role.reward) for worker in coordinator.registry.of(role)]
-    return WorkerStatus(**{name: sum(map(operator.attrgetter(name), statuses)) for name in COUNTERS})
 
 
 def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, refused: int) -> dict:
@@ -36,13 +25,14 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, re
         return {**own, "response_tokens": record.ages.mean_length,
                 "num_samples": record.ages.num_samples, **record.metrics, "tokens_trained": coordinator.totals.tokens_trained,
                 "num_set_aside": len(coordinator.ledger.set_aside), "refused": refused} | own
-    ages, rollouts = record.ages, fleet(coordinator)
+    ages, rollouts = record.ages, coordinator.registry.totals()
     histogram = Counter(ages.head_ages)
     return {
         **own, "reward": ages.mean_reward, "accuracy": ages.mean_score,
         "response_tokens": ages.mean_length, "share_truncated": ages.share_truncated, "num_samples": ages.num_samples,
         "share_no_spread": ages.share_no_spread,
         "lead": round(coordinator.policy.ahead(record.step), 3), "lead_reason": coordinator.lead.reason,
+        "held_back": round(record.held_back, 4),
         "staleness_mean": sum(ages.head_ages) / len(ages.head_ages), "staleness_max": max(ages.head_ages),
         "staleness_histogram": {str(age): histogram[age] for age in sorted(histogram)},
         "token_age_mean": ages.mean_token_age, "token_age_max": ages.max_token_age, "share_mixed_versions": ages.share_mixed,
@@ -92,7 +82,7 @@ def heldout_record(coordinator: Coordinator, result: HeldoutLoss, seconds: float
 def status(coordinator: Coordinator, now: float, seconds: float, wall: float, refused: int, malformed: int) -> dict:
     """status.json: what every part is doing. `seconds` since the run began, pauses left out; `wall`: the time of writing, since 1970;
     `refused`, `malformed`: connections to the coordinator without the run's keys, and messages that cannot be read."""
-    state, rollouts = coordinator, fleet(coordinator)
+    state, rollouts = coordinator, coordinator.registry.totals()
     return {
         "time": wall, "kind": state.config.run.kind.value, "epoch": state.epoch, "seconds": round(seconds, 1), "step": max(0, state.training.step),
         "complete": state.ended == "", "num_steps": state.config.run.num_steps, "eta": state.policy.eta, "bound": state.policy.bound.value,

@@ -12,14 +12,15 @@ from workers.messages.parts import Group
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A finished training step: the trainer's metrics, the ages of what it consumed, which prompts those were, what was sampled meanwhile, and the
-    groups that are kept to be read."""
+    """A finished training step: the trainer's metrics, the ages of what it consumed, which prompts those were, what was sampled meanwhile, the share
+    of the engines' room that staleness left empty meanwhile, and the groups that are kept to be read."""
 
     step: int
     ages: BatchAges
     metrics: dict[str, float]
     consumed: list[int]
     sampled: Sampled
+    held_back: float
     kept: list[Group]
 
 

@@ -123,8 +123,9 @@ class Training:
         if not self.step <= request.step <= self.step + ahead:
             raise Refusal(f"batch of step {request.step}: this is step {self.step}")
 
-    def step_finished(self, message: StepFinished) -> None:
-        """Take note of newly published weights. Raises `Refusal` where they are not the next ones."""
+    def step_finished(self, message: StepFinished, held_back: float) -> None:
+        """Take note of newly published weights, and of how much of the engines' room staleness left empty meanwhile. Raises `Refusal` where they
+        are not the next ones."""
         version = message.announcement.version
         if version != Version(self.epoch, self.step + 1):
             raise Refusal(f"version {version}: the next one is {self.epoch}.{self.step + 1}")
@@ -138,10 +139,10 @@ class Training:
             self.totals.consumed(batch.ages)
             if self.policy.lead is not None and not self.config.supervised:
                 self.policy.lead.finished(version.step, message.metrics, batch.ages.mean_token_age, self.policy.furthest(version.step),
-                                          self._ready(), moved=version.step > self.config.algorithm.critic_warmup_steps)
+                                          self._ready(), held_back, moved=version.step > self.config.algorithm.critic_warmup_steps)
             consumed = [index_of(group_id) for group_id in batch.group_ids]
             shown = [batch.shares[0].groups[index] for index in kept(batch.shares[0].minibatches, self.config.rollout.keep)]
-            self.records.append(StepRecord(version.step, batch.ages, message.metrics, consumed, self.rejections.next_step(), shown))
+            self.records.append(StepRecord(version.step, batch.ages, message.metrics, consumed, self.rejections.next_step(), held_back, shown))
         if self.config.supervised:
             if HELDOUT_LOSS in message.metrics:
                 self.records.append(HeldoutLoss(version.step, message.metrics[HELDOUT_LOSS], int(message.metrics[HELDOUT_TOKENS])))

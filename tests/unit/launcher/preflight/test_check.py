@@ -46,7 +46,7 @@ PartitionName=closed AllowAccounts=a,b DenyQos=low Default=NO MaxNodes=UNLIMITED
 ASKED = {"role": "inference", "gpus": False, "half": False, "interface": "127.0.0.1", "shared_memory": 0}
 """Of a probe without GPUs."""
 KINDS = [NodeKind(2, 8, 64, 500_000), NodeKind(1, 4, 32, 250_000)]
-QUALITIES = {"normal": Quality("", None), "day": Quality("1-00:00:00", 50), "low": Quality("", 20)}
+QUALITIES = {"normal": Quality(None, None), "day": Quality("1-00:00:00", 50), "low": Quality(None, 20)}
 SITE = Site(1001, partitions_in(PARTITIONS), {"gpu": KINDS, "short": KINDS, "off": KINDS, "closed": KINDS}, QUALITIES,
             Limits(10_000, QUALITIES, {}, (), "", "gpu", ()), KNOWN)
 
@@ -86,6 +86,20 @@ def test_what_scontrol_says_is_read() -> None:
 ])
 def test_what_stands_against_a_role(role: dict, words: str) -> None:
     assert len(told := found(**role)) == 1 and words in told[0]
+
+
+@pytest.mark.parametrize(("qos", "words"), [
+    ("", "MaxWall=0-12:00:00 of qos night, which its partition has"), ("day", "of qos night, which its partition has"), ("first", ""),
+    ("low", "of qos night")])
+def test_the_qos_of_a_partition_has_a_wall_time_too(qos: str, words: str) -> None:
+    """Before the job's, unless that has the flag OverPartQOS."""
+    qualities = QUALITIES | {"night": Quality("0-12:00:00", None), "first": Quality("2-00:00:00", None, first=True)}
+    limits = dataclasses.replace(SITE.limits, qualities=qualities, partition_qos={"gpu": "night"})
+    site = dataclasses.replace(SITE, qualities=qualities, limits=limits)
+    full = config(time="1-00", qos=qos)
+    told = problems(site, specs_of(full)[1], full.cluster.train)
+    assert len(told) == bool(words) and all(words in each for each in told)
+    assert not problems(dataclasses.replace(site, limits=SITE.limits), specs_of(full)[1], full.cluster.train)
 
 
 def test_nothing_stands_against_what_fits() -> None:

@@ -8,7 +8,8 @@ from launcher.config.cluster import ClusterConfig, RoleConfig
 from launcher.slurm.submit_limits import Association, Limits, Quality, Queued, Room, associations_in, qualities_in, queued_in, rooms
 
 BOTH = frozenset(["inference", "train"])
-QUALITIES = {"normal": Quality("", None), "gpu": Quality("1-00:00:00", 4), "scavenger": Quality("", 1000)}
+QUALITIES = {"normal": Quality(None, None), "gpu": Quality("1-00:00:00", 4), "scavenger": Quality(None, 1000),
+             "urgent": Quality(None, 9, first=True), "unbounded": Quality(None, None, first=True)}
 
 
 def limits(*mine: Queued, partition_qos: dict[str, str] | None = None, associations: tuple[Association, ...] = ()) -> Limits:
@@ -28,7 +29,8 @@ def cluster(**train: str) -> ClusterConfig:
 
 
 def test_what_sacctmgr_and_squeue_say_is_read() -> None:
-    assert qualities_in("normal||\nday|1-00:00:00|50\n") == {"normal": Quality("", None), "day": Quality("1-00:00:00", 50)}
+    assert qualities_in("normal|||\nDay|1-00:00:00|50|DenyOnLimit,OverPartQOS\n") == {
+        "normal": Quality(None, None), "day": Quality("1-00:00:00", 50, first=True)}
     assert associations_in("root||||\nLab|gpu|100|80|Day\n") == (Association("root", "", None, ""), Association("lab", "gpu", 80, "day"))
     assert queued_in("Lab|Normal|gpu\nlab|day|a,b\n") == (*jobs(1, partition="gpu"), Queued("lab", "day", frozenset("ab")))
     assert (associations_in(""), queued_in(""), qualities_in("")) == ((), (), {})
@@ -67,6 +69,13 @@ def test_a_partitions_qos_goes_before_the_jobs() -> None:
     assert set(of(rooms(said, cluster(partition="fast,none", qos="scavenger"), ["train"]))) == {
         "MaxSubmitJobsPerUser=4 of qos gpu", "MaxSubmitJobsPerUser=1000 of qos scavenger"}, "as it may run in either"
     assert of(rooms(said, cluster(qos="scavenger"), ["train"])) == {"MaxSubmitJobsPerUser=1000 of qos scavenger": (1000, frozenset(["train"]))}
+
+
+def test_a_jobs_qos_may_go_before_the_partitions() -> None:
+    said = limits(*jobs(3, partition="fast"), *jobs(1, qos="urgent"), partition_qos={"fast": "gpu"})
+    assert of(rooms(said, cluster(partition="fast", qos="urgent"), ["train"])) == {"MaxSubmitJobsPerUser=9 of qos urgent": (8, frozenset(["train"]))}
+    assert of(rooms(said, cluster(partition="fast", qos="unbounded"), ["train"])) == {
+        "MaxSubmitJobsPerUser=4 of qos gpu": (1, frozenset(["train"]))}, "it sets none"
 
 
 def test_what_is_given_stands_for_slurms_limits() -> None:
