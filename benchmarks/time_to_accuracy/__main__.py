@@ -130,10 +130,8 @@ def run(task: Task, system: System, seed: int, folder: Path, evaluator: Evaluato
     environment = os.environ | {"OMP_NUM_THREADS": str(system.num_threads), "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
     beside, began = Others(), time.time()
     steps = list(range(task.every, task.num_steps(system, config) + 1, task.every))
-    with (folder / "output").open("w") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        with ended_with_us(process):
-            stopped = _wait(process, exports / str(steps[-1]), None if system.peer or steps[-1] == config.run.num_steps else folder / "run")
+    with (folder / "output").open("w") as output, ended_with_us(command, env=environment, stdout=output, stderr=subprocess.STDOUT) as process:
+        stopped = _wait(process, exports / str(steps[-1]), None if system.peer or steps[-1] == config.run.num_steps else folder / "run")
     others, wall_s = beside.cores(), time.time() - began
     if process.returncode and not stopped:
         raise RuntimeError(f"{system.name}, seed {seed}: the run ended with status {process.returncode}:\n{(folder / 'output').read_text()[-3000:]}")

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -77,15 +78,16 @@ def tell_speed(config: FullConfig, run: RunFolder, cpu_gflops: float, console: C
     console.print(f"      (by {source}; what was assumed, and how to say it better: headway plan)", soft_wrap=True)
 
 
-def tell_memory(config: FullConfig, run: RunFolder, console: Console) -> bool:
-    """Tell what each part takes, and whether that could be told: false while the model is not there. Raises `ConfigError` where it cannot fit."""
+def tell_memory(config: FullConfig, run: RunFolder, console: Console, changeable: Collection[str] | None = None) -> bool:
+    """Tell what each part takes, and whether that could be told: false while the model is not there. Raises `ConfigError` where it cannot fit, with
+    what would, if only the keys `changeable` (None: any) are changed."""
     if not is_there(config, run):
         return False
     architecture = architecture_of(config, run)
     capacities = capacity.look(config)
     if config.tokens_chosen and not config.evaluates and micro_batches.lower(config, architecture, capacities):
         console.print(f"      trainer.microbatch_tokens={config.trainer.microbatch_tokens}: so many fit", soft_wrap=True)
-    for line in fit.check(config, architecture, capacities):
+    for line in fit.check(config, architecture, capacities, changeable):
         console.print(f"      {line}", soft_wrap=True)
     return True
 

@@ -49,7 +49,7 @@ CHANGEABLE: dict[str, Callable[[str], object]] = {
     "alarms.stop": lambda value: [name for name in value.strip("[]").split(",") if name]}
 OF_JOBS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("partition", "account", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "mem", "mem_per_gpu"), str),
-    "gpu_type": str, **dict.fromkeys(("cpus_per_gpu", "cpus_per_task", "devices_per_node"), int)}
+    "gpu_type": str, "gpu_memory_gb": float, **dict.fromkeys(("cpus_per_gpu", "cpus_per_task", "devices_per_node"), int)}
 """Of a role (cluster.train.time): where and how its next jobs run, which is nothing to the run."""
 CAN = f"{', '.join(CHANGEABLE)} and, on SLURM, cluster.ROLE.KEY of {', '.join(OF_JOBS)}"
 
@@ -68,6 +68,10 @@ def changed(config: FullConfig, changes: list[str]) -> FullConfig:
         except ValueError as error:
             kind = "one of " + ", ".join(str(one) for one in choices.__members__) if isinstance(choices, enum.EnumMeta) else "a number"
             raise ConfigError(f"{change}: not {kind}. Give {key}=VALUE") from error
+    for role in config.roles if config.cluster.kind is ClusterKind.slurm else ():
+        own = {change.partition("=")[0].removeprefix(f"cluster.{role}.") for change in changes if change.startswith(f"cluster.{role}.")}
+        if own & {"partition", "gpu_type"} and "gpu_memory_gb" not in own:  # it was that of the GPUs there
+            result.cluster.role(role).gpu_memory_gb = 0.0
     result.check()
     return result
 
@@ -143,11 +147,13 @@ def _plan(run: RunFolder, config: FullConfig, console: Console) -> tuple[FullCon
 
 
 def _look_there(run: RunFolder, config: FullConfig, specs: tuple[JobSpec, ...], console: Console) -> None:
-    """The next jobs may get other nodes than those that the run began on: what they say. Raises `ConfigError` where the run cannot go on there."""
+    """The run goes on with other memory, or on other nodes, than it began with: whether it fits there, and what these say. Raises `ConfigError`."""
     from launcher.launch.before_start import in_shared_memory, tell_memory  # this imports what is predicted of a run
     from launcher.preflight.node_probe import probing
 
-    tell_memory(config, run, console)
+    tell_memory(config, run, console, changeable=CHANGEABLE)
+    if config.cluster.kind is ClusterKind.local:
+        return
     with probing(specs, config, run, in_shared_memory(config, run)) as notes:
         for note in notes():
             console.print(note, soft_wrap=True)
@@ -167,8 +173,8 @@ def _start(run: RunFolder, config: FullConfig, specs: tuple[JobSpec, ...], conso
 
 
 def resume(run: RunFolder, config: FullConfig, console: Console, elsewhere: bool = False) -> int:
-    """Go on with the run; returns the exit status. `elsewhere`: whether its jobs are submitted otherwise than before. Raises `ConfigError`,
-    `SlurmError`, `Interrupted`."""
+    """Go on with the run; returns the exit status. `elsewhere`: whether what it gets may be other memory or other nodes than before.
+    Raises `ConfigError`, `SlurmError`, `Interrupted`."""
     if why := refusal(run, config, time.time()):
         return refuse(why)
     with interruptible():
@@ -211,9 +217,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     run = open_run(options.run)
     try:
-        config = changed(read_full(run), options.changes)
+        before = read_full(run)
+        config = changed(before, options.changes)
+        for role in config.roles:
+            if (size := before.cluster.role(role).gpu_memory_gb) and not config.cluster.role(role).gpu_memory_gb:
+                print(f"note: cluster.{role}.gpu_memory_gb={size:g} was of other GPUs, and is left out. Give it with the partition, if need be")
         config.launch.detach, config.launch.plain = options.detach, options.plain
-        return resume(run, config, terminal(), any(change.startswith("cluster.") for change in options.changes))
+        return resume(run, config, terminal(), any(change.startswith(("cluster.", "trainer.")) for change in options.changes))
     except (ConfigError, SlurmError) as error:
         return refuse(str(error))
     except Interrupted as error:

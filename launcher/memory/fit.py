@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,15 +123,15 @@ def _needs_of_evaluation(config: FullConfig, architecture: Architecture, weights
             *_of_servers(config, architecture, weights, capacities)]
 
 
-def check(config: FullConfig, architecture: Architecture, capacities: Capacities) -> list[str]:
-    """Lines to tell of what each part takes. Raises `ConfigError` where the model cannot be split so, or with the nearest that fits."""
+def check(config: FullConfig, architecture: Architecture, capacities: Capacities, changeable: Collection[str] | None = None) -> list[str]:
+    """Lines to tell of what each part takes. Raises `ConfigError` where the model cannot be split so, or with the `nearest` that fits."""
     check_training(architecture, config.trainer)
     check_engine(architecture, config.engine.parallel)
     weights = count_weights(architecture)
     found = needs(config, architecture, weights, capacities)
     for need in found:
         if not need.fits:
-            raise ConfigError(_refusal(config, need, nearest(config, architecture, weights, capacities)))
+            raise ConfigError(_refusal(config, need, nearest(config, architecture, weights, capacities, changeable)))
     return [need.describe() for need in found] + _rewards(config)
 
 
@@ -167,10 +168,12 @@ Choice = tuple[float, dict[str, Any]]
 """A change of config keys, and how far it is from what was asked for."""
 
 
-def nearest(config: FullConfig, architecture: Architecture, weights: Weights, capacities: Capacities) -> dict[str, Any] | None:
-    """The cheapest change with which everything fits, as values by key; None if there is none."""
+def nearest(config: FullConfig, architecture: Architecture, weights: Weights, capacities: Capacities,
+            changeable: Collection[str] | None = None) -> dict[str, Any] | None:
+    """The cheapest change with which everything fits, as values by key, of the keys `changeable` alone if they are given; None if there is none."""
     concerned = {key for need in needs(config, architecture, weights, capacities) if not need.fits for key in need.keys}
-    for changes in _combinations(_axes(config, capacities, concerned)):
+    for changes in _combinations([[choice for choice in axis if changeable is None or choice[1].keys() <= set(changeable)]
+                                  for axis in _axes(config, capacities, concerned)]):
         candidate = changed(config, changes)
         try:
             check_training(architecture, candidate.trainer)
@@ -194,9 +197,7 @@ def changed(config: Any, changes: dict[str, Any]) -> Any:
 
 
 def _value(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
+    return functools.reduce(getattr, key.split("."), config)
 
 
 def _combinations(axes: Sequence[Sequence[Choice]]) -> Iterator[dict[str, Any]]:

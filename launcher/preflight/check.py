@@ -23,7 +23,7 @@ from launcher.slurm import queries
 from launcher.slurm.parsing import seconds
 from launcher.slurm.queries import NodeKind
 from launcher.slurm.site import Site, look, of_type
-from launcher.slurm.submit_limits import leading, rooms
+from launcher.slurm.submit_limits import asked, leading, rooms
 from workers import node_look
 from workers.config import ConfigError, Server
 from workers.run.folder import RunFolder
@@ -82,23 +82,22 @@ def problems(site: Site, spec: JobSpec, part: RoleConfig) -> list[str]:
     each = [_partition_problems(site, spec, part, key, name) for name in names if name not in unknown]
     if each and all(each):  # of several partitions one that fits is enough
         found += each[0]
-    return found + _quality_problems(site, spec, part, key)
+    known = site.qualities or {}
+    return found + [f"{key}.qos={name!r}: there is no such quality of service. Use one of {sorted(known)}"
+                    for name in part.qos.split(",") if name and site.qualities is not None and name.lower() not in known]
 
 
-def _quality_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str) -> list[str]:
-    """Of several QOS, as newer SLURM takes them, and of several partitions, one with time enough will do."""
-    given = part.qos.split(",") if site.qualities is not None else []
-    found = [f"{key}.qos={name!r}: there is no such quality of service. Use one of {sorted(site.qualities or {})}"
-             for name in given if name and name.lower() not in (site.qualities or {})]
-    leads = {leading(site.limits, name.lower(), partition, "max_wall")
-             for name in given for partition in (part.partition or site.default_partition).split(",")}
+def _wall_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, partition: str) -> list[str]:
+    """Of several QOS, as newer SLURM takes them, one with time enough will do."""
+    names = asked(site.limits, part)
+    leads = {leading(site.limits, name, partition, "max_wall") for name in names}
     walls = {name: seconds(site.limits.qualities[name].max_wall or "") if name else None for name in leads}
-    if walls and all(wall is not None and spec.time_limit_s > wall for wall in walls.values()):
-        longest = max(walls, key=lambda name: walls[name] or 0)
-        whose = "" if longest in part.qos.lower().split(",") else ", which its partition has"
-        found.append(f"{key}.time={part.time!r}: must be at most MaxWall={site.limits.qualities[longest].max_wall} of qos {longest}{whose}. "
-                     "Shorten it: a run goes on from job to job")
-    return found
+    if any(wall is None or spec.time_limit_s <= wall for wall in walls.values()):
+        return []
+    longest = max(walls, key=lambda name: walls[name] or 0)
+    whose = "" if longest in names else f", which partition {partition} has"
+    return [f"{key}.time={part.time!r}: must be at most MaxWall={site.limits.qualities[longest].max_wall} of qos {longest}{whose}. "
+            "Shorten it: a run goes on from job to job"]
 
 
 def _partition_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, name: str) -> list[str]:
@@ -120,7 +119,7 @@ def _partition_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, n
         found.append(f"{key}.qos={part.qos!r}: partition {name} is open to {allowed} only. Use one of them, or another partition")
     if values and set(values) <= set(denied.lower().split(",")):
         found.append(f"{key}.qos={part.qos!r}: partition {name} is closed to it. Use another one, or another partition")
-    return found + _node_problems(site, spec, part, key, name)
+    return found + _wall_problems(site, spec, part, key, name) + _node_problems(site, spec, part, key, name)
 
 
 def _needs(spec: JobSpec, part: RoleConfig) -> tuple[int, int]:

@@ -127,7 +127,7 @@ def command(spec: JobSpec, part: RoleConfig, config: FullConfig, run: RunFolder,
     memory = MEMORY_GPU if config.gives_gpus(spec.role) else MEMORY
     whole = part.exclusive or re.fullmatch(r"0+[KMGT]?B?", part.mem, re.IGNORECASE) is not None  # such a site may not take a number
     few = dataclasses.replace(part, exclusive=False, mem="" if whole else memory, mem_per_gpu="", cpus_per_task=0, sbatch={
-        name: value for name, value in part.sbatch.items() if as_sbatch(name) in ("licenses", *GPU_OPTIONS)},
+        name: value for name, value in part.sbatch.items() if as_sbatch(name) in ("licenses", "chdir", *GPU_OPTIONS)},
         nodelist="" if {",", "[", "/"} & set(part.nodelist) else part.nodelist)  # several nodes cannot be asked for one
     options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in sbatch_options(one, few).items()]
     folders = mounted(config, run)

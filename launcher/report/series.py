@@ -19,7 +19,7 @@ def values(records: Sequence[dict], key: str, x: str = "step") -> list[Point]:
 
 
 def increments(records: Sequence[dict], key: str) -> list[float]:
-    """By how much a total grew in each record, the first one's since 0. A total that fell (its worker has left) grew by nothing."""
+    """By how much a total grew in each record, the first one's since 0. A total that fell (the training job has started again) grew by nothing."""
     result, before = [], 0.0
     for record in records:
         value = number(record.get(key))

@@ -110,25 +110,39 @@ def rooms(limits: Limits, cluster: ClusterConfig, roles: Sequence[str]) -> tuple
     return (*found, *(Room(limit, left, frozenset(concerned)) for (limit, left), concerned in shared.items()))
 
 
+def _partitions(limits: Limits, part: RoleConfig) -> frozenset[str]:
+    return frozenset((part.partition or limits.default_partition).split(","))
+
+
+def _associations(limits: Limits, part: RoleConfig) -> tuple[str, list[Association], list[Association]]:
+    """The account of a role's jobs, what the user has in it, and what of that bears on these jobs."""
+    account = (part.account or limits.default_account).lower()
+    there = [one for one in limits.associations if one.account == account]
+    return account, there, [one for one in there if one.partition in _partitions(limits, part)] or [one for one in there if not one.partition]
+
+
+def asked(limits: Limits, part: RoleConfig) -> list[str]:
+    """The QOS of a role's jobs, several where any of them will do: what is given, or the account's."""
+    _, _, own = _associations(limits, part)
+    return (part.qos.lower() or next((one.default_qos for one in own if one.default_qos), "normal")).split(",")
+
+
 def _of(limits: Limits, part: RoleConfig) -> Iterator[tuple[str, int]]:
     """The limits of one role's jobs, in words, and what is left of each."""
-    partitions = frozenset((part.partition or limits.default_partition).split(","))
-    account = (part.account or limits.default_account).lower()
-    in_account = [one for one in limits.associations if one.account == account]
-    own = [one for one in in_account if one.partition in partitions] or [one for one in in_account if not one.partition]
-    apart = {one.partition for one in in_account if one.partition}
+    account, there, own = _associations(limits, part)
+    apart = {one.partition for one in there if one.partition}
     for one in own:
         if one.max_submit is not None:
-            there = sum(job.account == account and (one.partition in job.partitions if one.partition else not job.partitions & apart)
+            taken = sum(job.account == account and (one.partition in job.partitions if one.partition else not job.partitions & apart)
                         for job in limits.mine)
             where = f" in partition {one.partition}" if one.partition else ""
-            yield f"MaxSubmitJobs={one.max_submit} of account {account}{where}", one.max_submit - there
-    asked = part.qos.lower() or next((one.default_qos for one in own if one.default_qos), "normal")
-    for name in sorted({leading(limits, job, partition, "max_submit") for job in asked.split(",") for partition in partitions} - {""}):
+            yield f"MaxSubmitJobs={one.max_submit} of account {account}{where}", one.max_submit - taken
+    names = {leading(limits, job, partition, "max_submit") for job in asked(limits, part) for partition in _partitions(limits, part)}
+    for name in sorted(names - {""}):
         if (most := limits.qualities[name].max_submit) is not None:
             same = {partition for partition, qos in limits.partition_qos.items() if qos == name}
-            there = sum(name in job.qos.split(",") or bool(job.partitions & same) for job in limits.mine)
-            yield f"MaxSubmitJobsPerUser={most} of qos {name}", most - there
+            taken = sum(name in job.qos.split(",") or bool(job.partitions & same) for job in limits.mine)
+            yield f"MaxSubmitJobsPerUser={most} of qos {name}", most - taken
 
 
 def leading(limits: Limits, job: str, partition: str, limit: Literal["max_submit", "max_wall"]) -> str:

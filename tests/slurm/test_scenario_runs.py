@@ -44,9 +44,11 @@ def test_a_drained_run_is_resumed_where_it_was_and_completes(cluster: LocalClust
         run.after_steps(5).drain()
         drained_at = run.steps[-1]["step"]
         assert 5 <= drained_at < 60
+        written = run.run.config_yaml.read_bytes()
         said = headway(cluster, "resume", "--detach", run.run.path, "cluster.train.mem=60M", check=False)
         assert "a job on its node has 60 MiB (cluster.train.mem=60M)" in " ".join(said.split())
         assert run.endings == ["drained"] and not run.elements("train"), "nothing was submitted"
+        assert run.run.config_yaml.read_bytes() == written and run.run.ended() is not None, "nothing was touched"
         before = probes()
         said = headway(cluster, "resume", "--detach", run.run.path, "cluster.train.nodelist=trn1", "trainer.microbatch_tokens=512")
         assert "a training rank takes about" in said and len(probes() - before) == 2, "one in each partition"

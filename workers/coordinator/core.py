@@ -95,8 +95,8 @@ class Coordinator(State):
             case BatchRequest() if worker.role is (Role.trainer if message.share == 0 else Role.trainer_shard):
                 self.outbox += self.training.asked(peer, message)
             case StepFinished() if worker.role is Role.trainer:
-                self.training.step_finished(message, self.office.held_back.take(now))
-                self.concurrency.decide(now, self.ledger.running, len(self.ledger.finished))
+                self.training.step_finished(message, self.office.held_back.mean(now))
+                self.office.decide(now)
                 self.last_progress = now
                 self._announce(message.announcement)
                 self.broadcasts.announced(now)
@@ -156,6 +156,7 @@ class Coordinator(State):
         """Notice what happens by time alone: lost workers, and a run in which nothing moves. To be called every `TICK_S` or so."""
         if pause_s := own_pause(now - self.ticked, LOOK_S):
             self.registry.excuse(pause_s, now)
+            self.office.held_back.excuse(pause_s)
             self.last_progress, self._drain_deadline = min(now, self.last_progress + pause_s), self._drain_deadline + pause_s
         self.ticked = now
         for worker, why in self.registry.lost(now):

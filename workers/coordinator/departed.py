@@ -16,7 +16,7 @@ from workers.messages.parts import WorkerStatus
 NOW = ("num_running", "rewards_waiting", "judge_waiting")
 """What a worker has at the moment, and takes with it."""
 COUNTERS = [name for name, default in msgspec.structs.asdict(WorkerStatus()).items() if not isinstance(default, str)]
-REMEMBERED = 4096
+REMEMBERED = 1024
 """Workers that may come back; of those that left before them only what they counted is kept."""
 
 

@@ -139,7 +139,8 @@ class Registry:
         if worker is not None:
             self._count(worker, -1)
             del self._by_role[worker.role][peer]
-            self._departed.left(peer, worker.status)
+            if worker.role in (Role.rollout, Role.reward):
+                self._departed.left(peer, worker.status)
             self._list_rewards(worker)
 
     def _count(self, worker: Worker, change: int) -> None:

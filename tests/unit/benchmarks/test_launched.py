@@ -15,9 +15,8 @@ CHILD = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit('
 BENCHMARK = f"""
 import subprocess, sys
 from benchmarks.launched import ended_with_us
-process = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE, text=True)
-process.stdout.readline()
-with ended_with_us(process):
+with ended_with_us([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE, text=True) as process:
+    process.stdout.readline()
     print(process.pid, flush=True)
     process.wait()
 """

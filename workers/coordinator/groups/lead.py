@@ -73,15 +73,22 @@ class HeldBack:
         self._until(now)
         self._share = share
 
-    def take(self, now: float) -> float:
-        """A training step is finished: what it was on average."""
+    def mean(self, now: float) -> float:
+        """What it was on average since `restart`."""
         self._until(now)
-        mean = self._empty_s / self._elapsed_s if self._elapsed_s else 0.0
+        return self._empty_s / self._elapsed_s if self._elapsed_s else 0.0
+
+    def restart(self, now: float) -> None:
+        """A training step is finished."""
+        self._until(now)
         self._elapsed_s = self._empty_s = 0.0
-        return mean
+
+    def excuse(self, pause_s: float) -> None:
+        """This process did not run for so long until now: nobody knows how it was."""
+        self._at = None if self._at is None else self._at + pause_s
 
     def _until(self, now: float) -> None:
-        passed = now - (now if self._at is None else self._at)
+        passed = 0.0 if self._at is None else max(0.0, now - self._at)
         self._at, self._elapsed_s, self._empty_s = now, self._elapsed_s + passed, self._empty_s + passed * self._share
 
 
@@ -101,13 +108,16 @@ class Lead:
                  moved: bool = True) -> None:
         """Training step `step` is finished, with these metrics of the trainer, on tokens of the mean age `age` in steps. `furthest`: how far ahead
         eta's own rule lets rollouts run from now on; `ready`: batches that wait for the trainer, with the next one, 0 where that cannot be
-        formed yet; `held_back`: see `HeldBack`; `moved`: whether the policy moves yet, without which a measurement says nothing."""
+        formed yet; `held_back`: see `HeldBack`; `moved`: whether the policy moves yet, without which a measurement says nothing, and age does no
+        harm."""
         if self.controlled:
             self._ready += (ready - self._ready) / MEMORY
             self._held_back += (held_back - self._held_back) / MEMORY
             if moved:
                 allowed = min(age, self._leads[max(0, len(self._leads) - 1 - round(age))])
                 self._follow(step, metrics, allowed, age, ready, held_back)
+            elif ready < 1:
+                self._widen(ENOUGH, f"the policy does not move yet in step {step}")
             self._leads.append(min(self.lead, furthest))
 
     def _follow(self, step: int, metrics: Mapping[str, float], allowed: float, age: float, ready: float, held_back: float) -> None:

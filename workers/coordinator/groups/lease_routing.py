@@ -39,7 +39,8 @@ class Rooms:
     def __init__(self, group_size: int, sizes: Iterable[int]) -> None:
         self.rooms: dict[bytes, Room] = {}
         self._group_size = group_size
-        self._num_trusted = self._capacity = self._known = self._live = 0
+        self._num_trusted = self._known = self._live = 0
+        self._groups = {False: 0, True: 0}  # that those have room for who are not suspect, and who are
         self._by_load: dict[int, Ranking[bytes]] = {size: Ranking() for size in sorted({group_size, *sizes})}
         self._by_free: Ranking[bytes] = Ranking()
         self._kept: bytes | None = None
@@ -55,15 +56,15 @@ class Rooms:
     def _count(self, room: Room | None, change: int) -> None:
         if room is not None:
             self._num_trusted += change * (not room.suspect)
-            self._capacity += change * room.capacity
+            self._groups[room.suspect] += change * (room.capacity // self._group_size)
             self._known += change * room.known
             self._live += change * room.live
 
     @property
     def num_groups(self) -> float:
-        """How many groups all workers together can run, whose samples end one after the other as they do now."""
+        """How many groups all workers that get leases can run together, whose samples end one after the other as they do now."""
         live = max(1 / self._group_size, self._live / self._known) if self._known else 1.0
-        return self._capacity / (self._group_size * live)
+        return self._groups[not self._num_trusted] / live
 
     def _rank(self, peer: bytes) -> None:
         room = self.rooms.get(peer)

@@ -70,16 +70,21 @@ class LeaseOffice:
             self._num_groups = self.rooms.num_groups or 1.0
         self.concurrency.look(now, len(self.ledger.running), held_out, len(self.rooms.rooms) * self.config.num_servers, int(self._num_groups),
                               trainer_waits)
-        room = min(self.concurrency.limit, self.rooms.num_groups - held_out)
-        self.held_back.look(now, self._empty(room) if self._holds_back(step) else 0.0)
+        self.held_back.look(now, self._held_back(step, held_out))
 
-    def _holds_back(self, step: int) -> bool:
-        """Whether staleness is why engines that have room get no training group."""
-        held = not self.ledger.parked and not self.policy.may_admit(self.ledger.admitted, step) and not self.evaluation.has_work
-        return held and self.rooms.least_busy(self._sizes[Purpose.training]) is not None
+    def decide(self, now: float) -> None:
+        """A training step is finished: move the limit on concurrency, and begin anew with what is held back."""
+        self.concurrency.decide(now, self.ledger.running, len(self.ledger.finished))
+        self.held_back.restart(now)
 
-    def _empty(self, room: float) -> float:
-        """The share of the room for so many groups in which none runs."""
+    def _held_back(self, step: int, held_out: float) -> float:
+        """The share of the room for training groups that is empty because staleness admits no more at `step`. Where held-out prompts wait, they
+        take what training leaves, and half of the room is for training."""
+        if self.ledger.parked or self.policy.may_admit(self.ledger.admitted, step):
+            return 0.0
+        if not self.evaluation.has_work and self.rooms.least_busy(self._sizes[Purpose.training]) is None:
+            return 0.0
+        room = min(self.concurrency.limit, self.rooms.num_groups / 2 if self.evaluation.has_work else self.rooms.num_groups - held_out)
         return max(0.0, 1 - len(self.ledger.running) / room) if room > 0 else 0.0
 
     def assign(self, version: Version, training: bool) -> list[tuple[bytes, Leases]]:

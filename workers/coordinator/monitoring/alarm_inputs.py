@@ -45,8 +45,9 @@ def _stale(record: Mapping[str, Any], config: Config) -> float | None:
 
 
 def _in_turns(record: Mapping[str, Any], config: Config) -> bool:
-    """Whether generation and training must wait for each other: with eta = 0, and in its warm-up."""
-    return config.staleness.eta == 0 or (record.get("step") or 0) <= config.staleness.warmup_steps
+    """Whether generation and training must wait for each other: less than a step ahead, as with eta = 0, in its warm-up, or beyond a budget."""
+    lead = record.get("lead")
+    return config.staleness.eta == 0 or (record.get("step") or 0) <= config.staleness.warmup_steps or (lead is not None and lead < 1)
 
 
 def _waiting(record: Mapping[str, Any], config: Config) -> float | None:
@@ -56,7 +57,7 @@ def _waiting(record: Mapping[str, Any], config: Config) -> float | None:
 
 
 def _idle(record: Mapping[str, Any], before: Mapping[str, Any], config: Config) -> float | None:
-    """The share of the rollout workers' time without any lease, since the step before. None where a worker has left, and its time with it."""
+    """The share of the rollout workers' time without any lease, since the step before. None where workers have come or left."""
     keys = ("rollout_idle_s", "seconds", "replicas")
     if _in_turns(record, config) or any(entry.get(key) is None for entry in (record, before) for key in keys):
         return None

@@ -244,6 +244,10 @@ def test_where_jobs_run_may_be_changed_on_slurm() -> None:
     full.cluster.kind, full.cluster.train.time, full.cluster.inference.time = ClusterKind.slurm, "60", "60"
     train = changed(full, ["cluster.train.time=30", "cluster.train.exclude=n1,n2", "cluster.train.cpus_per_gpu=4"]).cluster.train
     assert (train.time, train.exclude, train.cpus_per_gpu) == ("30", "n1,n2", 4)
+    full.cluster.train.gpu_memory_gb = 80.0
+    for changes, size in ((["cluster.train.time=30"], 80), (["cluster.train.partition=other"], 0), (["cluster.train.gpu_type=a40"], 0),
+                          (["cluster.inference.partition=other"], 80), (["cluster.train.partition=other", "cluster.train.gpu_memory_gb=48"], 48)):
+        assert changed(full, changes).cluster.train.gpu_memory_gb == size, "of other GPUs nothing is known, unless it is said"
     for change, words in (("cluster.train.time=soon", "must be a time limit"), ("cluster.train.cpus_per_gpu=x", "not a number"),
                           ("cluster.reward.time=5", "cannot be changed"), ("cluster.train.gpus=none", "cannot be changed"),
                           ("cluster.train=x", "cannot be changed"), ("cluster.train.time.x=5", "cannot be changed")):

@@ -278,6 +278,16 @@ def test_the_nearest_fits_and_no_part_of_it_does(architecture: Architecture, gpu
         assert not all(need.fits for need in found), f"{key} need not be changed"
 
 
+def test_of_a_run_that_goes_on_only_what_may_be_changed_is_named() -> None:
+    full = config(gpu_gb=40)
+    weights, room = count_weights(MODELS[0]), look(full)
+    anything = nearest(full, MODELS[0], weights, room)
+    assert anything is not None and anything.keys() - {"trainer.microbatch_tokens"}
+    with pytest.raises(ConfigError, match="No layout that could be found fits"):
+        check(full, MODELS[0], room, ["trainer.microbatch_tokens"])
+    assert nearest(full, MODELS[0], weights, room, list(anything)) == anything
+
+
 def test_an_inference_replica_gets_fewer_slots() -> None:
     full = config()
     full.allocation.replica_size, full.cluster.inference.mem = 1, "100G"

@@ -89,7 +89,7 @@ def test_what_stands_against_a_role(role: dict, words: str) -> None:
 
 
 @pytest.mark.parametrize(("qos", "words"), [
-    ("", "MaxWall=0-12:00:00 of qos night, which its partition has"), ("day", "of qos night, which its partition has"), ("first", ""),
+    ("", "MaxWall=0-12:00:00 of qos night, which partition gpu has"), ("day", "of qos night, which partition gpu has"), ("first", ""),
     ("low", "of qos night")])
 def test_the_qos_of_a_partition_has_a_wall_time_too(qos: str, words: str) -> None:
     """Before the job's, unless that has the flag OverPartQOS."""
@@ -203,9 +203,11 @@ def test_a_probes_answer_is_judged() -> None:
 
 
 def test_the_probe_asks_for_little() -> None:
-    full = config(64, 8, account="a", gpu_type="h100", exclusive=True, mem="900G", cpus_per_gpu=4, sbatch={"comment": "c", "licenses": "l"})
+    full = config(64, 8, account="a", gpu_type="h100", exclusive=True, mem="900G", cpus_per_gpu=4,
+                  sbatch={"comment": "c", "licenses": "l", "chdir": "/home"})
     call = command(specs_of(full)[1], full.cluster.train, full, RunFolder(Path("/run")), "token")
     assert call[0] == "srun" and "--gres=gpu:h100:1" in call and "--account=a" in call and "--licenses=l" in call and "--immediate=10" in call
+    assert "--chdir=/home" in call, "relative paths of its set-up are those of the run's beginning, also on a resume from elsewhere"
     assert not any("exclusive" in word or "mem" in word or "comment" in word for word in call[:-1]), "whole nodes: memory is not asked for by number"
 
 

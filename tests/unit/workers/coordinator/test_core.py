@@ -570,6 +570,24 @@ def test_the_lead_follows_what_the_trainer_measures() -> None:
     assert again.core.lead.lead == play.core.lead.lead
 
 
+def test_what_staleness_holds_back_is_seen_while_held_out_prompts_take_the_room() -> None:
+    """Half of it would be for training."""
+    play = Play(staleness__control=Control.divergence, staleness__eta=3, run__num_steps=9)
+    granted = play.begin(capacity=4)
+    for lease in granted:
+        granted += leases(play.finish(lease))
+    held_back = play.core.office.held_back
+    assert play.core.ledger.admitted == 2 and not play.core.ledger.running and not play.core.evaluation.active
+    for waits in (False, True):
+        if waits:
+            play.core.evaluation.start(1)
+        play.beat(0, capacity=2)
+        assert play.core.evaluation.has_work is waits
+        held_back.restart(play.now)
+        play.beat(0, capacity=2)
+        assert held_back.mean(play.now) == 1
+
+
 def test_every_leader_gets_its_share() -> None:
     play = all_finished(trainer__batch_groups=4, staleness__eta=0, trainer__num_minibatches=2)
     play.tell(LEADER, Register(Role.trainer_shard, "node", 3))

@@ -82,16 +82,20 @@ def test_it_widens_only_where_engines_had_room_for_more() -> None:
     assert lead.lead == pytest.approx(leads.PACE ** 4)
 
 
-@given(looks=st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1)), max_size=20), last_s=st.floats(0, 10))
-def test_what_is_held_back_is_a_mean_by_time(looks: list[tuple[float, float]], last_s: float) -> None:
+@given(looks=st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1), st.sampled_from([0.0, 3600.0])), max_size=20), last_s=st.floats(0, 10))
+def test_what_is_held_back_is_a_mean_by_time(looks: list[tuple[float, float, float]], last_s: float) -> None:
+    """Pauses of this process left out, after each of the looks or none."""
     held_back, now = leads.HeldBack(), 5.0
-    for seconds, share in looks:
+    for seconds, share, pause_s in looks:
         held_back.look(now, share)
-        now += seconds
-    spans = [*(seconds for seconds, _ in looks[:-1]), looks[-1][0] + last_s] if looks else []
-    empty = sum(seconds * share for seconds, (_, share) in zip(spans, looks, strict=True))
-    assert held_back.take(now + last_s) == pytest.approx(empty / sum(spans) if sum(spans) else 0.0, abs=1e-6)
-    assert held_back.take(now + last_s) == 0
+        held_back.excuse(pause_s)
+        now += seconds + pause_s
+    spans = [*(seconds for seconds, *_ in looks[:-1]), looks[-1][0] + last_s] if looks else []
+    empty = sum(seconds * share for seconds, (_, share, _) in zip(spans, looks, strict=True))
+    for _ in range(2):
+        assert held_back.mean(now + last_s) == pytest.approx(empty / sum(spans) if sum(spans) else 0.0, abs=1e-4)
+    held_back.restart(now + last_s)
+    assert held_back.mean(now + last_s) == 0
 
 
 def test_where_the_trainer_is_the_slower_side_it_comes_down_to_what_is_enough_and_stays() -> None:
@@ -118,9 +122,9 @@ def test_what_is_not_measured_narrows_to_nothing() -> None:
 def test_it_stays_within_the_target_and_waits_for_the_policy_to_move() -> None:
     assert after([(0.001, 1.0)] * 30, staleness(target=0.5)).lead == 0.5
     lead = Lead(staleness())
-    for number in range(5):
-        lead.finished(number, {"gap_proximal_behavior": 0.001}, 1.0, ETA, 0.0, 1.0, moved=False)
-    assert lead.lead == 0, "what is measured of a policy that stands still says nothing"
+    for number in range(9):
+        lead.finished(number, {"gap_proximal_behavior": 0.5}, 1.0, ETA, 0.0, 1.0, moved=False)
+    assert lead.lead == leads.ENOUGH, "what is measured of a policy that stands still says nothing, and age does no harm"
 
 
 def test_tokens_are_as_old_as_the_lead_under_which_they_were_admitted() -> None:
