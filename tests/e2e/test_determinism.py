@@ -15,8 +15,8 @@ from tests.e2e.runs import START_S, LiveRun, headway, live_run
 from workers.run.files import read_lines
 
 SAME = ("staleness.eta=0", "run.target_accuracy=null", "run.num_steps=12", "evaluation.every_steps=4", "checkpoint.every_steps=2")
-MOMENTS = {"seconds", "rewards_waiting"}
-"""Besides what ends in _s: how long something took, or how much waited when somebody looked."""
+MOMENTS = {"seconds", "rewards_waiting", "held_back"}
+"""Besides what ends in _s: how long something took, or how much waited when somebody looked, or by time."""
 OF_PROCESSES = {"num_retries", "weight_updates", "weight_fetch_bytes", "num_tokens_compared", "logprob_gap_mean", "logprob_gap_max", "refused"}
 """What counts what processes have done: those of a resumed run begin again, lease again, and compare engine with trainer again."""
 

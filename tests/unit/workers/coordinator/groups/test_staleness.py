@@ -127,7 +127,8 @@ class Simulation:
     def measure(self, number: int) -> None:
         """Whatever the last step found; 1000 is not a number."""
         gap = number / 500 if number < 1000 else math.nan
-        self.lead.finished(self.version, {"gap_proximal_behavior": gap}, number % 7, self.policy.furthest(self.version), number % 11 / 2)
+        self.lead.finished(self.version, {"gap_proximal_behavior": gap}, number % 7, self.policy.furthest(self.version), number % 11 / 2,
+                           number % 5 / 4)
 
     def check(self) -> None:
         assert 0 <= self.policy.ahead(self.version) <= self.policy.eta

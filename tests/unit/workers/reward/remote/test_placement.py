@@ -21,7 +21,7 @@ from launcher.views.run_view import panel
 from tests.unit.launcher.monitoring.test_supervisor_policy import entry
 from tests.unit.workers.coordinator.test_core import ROLLOUT, TRAINER, Play, only
 from workers.config import AllocationConfig, ClusterKind, ConfigError, Placement, RunKind
-from workers.coordinator.monitoring.reporting import fleet, status
+from workers.coordinator.monitoring.reporting import status
 from workers.coordinator.monitoring.waiting_reasons import waiting
 from workers.entry import Element
 from workers.messages.from_coordinator import RewardElements
@@ -215,7 +215,7 @@ def test_what_elements_do_is_counted_and_shown() -> None:
     for peer in REWARDS:
         one.tell(peer, Heartbeat(status=WorkerStatus(num_running=2, reward_busy_s=60.0, rewards_waiting=3, rewards_wait_s=30.0, rewards_killed=1,
                                                      rewards_done=10)))
-    total = fleet(one.core)
+    total = one.core.registry.totals()
     assert (total.rewards_waiting, total.rewards_wait_s, total.reward_busy_s) == (7, 60.5, 120.0)
     shown = status(one.core, one.now, 1.0, 2.0, 0, 0)
     assert shown["rewards"] == {"placement": "array", "num_elements": 2, "waiting": 7, "wait_s": 60.5, "busy_s": 120.0, "num_killed": 2,
