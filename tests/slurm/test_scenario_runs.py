@@ -45,8 +45,8 @@ def test_a_drained_run_is_resumed_where_it_was_and_completes(cluster: LocalClust
         drained_at = run.steps[-1]["step"]
         assert 5 <= drained_at < 60
         written = run.run.config_yaml.read_bytes()
-        said = headway(cluster, "resume", "--detach", run.run.path, "cluster.train.mem=60M", check=False)
-        assert "a job on its node has 60 MiB (cluster.train.mem=60M)" in " ".join(said.split())
+        with pytest.raises(RuntimeError, match=r"exit status 2\n(?s:.*)a job on its node has 60 MiB \(cluster.train.mem=60M\)"):
+            headway(cluster, "resume", "--detach", run.run.path, "cluster.train.mem=60M")
         assert run.endings == ["drained"] and not run.elements("train"), "nothing was submitted"
         assert run.run.config_yaml.read_bytes() == written and run.run.ended() is not None, "nothing was touched"
         before = probes()
