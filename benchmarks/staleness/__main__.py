@@ -64,6 +64,8 @@ def make_start(out: Path, overrides: Sequence[str]) -> Path:
     if not model.exists():
         shutil.rmtree(run, ignore_errors=True)  # of a command that was interrupted
         run_to_end("experiment=sft_tiny", f"run.dir={run}", *SUMS, *overrides)
+        if not model.exists():
+            raise RuntimeError(f"{run}: the supervised run ended without final_model/. Look at its logs, then try again")
     return model
 
 

@@ -172,8 +172,8 @@ def nearest(config: FullConfig, architecture: Architecture, weights: Weights, ca
             changeable: Collection[str] | None = None) -> dict[str, Any] | None:
     """The cheapest change with which everything fits, as values by key, of the keys `changeable` alone if they are given; None if there is none."""
     concerned = {key for need in needs(config, architecture, weights, capacities) if not need.fits for key in need.keys}
-    for changes in _combinations([[choice for choice in axis if changeable is None or choice[1].keys() <= set(changeable)]
-                                  for axis in _axes(config, capacities, concerned)]):
+    axes = _axes(config, capacities, concerned)
+    for changes in _combinations([[one for one in axis if changeable is None or one[1].keys() <= set(changeable)] for axis in axes]):
         candidate = changed(config, changes)
         try:
             check_training(architecture, candidate.trainer)
