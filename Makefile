@@ -12,7 +12,7 @@ CONSTRAINTS := constraints/$(VERSION).txt
 # uv installs several times faster than pip, and reads no pip.conf: where that names the mirror to use, `make setup UV=`.
 UV ?= $(shell command -v uv)
 INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check) --quiet
-RUN ?= $(shell ls -dt runs/*/ 2>/dev/null | head -n 1)
+RUN ?= $(patsubst %/config.json,%,$(shell ls -t runs/*/config.json 2>/dev/null | head -n 1))
 EXPERIMENT ?= demo
 # Tests that run at once: more than two cores, since a part of their time they wait; each of these processes first reads all tests.
 TESTS ?= 3

@@ -57,6 +57,9 @@ def dispatch(arguments: Sequence[str]) -> int:
     try:
         return _answer(arguments)
     except OSError as error:
+        if told := _outage(error):
+            print(f"headway: {told}", file=sys.stderr)
+            return FAILED
         if error.errno not in UNUSABLE or not error.filename:
             raise
         return refuse(f"{error.filename}: {UNUSABLE[error.errno]}")
@@ -64,6 +67,13 @@ def dispatch(arguments: Sequence[str]) -> int:
         if "home directory" not in str(error):
             raise
         return refuse("a path begins with ~NAME, and there is no user of that name here. Give the whole path")
+
+
+def _outage(error: OSError) -> str:
+    """What a command says that has waited for its run folder for too long; '' for other errors."""
+    from workers.run.outage import OutageTooLong
+
+    return str(error.strerror) if isinstance(error, OutageTooLong) else ""
 
 
 def _answer(arguments: Sequence[str]) -> int:

@@ -11,15 +11,24 @@ The runs of a sweep on this machine come one after the other; when all have ende
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.cluster import ROLES
+from workers.config import require
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder
 
 FILE = "sweep.json"
 REPORT = "report.html"
+
+
+def check_new(folder: Path, paths: Iterable[Path]) -> None:
+    """Raise `ConfigError` where a sweep, or something in the place of one of its runs, is in its folder already."""
+    require(not (folder / FILE).exists() and not any(path.exists() for path in paths), "hydra.sweep.dir", str(folder),
+            "holds runs of a sweep already; a sweep starts in a folder of its own",
+            "Choose another one, or leave it out to get a new name; `headway resume RUN` goes on with one of these runs")
 
 
 @dataclass(frozen=True)

@@ -178,8 +178,9 @@ RULES = (
         "equal": "equal_rewards", "truncated": "growing_length", "length": "growing_length", "accuracy": "reward_collapse",
         "grad_norm": "gradient_spikes", "stale": "stale_data", "refused": "strangers"}.items()),
     Rule("run.num_steps run.target_accuracy trainer.lr trainer.min_lr trainer.lr_schedule trainer.warmup_steps trainer.num_minibatches "
-         "trainer.export_final trainer.export_every_steps algorithm.critic_lr staleness.eta evaluation checkpoint.every_steps "
-         "checkpoint.every_minutes", lambda config: not config.launch.selftest, "a self-test sets it itself"),
+         "trainer.export_final trainer.export_every_steps algorithm.critic_lr algorithm.critic_warmup_steps staleness.eta staleness.target "
+         "staleness.control staleness.min_ess evaluation checkpoint.every_steps checkpoint.every_minutes tracking",
+         lambda config: not config.launch.selftest, "a self-test sets it itself"),
 )
 
 
@@ -196,9 +197,7 @@ def given(arguments: Sequence[str]) -> dict[str, object]:
 
 
 def broken(config: FullConfig, key: str, value: object) -> Rule | None:
-    """The rule by which the key does nothing."""
-    if config.evaluates:  # launcher/launch/evaluation.py says what counts there
-        return None
+    """The rule by which the key does nothing. (What only training reads, an evaluation has refused before: launcher/launch/evaluation.py.)"""
     if key == "reward.verifier" and value in config.data.verifiers(config.reward.verifier) and not _judged_by_workflow(config):
         return None
     return next((rule for rule in RULES if rule.covers(key) and not rule.counts(config)), None)

@@ -38,7 +38,7 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str], conf: Path) -> int:
     """Command line; returns the exit status, 2 where there is no such config, model or run."""
-    options = parser().parse_args(arguments)
+    options = parser().parse_intermixed_args(arguments)
     from workers.config import ConfigError
     from workers.run.folder import RunFolderError
 

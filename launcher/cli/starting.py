@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.arguments import FAILED, Parser, refuse
+from launcher.arguments import FAILED, USER_ERROR, Parser, refuse
 from launcher.cli.help_page import COMMANDS, OF_HYDRA, RUN_FLAGS
 from launcher.interrupts import Interrupted
 
@@ -84,7 +84,7 @@ def main(command: str, arguments: Sequence[str], conf: Path) -> int:
     # These take half a second: not before --help.
     from launcher.cli import composing
     from launcher.launch.on_slurm import new_run_path
-    from launcher.sweep import Sweep
+    from launcher.sweep import Sweep, check_new
     from workers.config import ConfigError
     from workers.run.folder import RunFolderError
 
@@ -97,12 +97,12 @@ def main(command: str, arguments: Sequence[str], conf: Path) -> int:
             folder = composer.sweep_folder(given) if sweep else None
             checked = [_check(composer, one, flags, sweep) for one in combinations]
             if folder is not None:
-                new_run_path(checked[0].config, Sweep(folder, 0, ()))
+                check_new(folder, [new_run_path(one.config, Sweep(folder, number, ())) for number, one in enumerate(checked)])
     except (ConfigError, RunFolderError) as error:
         return refuse(str(error))
     try:
-        worst = max(_start(one, Sweep(folder, number, combination) if folder else None)
-                    for number, (one, combination) in enumerate(zip(checked, combinations, strict=True)))
+        statuses = [_start(one, Sweep(folder, number, combination) if folder else None)
+                    for number, (one, combination) in enumerate(zip(checked, combinations, strict=True))]
     except Interrupted as error:
         print(f"headway: {'the sweep was ' if sweep else ''}ended by {error.words}", file=sys.stderr)
         return FAILED
@@ -110,7 +110,7 @@ def main(command: str, arguments: Sequence[str], conf: Path) -> int:
         from launcher.report.ending import tell_sweep
 
         tell_sweep(Sweep(folder, 0, ()), print)
-    return worst
+    return max(statuses) if len({status == USER_ERROR for status in statuses}) == 1 else FAILED  # refused is what started nothing at all
 
 
 def _check(composer: Composer, combination: tuple[str, ...], flags: list[str], sweep: bool) -> Composed:

@@ -27,9 +27,9 @@ OF_THE_RUN = ("data", "workflow", "reward", "sandbox", "engine")
 """Parts of the config that are those of the evaluated run."""
 ONLY_TRAINING = (
     "trainer", "algorithm", "staleness", "weights", "checkpoint", "selftest", "cluster.train", "cluster.reward", "run.num_steps",
-    "run.target_accuracy", "run.stall_minutes", "rollout.concurrency", "rollout.max_idle_minutes", "evaluation.enabled", "evaluation.every_steps",
-    "allocation.inference_fraction", "allocation.min_replicas", "workflow.group_size", "workflow.keep", "workflow.max_rejected", "reward.parts",
-    "reward.overlong_penalty", "reward.overlong_buffer")
+    "run.target_accuracy", "run.stall_minutes", "rollout.concurrency", "rollout.max_idle_minutes", "rollout.keep", "rollout.keep_mb", "alarms",
+    "evaluation.enabled", "evaluation.every_steps", "allocation.inference_fraction", "allocation.min_replicas", "workflow.group_size",
+    "workflow.keep", "workflow.max_rejected", "reward.parts", "reward.overlong_penalty", "reward.overlong_buffer")
 INSTEAD = {f"workflow.{name}": f"evaluation.{name}" for name in ("temperature", "top_p", "top_k")}
 
 

@@ -39,8 +39,8 @@ from launcher.views import evaluation_view
 from launcher.views.terminal import terminal
 from workers.config import ClusterKind, ConfigError, Device, SelfTestAction
 from workers.run import checkpoints
-from workers.run.files import read_lines, write_atomic
-from workers.run.folder import RunFolder
+from workers.run.files import is_full, read_lines, write_atomic
+from workers.run.folder import RunFolder, RunFolderError
 from workers.slurm.command import SlurmError
 
 CHANGEABLE: dict[str, Callable[[str], object]] = {
@@ -138,8 +138,8 @@ def _plan(run: RunFolder, config: FullConfig, console: Console) -> tuple[FullCon
     """What is submitted: on SLURM without excluded nodes, for the hours that are left, and checked as at the start. Raises `ConfigError`."""
     from launcher.preflight import check  # imports submitit
 
+    device_choice.settle(config)  # it may be another machine than the one that began; on SLURM, another device
     if config.cluster.kind is ClusterKind.local:
-        device_choice.settle(config)  # it may be another machine than the one that began
         return config, job_specs(config.plan(), config, run)
     config = with_excluded(config, read_excluded(run))
     rest = remaining(config, Observer(run).look(time.time()).training_hours)
@@ -224,8 +224,12 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"note: cluster.{role}.gpu_memory_gb={size:g} was of other GPUs, and is left out. Give it with the partition, if need be")
         config.launch.detach, config.launch.plain = options.detach, options.plain
         return resume(run, config, terminal(), any(change.startswith(("cluster.", "trainer.")) for change in options.changes))
-    except (ConfigError, SlurmError) as error:
+    except (ConfigError, RunFolderError, SlurmError) as error:
         return refuse(str(error))
+    except OSError as error:
+        if not is_full(error):
+            raise
+        return refuse(f"{run.full_disk()}. Free some space, then try again")
     except Interrupted as error:
         print(f"headway: ended by {error.words}", file=sys.stderr)
         return FAILED

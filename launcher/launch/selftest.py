@@ -65,7 +65,8 @@ def shorten(config: FullConfig) -> None:
     fixed = config.rollout.concurrency
     config.rollout.concurrency = max(fixed, trainer.batch_groups) if isinstance(fixed, int) else trainer.batch_groups
     config.workflow.group_size = min(config.workflow.group_size, MAX_SAMPLES)
-    config.staleness.eta, config.staleness.control, config.staleness.min_ess, config.tracking.to = 0, Control.eta, None, []
+    staleness = config.staleness
+    staleness.eta, staleness.target, staleness.control, staleness.min_ess, config.tracking.to = 0, None, Control.eta, None, []
     config.evaluation.enabled, config.evaluation.every_steps = False, 0
     config.checkpoint.every_steps, config.checkpoint.every_minutes = 0, 0.0
     trainer.export_final, trainer.export_every_steps = False, 0

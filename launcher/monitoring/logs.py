@@ -1,8 +1,8 @@
 """`headway logs RUN ROLE [WHICH]`: the newest log of a part of a run. ROLE: inference, reward, train, coordinator or engine.
 
 WHICH picks one of several: the number of a worker ('rollout 2' or 'reward 2' in `headway status`: 2), that of a training element in its
-array (on one machine: that of a training rank), or any SLURM element ('1234_5', or '1234_5_1' for its second process). With --follow
-it goes on as the log does, and changes to the next log when there is one.
+array (on one machine: that of a training rank), or any SLURM element ('1234_5', or '1234_5_1' for its second process; on one machine: a job's
+number, 'job 1234' at the start). With --follow it goes on as the log does, and changes to the next log when there is one.
 """
 
 from __future__ import annotations
@@ -68,14 +68,17 @@ def _keys(run: RunFolder, role: str, which: str) -> list[str]:
     worker: dict = {}
     with contextlib.suppress(FileNotFoundError):
         worker = next((one for one in json.loads(run.status.read_bytes())["workers"] if one["name"] == name), {})
-    if not worker:
-        raise NoLog(f"{name}: no such worker. `headway status {run.path}` lists them; an element of SLURM is named like 1234_5")
     if worker.get("job"):
         return [worker["job"], str(worker["pid"])] if role == "engine" else [f"{worker['job']}_0"]
-    parents = []
-    with contextlib.suppress(psutil.NoSuchProcess):  # submitit's process for the job, which its log is named after
-        parents = [str(process.pid) for process in psutil.Process(worker["pid"]).parents()]
-    return [str(worker["pid"])] if role == "engine" else parents
+    if worker and role == "engine":
+        return [str(worker["pid"])]
+    with contextlib.suppress(psutil.NoSuchProcess, KeyError):  # submitit's process for the job, which its log is named after
+        return [str(process.pid) for process in psutil.Process(worker["pid"]).parents()]
+    here = [] if on_slurm(run) else [str(job["job_id"]) for job in submitted_jobs(run) if job["name"].endswith(f"-{role}")]
+    if which in here:
+        return [which]
+    raise NoLog(f"{name}: {'its process has ended' if worker else 'no such worker'}. `headway status {run.path}` lists them; "
+                + (f"the jobs of {role} here were {', '.join(here)}" if here else "an element of SLURM is named like 1234_5"))
 
 
 def tail(path: Path, num_lines: int) -> tuple[bytes, int]:
@@ -101,11 +104,19 @@ def follow(run: RunFolder, role: str, which: str, path: Path, offset: int) -> No
         if added:
             _write(added)
             offset, quiet_since = offset + len(added), time.monotonic()
-        elif (newest := newest_log(run, role, which)) != path:
+        elif (newest := _successor(run, role, which, path)) != path:
             print(f"==> {newest}", file=sys.stderr)
             path, offset = newest, 0
         else:
             time.sleep(POLL_S)
+
+
+def _successor(run: RunFolder, role: str, which: str, path: Path) -> Path:
+    """The log to go on with; the same one while nothing says which is the next: a worker that left is not listed until it is back."""
+    try:
+        return newest_log(run, role, which)
+    except NoLog:
+        return path
 
 
 def _write(content: bytes) -> None:

@@ -94,9 +94,10 @@ def notice_dead_jobs(run: RunFolder, min_replicas: int, gone_since: dict[str, fl
 
 
 def follow(run: RunFolder, name: str, console: Console, plain: bool, until: Callable[[], bool], follower: Follower | None = None) -> None:
-    """Show the run until `until()` is true. While its folder is full or away that is said, and looked at again. Raises `OutageTooLong`."""
+    """Show the run until `until()` is true. While its folder is full or away that is said, and looked at again, for as long as the run itself
+    waits. Raises `OutageTooLong`."""
     follower = follower or Follower(run)
-    run = run.patient(RunConfig().outage_minutes)
+    run = run.patient(json.loads(run.config.read_bytes())["run"].get("outage_minutes", RunConfig().outage_minutes))
     live = None if plain else Live(console=console, refresh_per_second=4)
     if live is not None:
         live.start()

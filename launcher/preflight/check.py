@@ -151,10 +151,11 @@ def _node_problems(site: Site, spec: JobSpec, part: RoleConfig, key: str, name: 
     most_gpus = max((kind.gpus_of(part.gpu_type) for kind in nodes), default=0)
     most_cpus = max((kind.num_cpus for kind in nodes), default=0)
     if gpus > most_gpus:
-        size = "replica_size" if spec.role == "inference" and spec.nodes_per_element == 1 else "devices_per_node"
-        spread = f", or give allocation.devices_per_node={most_gpus} for servers over several nodes" if size == "replica_size" else ""
-        remedy = f"Use allocation.{size}={most_gpus} or less{spread}" if most_gpus else f"Use another partition, or {key}.gpus=none"
-        found.append(f"allocation.{size}: {spec.role} takes {gpus} GPUs of a node, and the nodes of partition {name} have "
+        whole = "allocation.replica_size" if spec.role == "inference" and spec.nodes_per_element == 1 else ""
+        per_node = f"{key if part.devices_per_node else 'allocation'}.devices_per_node"  # the role's own counts before that of all
+        spread = f", or give {per_node}={most_gpus} for servers over several nodes" if whole else ""
+        remedy = f"Use {whole or per_node}={most_gpus} or less{spread}" if most_gpus else f"Use another partition, or {key}.gpus=none"
+        found.append(f"{whole or per_node}: {spec.role} takes {gpus} GPUs of a node, and the nodes of partition {name} have "
                      f"{most_gpus or 'none'}. {remedy}")
     if cpus > most_cpus:
         which = "cpus_per_task" if part.cpus_per_task else "cpus_per_gpu"

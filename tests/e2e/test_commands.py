@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.__main__ import CONF
+from launcher.cli import starting
 from tests.e2e.runs import headway
 from tests.unit.launcher.cli.test_mistakes import answered
 from workers.model.initialize import make_tiny
@@ -45,6 +47,21 @@ def test_sweeps_run_every_combination(tmp_path: Path) -> None:
     result = headway("--dry-run", "-m", "experiment=tiny", "staleness.eta=0,4", "allocation.num_devices=2,4")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("plan:") == 4 and result.stdout.count("4 devices") == 2
+
+
+@pytest.mark.parametrize("there", ["sweep.json", "001-tiny"])
+def test_a_sweep_into_the_folder_of_another_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], there: str) -> None:
+    (tmp_path / there).mkdir()
+    told = refused(capsys, "sweep", "experiment=tiny", "staleness.eta=0,4", f"hydra.sweep.dir={tmp_path}")
+    assert f"hydra.sweep.dir='{tmp_path}': holds runs of a sweep already" in told and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("statuses", "status"), [((0, 0), 0), ((2, 2), 2), ((0, 2), 1), ((1, 2), 1), ((0, 1), 1)])
+def test_only_a_sweep_that_started_nothing_was_refused(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statuses: tuple[int, ...], status: int) -> None:
+    left = list(statuses)
+    monkeypatch.setattr(starting, "_start", lambda *_: left.pop(0))
+    assert starting.main("sweep", ["experiment=tiny", "staleness.eta=0,4", f"hydra.sweep.dir={tmp_path / 'sweep'}"], CONF) == status and not left
 
 
 @pytest.mark.parametrize(("overrides", "words"), [

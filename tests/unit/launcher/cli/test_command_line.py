@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -16,14 +17,18 @@ import msgspec
 import psutil
 import pytest
 from omegaconf import OmegaConf
+from rich.console import Console
 
+import launcher.__main__
 from launcher.__main__ import CONF, command_of, dispatch
 from launcher.cli import composing, config_reference, effect, runs, schema_keys, starting
 from launcher.cli.composing import Composer
 from launcher.cli.help_page import COMMANDS, page
 from launcher.monitoring.stop import told
-from workers.config import Config
+from launcher.monitoring.watch import follow
+from workers.config import Config, ConfigError
 from workers.run.folder import RunFolder
+from workers.run.outage import OutageTooLong
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -145,7 +150,7 @@ def test_what_a_later_argument_overrules_is_said(composer: Composer) -> None:
     ("evaluation.checkpoint=best", "evaluation.run=RUN"), ("selftest.action=off selftest.mean_tolerance=1", "compares nothing"),
     ("alarms.loss=2", "only supervised"), ("alarms.off=[entropy_collapse] alarms.entropy=0.1", "entropy_collapse is not judged"),
     ("launch.keep=true", "only `headway selftest`"), ("launch.max_concurrent_runs=2", "one after the other"),
-    ("launch.selftest=true trainer.lr=1e-3", "a self-test sets it itself"),
+    ("launch.selftest=true trainer.lr=1e-3", "a self-test sets it itself"), ("launch.selftest=true tracking=wandb", "a self-test sets it itself"),
     ("experiment=sft_tiny staleness.eta=3", "nothing is generated"), ("experiment=sft_tiny allocation.min_replicas=2", "nothing is generated"),
     ("cluster=slurm cluster.reward.partition=cpu", "jobs of their own with reward=array only")])
 def test_a_key_that_does_nothing_is_said(arguments: str, words: str, composer: Composer) -> None:
@@ -153,6 +158,20 @@ def test_a_key_that_does_nothing_is_said(arguments: str, words: str, composer: C
     base = [] if given[0].startswith("experiment=") else ["experiment=tiny"]
     (note,) = composer.check([*base, *given]).notes
     assert words in note and note.startswith(given[-1].split("=")[0])
+
+
+@pytest.mark.parametrize(("argument", "words"), [
+    ("evaluation.top_p=0.9", "is greedy"), ("tracking=wandb", "shown in no tracker"), ("data.digits=3", "makes sums")])
+def test_an_evaluation_says_what_does_nothing_too(argument: str, words: str, composer: Composer) -> None:
+    (note,) = composer.check(["eval=greedy", "model.path=/m", "data=gsm8k", "data.path=/d", argument]).notes
+    assert words in note and note.startswith(argument.split("=")[0])
+
+
+@pytest.mark.parametrize(("argument", "words"), [
+    ("reward.verifier=exact", "Give data.verifier"), ("cluster.account=me", "Choose cluster=slurm"), ("data.task=chain_sum", "data=reasoning_gym")])
+def test_an_evaluation_refuses_what_would_make_it_another_one(argument: str, words: str, composer: Composer) -> None:
+    with pytest.raises(ConfigError, match=f"{argument.split('=')[0]}=.*would be without effect.*{words}"):
+        composer.check(["eval=greedy", "model.path=/m", "data=gsm8k", "data.path=/d", argument])
 
 
 @pytest.mark.parametrize("arguments", [
@@ -166,6 +185,22 @@ def test_a_key_that_counts_is_taken_in_silence(arguments: str, composer: Compose
     base = [] if "experiment=" in arguments else ["experiment=tiny"]
     (combination,) = composer.combinations([*base, *given], False)
     assert composer.check(combination).notes == ()
+
+
+def test_a_run_folder_that_is_away_for_as_long_as_its_run_waits(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.config.write_text(json.dumps({"run": {"outage_minutes": 0}}))
+
+    def away() -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with pytest.raises(OSError, match="Stale file handle"):
+        follow(run, "x", Console(), True, away)
+    error = OutageTooLong(errno.ESTALE, "cannot be reached, and that for 60 s (run.outage_minutes)")
+    monkeypatch.setattr(launcher.__main__, "_answer", lambda _: (_ for _ in ()).throw(error))
+    assert dispatch(["watch", str(run.path)]) == 1
+    assert capsys.readouterr().err == "headway: cannot be reached, and that for 60 s (run.outage_minutes)\n"
 
 
 def test_every_rule_names_keys_that_there_are() -> None:

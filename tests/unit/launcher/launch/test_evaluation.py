@@ -161,7 +161,7 @@ def test_a_run_says_itself_what_its_model_is(tmp_path: Path, override: str) -> N
 
 
 @pytest.mark.parametrize("override", ["trainer.lr=1e-5", "staleness.eta=2", "workflow.group_size=4", "weights=disk", "algorithm=ppo",
-                                      "run.num_steps=9", "cluster.train.partition=gpu"])
+                                      "run.num_steps=9", "cluster.train.partition=gpu", "alarms.entropy=0.1"])
 def test_what_only_training_reads_is_refused(override: str) -> None:
     with pytest.raises(ConfigError, match=f"{override.split('=')[0]}=.*has no meaning with run.kind=evaluation"):
         completed("eval=greedy", "model.path=/model", override)

@@ -13,18 +13,19 @@ import psutil
 import pytest
 from rich.console import Console
 
-from launcher.config.schema import FullConfig
+from launcher.config.cluster import GpuRequest
+from launcher.config.schema import FullConfig, as_yaml
 from launcher.launch import resume
 from launcher.launch.resume import changed, refusal, reopen
 from launcher.monitoring import supervisor
-from launcher.monitoring.logs import NoLog, main, newest_log, tail
+from launcher.monitoring.logs import NoLog, follow, main, newest_log, tail
 from launcher.monitoring.supervisor import lock
 from launcher.monitoring.supervisor_policy import UNANSWERED_S
 from launcher.slurm import queries
 from workers.config import ClusterKind, ConfigError, SelfTestAction
 from workers.messages.parts import Version
 from workers.run import checkpoints, incarnations
-from workers.run.folder import RunFolder
+from workers.run.folder import RunFolder, RunFolderError
 from workers.run.retention import Retention
 
 
@@ -74,6 +75,23 @@ def test_logs_on_one_machine(run: RunFolder) -> None:
         assert newest_log(run, "train", which).name == name
     with pytest.raises(NoLog, match="no log of train 2 yet"):
         newest_log(run, "train", "2")
+
+
+def test_the_log_of_a_worker_that_has_ended(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its number leads to no log any more; that of its job does. A log that is followed goes on until the run has ended."""
+    gone = 2 ** 22 + 1  # no process: above the greatest id that Linux gives
+    log = run.jobs / "4444444_0_log.out"
+    log.write_text("said\n")
+    jobs = [{"name": name, "job_id": job, "created": 0.0, "log": str(log)} for name, job in (("x-inference", "4444444"), ("x-train", "5"))]
+    run.submitted.write_text(json.dumps({"cluster": "local", "jobs": jobs}))
+    run.status.write_text(json.dumps({"workers": [{"name": "rollout 0", "job": "", "pid": gone}]}))
+    for which, words in (("0", "rollout 0: its process has ended"), ("1", "rollout 1: no such worker")):
+        with pytest.raises(NoLog, match=f"{words}.*the jobs of inference here were 4444444"):
+            newest_log(run, "inference", which)
+    assert newest_log(run, "inference", "4444444") == log
+    run.end("", "test")
+    follow(run, "inference", "0", log, 0)
+    assert capsys.readouterr().out == "said\n"
 
 
 @pytest.mark.parametrize(("content", "num_lines", "wanted"), [
@@ -235,6 +253,25 @@ def test_what_may_be_changed() -> None:
                           ("run.num_steps=0", "must be at least 1")):
         with pytest.raises(ConfigError, match=words):
             changed(config(), [change])
+
+
+def test_a_device_that_its_jobs_do_not_have_is_refused_before_they_are_queued(run: RunFolder) -> None:
+    full = config()
+    full.cluster.kind, full.cluster.train.gpus, full.cluster.train.time, full.cluster.inference.time = ClusterKind.slurm, GpuRequest.none, "60", "60"
+    with pytest.raises(ConfigError, match="trainer.device='cuda': its jobs ask for no GPUs"):
+        resume._plan(run, changed(full, ["trainer.device=cuda"]), Console())
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EDQUOT, "Quota exceeded"), RunFolderError("run.dir=x: cannot be written to")])
+def test_a_disk_that_is_still_full(
+        run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+    def full(*_: object) -> int:
+        raise error
+
+    run.config_yaml.write_bytes(as_yaml(config()))
+    monkeypatch.setattr(resume, "resume", full)
+    assert resume.main([str(run.path)]) == 2
+    assert "run.dir=" in capsys.readouterr().err
 
 
 def test_where_jobs_run_may_be_changed_on_slurm() -> None:

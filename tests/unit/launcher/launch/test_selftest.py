@@ -21,6 +21,7 @@ def composed(*overrides: str) -> FullConfig:
 @pytest.mark.parametrize("overrides", [
     ["experiment=demo"], ["experiment=tiny", "selftest.action=off", "run.target_accuracy=0.5"],
     ["experiment=demo", "algorithm=decoupled_ppo_critic", "checkpoint.every_steps=1", "trainer.export_every_steps=1"],
+    ["experiment=demo", "staleness.bound=hard", "staleness.eta=8", "staleness.target=4"],
     ["experiment=tiny", "allocation.num_devices=40", "allocation.inference_fraction=0.75"],
 ])
 def test_the_shortest_run_that_tests_a_config(overrides: list[str]) -> None:

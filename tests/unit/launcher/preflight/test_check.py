@@ -112,6 +112,7 @@ def test_nothing_stands_against_what_fits() -> None:
 
 @pytest.mark.parametrize(("devices", "per_node", "role", "words"), [
     (64, 16, {}, "train takes 16 GPUs of a node, and the nodes of partition gpu have 8. Use allocation.devices_per_node=8 or less"),
+    (64, 8, {"devices_per_node": 16}, "16 GPUs of a node, and the nodes of partition gpu have 8. Use cluster.train.devices_per_node=8 or less"),
     (96, 8, {}, "training takes 3 nodes, and a job in partition gpu at most 2"),
     (96, 8, {"partition": "closed"}, "takes 3 nodes at once, and partition closed has 2 such nodes"),
 ])
