@@ -157,6 +157,7 @@ class Coordinator(State):
         if pause_s := own_pause(now - self.ticked, LOOK_S):
             self.registry.excuse(pause_s, now)
             self.office.held_back.excuse(pause_s)
+            self.concurrency.excuse(pause_s)
             self.last_progress, self._drain_deadline = min(now, self.last_progress + pause_s), self._drain_deadline + pause_s
         self.ticked = now
         for worker, why in self.registry.lost(now):

@@ -14,6 +14,8 @@ fitted to what was seen at each level of load. The limit goes to the smaller of
 - the load at which they bring as much as the trainer takes while it does not wait, a little more where the buffer is short of BUFFER batches,
   a little less where it holds more.
 
+A latency counts for at most PACE times what the line says, so that an outage, which delays all that runs, is not taken for what load does.
+
 It moves by at most a factor of PACE a step, not at all within HYSTERESIS, and stays between one group an engine and all their room. It is kept by
 engine, and so follows engines that come or go at once. It only ever holds leases back: what may be admitted at all is said by staleness.py.
 """
@@ -151,6 +153,11 @@ class Concurrency:
         self._seen.taken_s += (now - self._at) * (not self._starved)
         self._at = now
 
+    def excuse(self, pause_s: float) -> None:
+        """This process did not run for so long until now: nobody knows how it was."""
+        self._at += pause_s
+        self._began = {group_id: (at + pause_s, load_s) for group_id, (at, load_s) in self._began.items()}
+
     def _set(self, load: float) -> None:
         self.load = min(max(load, 1.0), self._room / self._num_engines)
         self.limit = math.floor(self.load * self._num_engines + 0.5)
@@ -190,8 +197,11 @@ class Concurrency:
             self._set(min(max(wanted, self.load / PACE), self.load * PACE))
 
     def _learn(self, seen: Seen) -> None:
-        load = seen.load_seconds / seen.seconds
-        self.levels.setdefault(round(math.log(max(load, 1e-3), PACE)), Level()).add(load, seen.seconds / seen.tokens)
+        load, latency = seen.load_seconds / seen.seconds, seen.seconds / seen.tokens
+        if len(self.levels) >= MIN_LEVELS:  # a delay of all that ran is no load: what lasts is learnt step by step
+            line = line_through(self.levels.values())
+            latency = min(latency, PACE * (line.alpha + line.beta * load))
+        self.levels.setdefault(round(math.log(max(load, 1e-3), PACE)), Level()).add(load, latency)
         self._num_steps = min(MEMORY, self._num_steps + 1)
         self._taken_s += (seen.taken_s - self._taken_s) / self._num_steps
         self._tokens += (seen.tokens / seen.num_groups - self._tokens) / self._num_steps

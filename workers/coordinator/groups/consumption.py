@@ -13,8 +13,9 @@ from workers.messages.parts import Group
 
 @dataclass(frozen=True)
 class BatchAges:
-    """How old the groups of one batch are, in training steps, when they are consumed at `step`; `tokens_trained`: those that the loss counts;
-    `share_truncated`: the share of responses that ended because there was no room for more; `part_scores`: the mean of each verifier of a sum."""
+    """How old the groups of one batch are, in training steps, when they are consumed at `step`; `tokens_trained`: those that the loss counts, of
+    which `mean_token_age` is, as the divergence is measured of them; `share_truncated`: the share of responses that ended because there was no room
+    for more; `part_scores`: the mean of each verifier of a sum."""
 
     step: int
     head_ages: list[int]
@@ -36,18 +37,20 @@ def measure(step: int, groups: list[Group], max_new_tokens: int, context_length:
     with its prompt `context_length`."""
     ages = np.maximum(0, step - np.concatenate([np.asarray(group.steps) for group in groups]))  # of each run of tokens
     counts = np.concatenate([np.asarray(group.run_lengths) for group in groups]).astype(np.int64)
+    masks = np.concatenate([np.asarray(group.loss_mask) for group in groups]).astype(np.int64)
+    trained = np.add.reduceat(masks, np.cumsum(counts) - counts)  # tokens of each run that the loss counts
     rewards = [np.asarray(group.rewards)[group_firsts(group)] for group in groups]
     return BatchAges(
         step=step,
         head_ages=[max(0, step - head_step(group)) for group in groups],
-        mean_token_age=float(ages @ counts / counts.sum()),
+        mean_token_age=float(ages @ trained / trained.sum()),
         max_token_age=int(ages.max()),
         share_mixed=float(np.mean([group.run_lengths.size > 1 and len(set(group.steps.tolist())) > 1 for group in groups])),
         mean_reward=float(np.concatenate(rewards).mean()),
         mean_score=float(np.concatenate([np.asarray(group.scores)[group_firsts(group)] for group in groups]).mean()),
         mean_length=float(np.concatenate([np.asarray(group.lengths) for group in groups]).mean()),
         num_samples=sum(group.rewards.size for group in groups),
-        tokens_trained=sum(int(group.loss_mask.sum()) for group in groups),
+        tokens_trained=int(trained.sum()),
         share_no_spread=float(np.mean([np.ptp(reward) == 0 for reward in rewards])),
         share_truncated=float(np.concatenate([truncated(group, max_new_tokens, context_length) for group in groups]).mean()),
         part_scores=part_means(groups),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from workers.coordinator.core import Coordinator
-from workers.coordinator.recording.inputs import AnyInput, Ended, Outcome, Sent, advance
+from workers.coordinator.core import LOOK_S, Coordinator
+from workers.coordinator.recording.inputs import AnyInput, Ended, Outcome, Sent, Ticked, advance
 from workers.coordinator.training.step_records import HeldoutGroup, Record
 from workers.messages.from_worker import CheckpointRequest
+from workers.run.own_pause import own_pause
 
 Note = Callable[[AnyInput, Outcome | None], None]
 """Hears of every input and what followed; None: it has raised an exception."""
@@ -27,7 +28,9 @@ class Machine:
         self._heldout: list[HeldoutGroup] = []
 
     def do(self, given: AnyInput) -> Outcome:
-        """Let it happen."""
+        """Let it happen. After a pause of this process itself the time passes first: what waited here meanwhile is not as late as it looks."""
+        if not isinstance(given, Ticked) and own_pause(given.now - self.core.ticked, LOOK_S):
+            self.do(Ticked(given.now))
         outcome = None
         try:
             outcome = advance(self.core, given)

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from launcher.config.cluster import GpuRequest
-from launcher.config.schema import FullConfig, as_yaml
+from launcher.config.schema import FullConfig
 from launcher.launch import resume
 from launcher.launch.resume import changed, refusal, reopen
 from launcher.monitoring import supervisor
@@ -268,7 +268,7 @@ def test_a_disk_that_is_still_full(
     def full(*_: object) -> int:
         raise error
 
-    run.config_yaml.write_bytes(as_yaml(config()))
+    monkeypatch.setattr(resume, "read_full", lambda _: config())
     monkeypatch.setattr(resume, "resume", full)
     assert resume.main([str(run.path)]) == 2
     assert "run.dir=" in capsys.readouterr().err

@@ -123,6 +123,33 @@ def test_the_limit_stays_between_one_group_an_engine_and_all_their_room(configur
             assert engines <= control.limit <= max(room, engines)
 
 
+@given(events=EVENTS, pauses=st.sets(st.integers(0, 80), max_size=3))
+@settings(deadline=None)
+def test_a_pause_of_ones_own_changes_nothing(events: list[tuple[str, int]], pauses: set[int]) -> None:
+    """Two that are told the same; the clock of one jumps now and then, while its process is suspended."""
+    straight, paused = Concurrency(AUTO, 8), Concurrency(AUTO, 8)
+    now, late, running, engines = 0.0, 0.0, {}, 2
+    for place, (name, number) in enumerate(events):
+        if place in pauses:
+            late += 4096.0
+            paused.excuse(4096.0)
+        for control, at in ((straight, now), (paused, now + late)):
+            if name == "began":
+                control.began(f"g{place}", at)
+            elif name == "ended" and running:
+                control.ended(make_group(list(running)[number % len(running)], 0, [0, 0, 0]), at)
+            elif name == "decide":
+                control.decide(at, running, number)
+            control.look(at, len(running), 0, engines, 40, number % 2 == 1)
+        if name == "began":
+            running[f"g{place}"] = None
+        elif name == "ended" and running:
+            del running[list(running)[number % len(running)]]
+        elif name == "wait":
+            now += number
+    assert straight.limit == paused.limit and straight.save() == paused.save()
+
+
 def test_a_restart_goes_on_with_what_was_found() -> None:
     control, again = Concurrency(AUTO, 8), Concurrency(AUTO, 8)
     control.levels, control.load = {1: Level(2.0, 0.5, 3.0)}, 7.0
@@ -191,6 +218,31 @@ def test_the_limit_follows_engines_that_are_lost_or_come(change: int) -> None:
     before, after = np.mean(played.concurrency[50:60]), np.mean(played.concurrency[62:72])
     assert after / before == pytest.approx((4 + change) / 4, rel=0.3)
     assert len(played.records) == 50, "it goes on to its end"
+
+
+class Outage(Simulation):
+    """Once, while the trainer waits in step 50 or later, nothing comes for so long."""
+
+    def __init__(self, setting: Setting, lasts_s: float) -> None:
+        super().__init__(setting)
+        self.late_s = 0.0
+        tell = self.core.handle
+
+        def handle(peer: bytes, message: object, now: float) -> None:
+            if not self.late_s and self._step >= 50 and self.core.training.trainer_waits:
+                self.late_s = lasts_s
+            tell(peer, message, now + self.late_s)
+
+        self.core.handle = handle  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("lasts_s", [30.0, 900.0])
+def test_an_outage_that_delays_all_that_runs_is_not_taken_for_load(lasts_s: float) -> None:
+    """It was: one group an engine from then on, to the end."""
+    played = Outage(Setting("lognormal", 8, Bound.admission, AUTO, num_steps=110), lasts_s)
+    played.run()
+    assert played.late_s == lasts_s
+    assert np.mean(played.concurrency[60:]) > 0.8 * np.mean(played.concurrency[40:50])
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
