@@ -38,6 +38,8 @@ from workers.slurm.command import AWAY, SlurmError
 
 DRY_RUN_TOKEN = "0" * 8
 REFUSED = "Batch job submission failed:"
+SAVING_MIN = 60
+"""Minutes that a run on this machine has to save its state when run.max_hours is up (coordinator/process/outside.py), before it is ended by force."""
 
 
 class SubmissionError(ConfigError, SlurmError):
@@ -209,7 +211,7 @@ def _submit_processes(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFo
         with without_sigterm():  # a process that is started must stand in jobs.json, where it can be found
             for spec in specs:
                 executor = submitit.LocalExecutor(folder=run.jobs)
-                minutes = math.ceil(config.run.max_hours * 60)
+                minutes = math.ceil(config.run.max_hours * 60) + (0 if config.evaluates else SAVING_MIN)
                 executor.update_parameters(timeout_min=minutes, tasks_per_node=spec.tasks_per_node, stderr_to_stdout=True)
                 with output_to(run.jobs / "controllers.log"):
                     submitted = executor.submit_array([spec.element] * spec.num_elements)

@@ -95,11 +95,11 @@ def find_model(run: RunFolder, checkpoint: str) -> Path:
 
 
 def _models(run: RunFolder) -> dict[tuple[int, int], Path]:
-    """The models of a run's steps by epoch and step; one that was exported needs no conversion."""
+    """The models of a run's steps by epoch and step; one that was exported, or is the last, needs no conversion."""
     found = {(int(epoch), int(step)): path for path in run.checkpoints.iterdir() if (path / "manifest.json").is_file()
              for epoch, step in re.findall(r"^(\d+)\.(\d+)$", path.name)}
-    for path in run.exports.iterdir() if run.exports.is_dir() else ():
-        if path.name.isdecimal() and (path / "manifest.json").is_file():
+    for path in (*(run.exports.iterdir() if run.exports.is_dir() else ()), run.final_model):
+        if (path == run.final_model or path.name.isdecimal()) and (path / "manifest.json").is_file():
             version = json.loads((path / "manifest.json").read_bytes())["version"]
             found[version["epoch"], version["step"]] = path
     return found

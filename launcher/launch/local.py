@@ -104,6 +104,9 @@ def conclude(run: RunFolder, config: FullConfig, console: Console, ended_by: str
     if stopped := told(run, outcome, ended_by):
         console.print(stopped, soft_wrap=True)
         return 1
+    if outcome["state"] == "drained":
+        console.print(f"drained: {outcome['cause']}; go on with: headway resume {run.path}", soft_wrap=True)
+        return 0
     if outcome["state"] == "failed":
         console.print(f"the run failed: {outcome['cause']}", style="bold red", soft_wrap=True)
         console.print(f"logs: {run.jobs}", soft_wrap=True)

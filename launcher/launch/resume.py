@@ -37,7 +37,7 @@ from launcher.preflight import device_choice
 from launcher.slurm.accounting import newest_checkpoint
 from launcher.views import evaluation_view
 from launcher.views.terminal import terminal
-from workers.config import ClusterKind, ConfigError, Device, SelfTestAction
+from workers.config import ClusterKind, ConfigError, Device, Schedule, SelfTestAction
 from workers.run import checkpoints
 from workers.run.files import is_full, read_lines, write_atomic
 from workers.run.folder import RunFolder, RunFolderError
@@ -91,8 +91,8 @@ def refusal(run: RunFolder, config: FullConfig, now: float) -> str:
         return f"{run.path}: has {left} {what}; only what has ended can be resumed. Run: headway stop --drain {run.path}"
     if outcome is not None and outcome["state"] == "finished":
         return f"{run.path}: is complete; there is nothing to resume. Start a new run, for example from {run.final_model}"
-    if checkpoint is not None and checkpoint.step >= config.run.num_steps and (step := _whole_step(run, config)) >= config.run.num_steps:
-        return (f"run.num_steps={config.run.num_steps}: must be more than the {step} steps that are done. "
+    if checkpoint is not None and checkpoint.step > config.run.num_steps and (step := _whole_step(run, config)) > config.run.num_steps:
+        return (f"run.num_steps={config.run.num_steps}: must be at least the {step} steps that are done, after which the run ends. "
                 f"Run: headway resume {run.path} run.num_steps=...")
     if not on_slurm(run):
         return ""
@@ -222,6 +222,9 @@ def main(arguments: list[str] | None = None) -> int:
         for role in config.roles:
             if (size := before.cluster.role(role).gpu_memory_gb) and not config.cluster.role(role).gpu_memory_gb:
                 print(f"note: cluster.{role}.gpu_memory_gb={size:g} was of other GPUs, and is left out. Give it with the partition, if need be")
+        if config.run.num_steps != before.run.num_steps and config.trainer.lr_schedule is not Schedule.constant:
+            print(f"note: trainer.lr_schedule={config.trainer.lr_schedule.value} ends with step {config.run.num_steps} now, not "
+                  f"{before.run.num_steps}: the learning rate is another one from the next step on")
         config.launch.detach, config.launch.plain = options.detach, options.plain
         return resume(run, config, terminal(), any(change.startswith(("cluster.", "trainer.")) for change in options.changes))
     except (ConfigError, RunFolderError, SlurmError) as error:

@@ -13,8 +13,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -157,10 +158,10 @@ def newest(run: RunFolder, by_digests: bool = True) -> Checkpoint | None:
     """The newest checkpoint that is whole, or None. Broken ones are named on stdout and passed over. Raises OSError where the run folder is away.
 
     `by_digests` False: the trainer's files are compared by their sizes only. Several ranks compare their digests together when they load
-    them, and one that turns out broken then is put aside (`put_aside_if_broken`).
+    them, and one that turns out broken then is put aside (`put_aside`).
     """
     for checkpoint in sorted([*all_checkpoints(run)[::-1], *_displaced(run)], key=lambda checkpoint: checkpoint.version, reverse=True):
-        problem = _find_lasting_problem(checkpoint, by_digests)
+        problem = lasting(partial(find_problem, checkpoint, by_digests))
         if not problem:
             return checkpoint
         next(run.checkpoints.iterdir())  # where the whole folder is away, no checkpoint is broken for that
@@ -173,20 +174,18 @@ def none_whole(run: RunFolder, published: list[Checkpoint]) -> str:
     return f"none of the {len(published)} checkpoints in {run.checkpoints} is whole. Remove them to begin from step 0"
 
 
-def put_aside_if_broken(checkpoint: Checkpoint) -> bool:
-    """Take a checkpoint that could not be loaded out of the race, if its files are not what was written; whether it was taken."""
-    problem = _find_lasting_problem(checkpoint)
-    if problem:
-        print(f"checkpoint {checkpoint.folder} is broken and is put aside: {problem}", flush=True)
-        checkpoint.folder.rename(checkpoint.folder.with_name(f".{checkpoint.version}.broken"))
-    return bool(problem)
+def put_aside(checkpoint: Checkpoint, problem: str) -> None:
+    """Take a checkpoint whose files are not what was written out of the race: who comes next goes on from the one before."""
+    print(f"checkpoint {checkpoint.folder} is broken and is put aside: {problem}", flush=True)
+    checkpoint.folder.rename(checkpoint.folder.with_name(f".{checkpoint.version}.broken"))
 
 
-def _find_lasting_problem(checkpoint: Checkpoint, by_digests: bool = True) -> str:
-    """Shared storage may fail for a moment: then look again, before a good checkpoint is passed over."""
+def lasting(find: Callable[[], str]) -> str:
+    """What `find` finds wrong, '' if nothing. Shared storage may fail for a moment: then it looks again, before a good checkpoint is passed over."""
+    problem = ""
     for _ in range(RETRIES):
         try:
-            return find_problem(checkpoint, by_digests)
+            return find()
         except OSError as error:
             problem = str(error)
             time.sleep(RETRY_S)

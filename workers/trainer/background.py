@@ -72,11 +72,12 @@ class Background:
         work.outcome.result()
         return True
 
-    def abandon(self, timeout_s: float) -> None:
-        """Wait for the end of the work, for `timeout_s` at most; how it ends is asked no more."""
-        if self._work is not None:
-            self._work.thread.join(timeout_s)
-            self._work = None
+    def abandon(self, timeout_s: float) -> bool:
+        """Wait for the end of the work, for `timeout_s` at most; how it ends is asked no more. Returns whether it has ended."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.thread.join(timeout_s)
+        return work is None or work.outcome.done()
 
 
 class PartSaver:

@@ -21,11 +21,12 @@ PREDECESSOR_S = 40.0
 
 
 class Beginning:
-    """`saved_step`: the step of the newest whole checkpoint, -1 for none; `give_up` ends the run after so many crashes, of which the last had this
-    cause."""
+    """`job`: SLURM's id of this element; `saved_step`: the step of the newest whole checkpoint, -1 for none; `give_up` ends the run after so many
+    crashes, of which the last had this cause."""
 
-    def __init__(self, run: RunFolder, config: Config, signals: Signals, saved_step: Callable[[], int], give_up: Callable[[int, str], None]) -> None:
-        self.run, self.config, self.signals = run, config, signals
+    def __init__(self, run: RunFolder, config: Config, job: str, signals: Signals, saved_step: Callable[[], int],
+                 give_up: Callable[[int, str], None]) -> None:
+        self.run, self.config, self._job, self.signals = run, config, job, signals
         self._saved_step, self._give_up = saved_step, give_up
 
     def may_begin(self) -> bool:
@@ -56,11 +57,13 @@ class Beginning:
         return len(slurm.failures(slurm.arrays(self.run, "train"), since) - {incarnation.claim.job for incarnation in incarnations.history(self.run)})
 
     def _wait_for_predecessor(self) -> None:
-        """SLURM starts the next element while one that was told to end is still saving: claiming now would fence it off."""
+        """SLURM starts the next element while one that was told to end is still saving: claiming now would fence it off. (An earlier life of this
+        very job has ended.)"""
         past = incarnations.history(self.run)
-        if not past or past[-1].end is not None:
+        if not past or past[-1].end is not None or past[-1].claim.job == self._job:
             return
         last = past[-1].claim
+        print(f"waiting for job {last.job} to end, {PREDECESSOR_S:g} s at most: it may still be saving", flush=True)
         deadline = time.monotonic() + PREDECESSOR_S
         while time.monotonic() < deadline and self.signals.received is None and self._own_states().get(last.job) in ("RUNNING", "COMPLETING"):
             if incarnations.history(self.run)[-1].end is not None:

@@ -120,16 +120,16 @@ class TrainElement:
         if self.element is None and self.num_ranks > 1:
             self._gang = LocalGang(self.run, self.num_ranks, self.epoch, link.fail)
         from workers.trainer import ranks
-        from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
+        from workers.trainer.megatron.checkpoint.checkpoint import BrokenState
         from workers.trainer.worker import TrainerWorker
 
         place = self._gang.place if self._gang else self.element
         gang = ranks.gather(self.run, self.config, place, self.epoch, restored.folder if restored else None) if place else ranks.Ranks()
         try:
             self._trainer = TrainerWorker(self.run, self.config, link, self.epoch, restored, gang)
-        except CheckpointError:
+        except BrokenState as error:  # at once: the other ranks are leaving, and this one is ended with them
             if restored is not None:
-                checkpoints.put_aside_if_broken(restored)  # who comes next goes on from the one before
+                checkpoints.put_aside(restored, str(error))
             raise
         ending = self._trainer.train()
         if self._gang is not None:
@@ -139,7 +139,7 @@ class TrainElement:
     # -- before ----------------------------------------------------------------------------------------------------------
 
     def _may_begin(self, element: SlurmElement) -> bool:
-        return Beginning(self.run, self.config, self.signals, self._saved_step, self._give_up).may_begin()
+        return Beginning(self.run, self.config, element.job, self.signals, self._saved_step, self._give_up).may_begin()
 
     def _wait(self, work: Callable[[], Result]) -> Result:
         """The result of `work`, which waits while the run folder is full or away, and says so. Raises what `work` does."""

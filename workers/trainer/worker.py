@@ -116,7 +116,7 @@ class TrainerWorker:
         """The run is over: if it is complete, nothing of it is left half-written."""
         if not cause:
             try:
-                self._saver.wait()
+                self._saver.finish()
                 self._exporter.finish(self.version)
             except Fenced as error:
                 self._tell(Finish(str(error)))

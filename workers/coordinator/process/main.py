@@ -27,12 +27,13 @@ from workers.coordinator.core import LOOK_S, TICK_S, Coordinator
 from workers.coordinator.monitoring import reporting
 from workers.coordinator.process.flight_recorder import FlightRecorder
 from workers.coordinator.process.machine import Machine
+from workers.coordinator.process.outside import Outside
 from workers.coordinator.process.recovered_partials import RecoveredPartials
 from workers.coordinator.process.run_records import RunRecords
-from workers.coordinator.process.shutdown import Shutdown, cancel_waiting
+from workers.coordinator.process.shutdown import Shutdown
 from workers.coordinator.process.slurm_watch import SlurmWatch
 from workers.coordinator.process.storage import Storage
-from workers.coordinator.recording.inputs import Arrived, Ended, Greeted, Left, Malformed, Paused, Ticked, Unreachable
+from workers.coordinator.recording.inputs import Arrived, Ended, Greeted, Left, Malformed, Ticked, Unreachable
 from workers.coordinator.recording.journal import Witness
 from workers.coordinator.snapshot import SnapshotError, decode
 from workers.data.examples import open_examples
@@ -76,7 +77,7 @@ class CoordinatorWorker:
         self.records = RunRecords(run, self.machine, snapshot)
         self._fleet_watch = SlurmWatch(run, self.machine)
         self._next_status = self._next_look = self._next_tick = 0.0
-        self._cancelling: asyncio.Task[None] | None = None
+        self._outside = Outside(run, self.config, epoch, self.machine)
         self._saving: asyncio.Task[None] | None = None
 
     @property
@@ -171,24 +172,7 @@ class CoordinatorWorker:
         if now >= self._next_status:
             self.write_status()
             self._next_status = now + (time.monotonic() - now) / STATUS_SHARE
-        self.on_disk(self._look_into_folder)
-
-    def _look_into_folder(self) -> None:
-        core, machine, now = self.core, self.machine, time.monotonic()
-        if self.run.newest_epoch() != self.epoch:
-            machine.do(Left(now, "another incarnation of the training job has begun"))
-        elif (outcome := self.run.ended()) is not None:
-            machine.end(outcome["cause"] or "the run was ended from outside")
-        elif (stop := self.run.stop_requested()) is not None:
-            if stop["drain"] and not core.drain_reason:
-                self._cancelling = asyncio.create_task(asyncio.to_thread(cancel_waiting, core, self.run))
-                machine.do(Paused(now, stop["reason"]))
-            elif stop["drain"]:
-                pass  # under way
-            else:
-                machine.end(f"stopped: {stop['reason']}")
-        elif self.run.launcher_is_gone():
-            machine.end("the launcher has died while attached; start with --detach for a run that outlives it")
+        self.on_disk(self._outside.look)
 
     def on_disk(self, write: Callable[[], object]) -> None:
         """Read or write something of the run; left for a later call while its folder is full or away (storage.py)."""

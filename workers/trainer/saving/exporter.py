@@ -44,7 +44,7 @@ class Exporter:
         self._every, self._keep, self._final = config.trainer.export_every_steps, config.trainer.export_keep, config.trainer.export_final
         self._model, self._dtype = Path(config.model.path), config.trainer.dtype
         self._verifying = Background("export")
-        self._stood_s = 0.0
+        self._step, self._stood_s = 0, 0.0
 
     def due(self, step: int) -> bool:
         """Whether the model after `step` is to be exported."""
@@ -75,8 +75,10 @@ class Exporter:
         return self.due(version.step) and version_of(self._run.exports / str(version.step)) != version
 
     def abandon(self) -> None:
-        """This process leaves: what is still being verified is written again by the next one, if it begins there."""
-        self._verifying.abandon(LEAVE_S)
+        """This process leaves: what is still being verified is written again by the next one, if it begins there, and is said."""
+        if not self._verifying.abandon(LEAVE_S):
+            print(f"the export of step {self._step} was not read back before this process left: only one that goes on from step {self._step} makes "
+                  "it again", flush=True)
 
     def _patiently(self, work: Callable[[], None]) -> None:
         """`work` once the disk takes it, for which the other ranks are kept waiting. Raises WeightsError, OSError, `Fenced`."""
@@ -105,7 +107,7 @@ class Exporter:
         self._run.exports.mkdir(mode=0o700, exist_ok=True)
         for leftover in self._run.exports.glob(".*.tmp"):  # of incarnations that were killed while they exported
             shutil.rmtree(leftover, ignore_errors=True)
-        digests = self._write(folder)
+        digests, self._step = self._write(folder), version.step
         self._verifying.start(lambda: self._publish(folder, version, digests))
 
     def _write(self, folder: Path) -> dict[str, str]:

@@ -73,6 +73,12 @@ class RunSaver:
         """Save before leaving, and return when it is published. Raises what prevents that."""
         self._save(version, final=True)
 
+    def finish(self) -> None:
+        """The run is complete: wait for the checkpoint that is being written; one that was only begun, as the end came, is given up. Raises
+        `Fenced`."""
+        self.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def wait(self) -> None:
         """Wait until nothing is being written. Raises `Fenced`."""
         started = time.monotonic()

@@ -197,7 +197,9 @@ def test_a_finished_run_has_its_final_model(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     run.final_model.mkdir()
     (run.final_model / "config.json").write_text("{}")
-    assert find_model(run, "final") == run.final_model
+    assert find_model(run, "final") == run.final_model and find_model(run, "newest") == run.exports / "6"
+    (run.final_model / "manifest.json").write_text(json.dumps({"version": {"epoch": 2, "step": 9}}))
+    assert find_model(run, "newest") == find_model(run, "best") == find_model(run, "9") == run.final_model, "step 9 has no checkpoint"
 
 
 def test_a_checkpoint_is_named_as_it_was_written(tmp_path: Path) -> None:

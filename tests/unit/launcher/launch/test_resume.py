@@ -135,9 +135,10 @@ def test_which_runs_go_on(run: RunFolder) -> None:
     run.end("stopped: by the test", "test")
     checkpoint(run, 1, 40)
     assert refusal(run, config(), now) == ""
-    assert "run.num_steps=40: must be more than the 40 steps that are done" in refusal(run, config(num_steps=40), now)
+    assert "run.num_steps=39: must be at least the 40 steps that are done" in refusal(run, config(num_steps=39), now)
+    assert refusal(run, config(num_steps=40), now) == "", "its last evaluation and its model may be lacking"
     checkpoint(run, 1, 44).write_text("stat")
-    assert "must be more than the 40 steps that are done" in refusal(run, config(num_steps=40), now) and refusal(run, config(num_steps=44), now) == ""
+    assert "must be at least the 40 steps that are done" in refusal(run, config(num_steps=39), now) and refusal(run, config(num_steps=43), now) == ""
     (run.processes / str(os.getpid())).write_text(repr(psutil.Process().create_time()))
     assert "living processes; only what has ended can be resumed. Run: headway stop --drain" in refusal(run, config(), now)
 

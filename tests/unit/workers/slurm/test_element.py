@@ -30,9 +30,10 @@ from workers.slurm.job import EARLY_S, SlurmElement
 from workers.slurm.signals import Signals
 from workers.slurm.succession import cancellation, end, end_if_cancelled, is_followed
 from workers.slurm.termination import Termination
-from workers.trainer import beginning
-from workers.trainer.beginning import MAX_BACKOFF_S
+from workers.trainer import beginning, worker
+from workers.trainer.beginning import MAX_BACKOFF_S, Beginning
 from workers.trainer.element import TrainElement
+from workers.trainer.megatron.checkpoint.checkpoint import BrokenState, CheckpointError
 
 ENVIRONMENT = {"SLURM_JOB_ID": "1236", "SLURM_PROCID": "3", "SLURM_ARRAY_JOB_ID": "1234", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "1",
                "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_END_TIME": "1900000000"}
@@ -352,6 +353,28 @@ def test_elements_that_could_write_nothing_down_are_counted_by_slurm(trainer: Tr
     assert trainer._may_begin(make_element()) and 40 <= clock.slept < 41, "one crash on record, two that are not"
 
 
+@pytest.mark.parametrize(("job", "slept"), [("1236", 0.0), ("1235", beginning.PREDECESSOR_S)])
+def test_only_another_element_is_waited_for(trainer: TrainElement, command: Command, clock: Clock, job: str, slept: float) -> None:
+    """SLURM starts a job anew under its own number; who had it before was killed."""
+    trainer.epoch = incarnations.claim(trainer.run, "1234_2", job, 0, "node", 1, 0)
+    command("squeue", f"{job} RUNNING\n")
+    Beginning(trainer.run, trainer.config, "1236", trainer.signals, lambda: 0, trainer._give_up)._wait_for_predecessor()
+    assert slept <= clock.slept < slept + 2
+
+
+def test_a_checkpoint_that_ranks_have_found_broken_is_put_aside_at_once(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads it again: the other ranks are leaving, and this process is ended with them."""
+    incarnations.claim(run, "", "", 0, "node", 1, 0)
+    before, broken = save(run, Version(1, 4)), save(run, Version(1, 5))
+    left = [BrokenState("is broken, __0_0.distcp does not have the digest"), CheckpointError("is the state of another model")]
+    monkeypatch.setattr(worker, "TrainerWorker", lambda *_: (_ for _ in ()).throw(left.pop()))
+    trainer = TrainElement(run, make_config(), None, Signals())
+    for expected, newest in ((CheckpointError, broken), (BrokenState, before)):
+        with pytest.raises(expected):
+            trainer._train(None, broken)  # type: ignore[arg-type]
+        assert checkpoints.newest(run) == newest
+
+
 def test_an_element_whose_run_folder_stays_away_releases_all_others(trainer: TrainElement, command: Command, clock: Clock,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """It used to fail in a second, and every one after it."""
@@ -494,10 +517,10 @@ def test_a_run_that_has_ended_is_not_begun(trainer: TrainElement, command: Comma
     assert not trainer._may_begin(make_element())
 
 
-def save(run: RunFolder, version: Version, keep: int = 2) -> None:
+def save(run: RunFolder, version: Version, keep: int = 2) -> checkpoints.Checkpoint:
     folder = checkpoints.begin(run, version)
     (folder / checkpoints.COORDINATOR).write_text("state")
-    checkpoints.commit(run, folder, version, Retention(keep))
+    return checkpoints.commit(run, folder, version, Retention(keep))
 
 
 def test_a_crash_is_put_on_record_and_the_last_one_ends_the_run_at_once(trainer: TrainElement, command: Command) -> None:

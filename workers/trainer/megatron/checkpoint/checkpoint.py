@@ -18,6 +18,7 @@ Nothing in a folder is unpickled before its digests have been found right. The f
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch.distributed.checkpoint import CheckpointException
 
+from workers.run.checkpoints import lasting
 from workers.run.digests import digest_file
 from workers.run.files import sync, write_atomic
 from workers.trainer.megatron.checkpoint.state_copy import Shard, WrittenPart, capture, write_index, write_part
@@ -35,6 +37,7 @@ from workers.trainer.megatron.parallel.mailbox import Mailbox, MailboxError
 
 STATE_FILE = "state.json"
 FORMAT = 2
+BROKEN = "is broken, "
 WRITE_S = process_group.COLLECTIVE_TIMEOUT_S / 2  # ranks that have written wait for it in a collective
 # What reading and writing raises; torch's CheckpointException is no Exception but a BaseException.
 _FAILURES = (CheckpointingException, CheckpointException, MailboxError, OSError, RuntimeError, ValueError, KeyError)
@@ -42,6 +45,10 @@ _FAILURES = (CheckpointingException, CheckpointException, MailboxError, OSError,
 
 class CheckpointError(RuntimeError):
     """A folder that state cannot be saved to or loaded from. Its text names the folder, the rule and the remedy."""
+
+
+class BrokenState(CheckpointError):
+    """One whose files are not what was written, however often they are read."""
 
 
 class StateFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -126,9 +133,10 @@ def save(folder: Path, state: TrainingState) -> dict[str, tuple[int, str]]:
 def check(folder: Path, state: TrainingState) -> None:
     """Read the whole folder and raise CheckpointError, on all ranks, unless `load` can restore `state` from it.
 
-    It cannot where the folder is missing, incomplete, changed since it was written, or holds another model's state.
+    It cannot where the folder is missing, holds another model's state, or, `BrokenState`, where it is incomplete or changed since it was written.
     """
-    _agree(_why_not(folder, state.identity()))
+    if agreed := collectives.first_text(_why_not(folder, state.identity())):
+        raise (BrokenState if agreed.startswith(f"{folder}: {BROKEN}") else CheckpointError)(agreed)
 
 
 def load(folder: Path, state: TrainingState) -> None:
@@ -178,7 +186,7 @@ def _why_not(folder: Path, model: dict[str, Any]) -> str:
     except OSError as error:
         return f"{folder}: holds no complete state, {STATE_FILE} cannot be read ({error.strerror}). {remedy}"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return f"{folder}: {STATE_FILE} is broken ({error}). {remedy}"
+        return f"{folder}: {BROKEN}{STATE_FILE} cannot be read ({error}). {remedy}"
     if saved.format != FORMAT:
         return f"{folder}: has format {saved.format}, this version reads {FORMAT}. Resume with the version that wrote it"
     different = sorted(name for name in model.keys() | saved.model.keys() if model.get(name) != saved.model.get(name))
@@ -187,16 +195,20 @@ def _why_not(folder: Path, model: dict[str, Any]) -> str:
         return (f"{folder}: is the state of another model: {values}. Resume with the model and trainer.dtype that it was saved with, and with "
                 "a critic (algorithm.advantage=gae) and adapters (trainer.lora) where it has them")
     for name, (size, digest) in sorted(saved.files.items())[process_group.rank()::process_group.world_size()]:
-        path = folder / Path(name).name
-        try:
-            found = path.stat().st_size
-            right = found == size and digest_file(path) == digest
-        except OSError as error:
-            return f"{folder}: is incomplete, {name} cannot be read ({error.strerror}). {remedy}"
-        if not right:
-            what = f"has {found} bytes instead of {size}" if found != size else "does not have the digest in " + STATE_FILE
-            return f"{folder}: is broken, {name} {what}. {remedy}"
+        if problem := lasting(partial(_difference, folder / Path(name).name, size, digest)):
+            return f"{folder}: {BROKEN}{name} {problem}. {remedy}"
     return ""
+
+
+def _difference(path: Path, size: int, digest: str) -> str:
+    """What a file is that is not as it was written, '' where it is. Raises OSError where it cannot be read now."""
+    try:
+        found = path.stat().st_size
+        if found != size:
+            return f"has {found} bytes instead of {size}"
+        return "" if digest_file(path) == digest else f"does not have the digest in {STATE_FILE}"
+    except FileNotFoundError:
+        return "is not there"
 
 
 def _cause(error: BaseException) -> str:

@@ -27,6 +27,7 @@ from workers.run.checkpoints import Fenced
 from workers.run.folder import RunFolder
 from workers.trainer.background import Background
 from workers.trainer.coordinator_link.client import CoordinatorLink
+from workers.trainer.coordinator_link.endings import RunEnded
 from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
 from workers.trainer.orders import StillThere
@@ -181,6 +182,18 @@ def test_without_the_coordinators_part_there_is_none(run: RunFolder, model: Path
         trainer.saver.save_last(trainer.version)
 
 
+def test_of_a_complete_run_no_half_checkpoint_is_left(run: RunFolder, model: Path) -> None:
+    """Its coordinator had ended the run before it wrote its part: a supervised run ends with its last step."""
+    trainer = Trainer(run, model)
+    trainer.step()
+    trainer.link.problem = RunEnded("")
+    with pytest.raises(RunEnded):
+        trainer.saver.after_step(trainer.version)
+    assert list(run.checkpoints.iterdir())
+    trainer.saver.finish()
+    assert not list(run.checkpoints.iterdir())
+
+
 def test_whoever_is_fenced_off_while_writing_learns_of_it(run: RunFolder, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, gate = Trainer(run, model), Gate(monkeypatch, checkpoints, "commit")
     trainer.step()
@@ -294,6 +307,17 @@ def test_a_complete_run_without_a_final_model_waits_for_the_last_export(run: Run
     monkeypatch.setattr(Ranks, "tell", lambda ranks, order: gate.opened.set())  # the others are kept waiting: so it waits
     trainer.exporter.finish(trainer.version)
     assert exports(run) == ["1"] and not run.final_model.exists()
+
+
+def test_an_export_that_nobody_waits_for_is_said(
+        run: RunFolder, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer, gate = Trainer(run, model, export_every_steps=1), Gate(monkeypatch, exporter, "verify")
+    monkeypatch.setattr(exporter, "LEAVE_S", 0.05)
+    trainer.step()
+    trainer.exporter.after_step(trainer.version)
+    trainer.exporter.abandon()
+    assert "the export of step 1 was not read back before this process left" in capsys.readouterr().out
+    gate.opened.set()
 
 
 def test_an_export_that_fails_is_said_and_its_weights_are_gone_through(run: RunFolder, model: Path, monkeypatch: pytest.MonkeyPatch,

@@ -24,7 +24,7 @@ from tests.support.megatron_case import config, make_groups, write_model
 from tests.support.megatron_case import train as train_on
 from workers.config import Advantage, Dtype, Schedule
 from workers.trainer.megatron.checkpoint import checkpoint
-from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
+from workers.trainer.megatron.checkpoint.checkpoint import BrokenState, CheckpointError
 from workers.trainer.megatron.checkpoint.optimizer_shards import boxes
 from workers.trainer.megatron.checkpoint.state_copy import Shard
 from workers.trainer.megatron.engine import MegatronEngine
@@ -150,8 +150,9 @@ def test_what_is_broken_is_refused_before_anything_is_touched(folders: dict[str,
     harm(folder / name)
     train(engine, 2, 2)
     before = everything(engine)
-    with pytest.raises(CheckpointError, match=f"{folder}: .*older checkpoint|{folder}: is the state of another model|{folder}: has format"):
+    with pytest.raises(CheckpointError, match=f"{folder}: .*older checkpoint|{folder}: is the state of another model|{folder}: has format") as caught:
         engine.load_state(folder)
+    assert name == "state.json" or caught.type is BrokenState
     assert engine.num_steps == 2
     assert_same(everything(engine), before)
     train(engine, 3, 3)

@@ -1,0 +1,32 @@
+"""What ends or pauses a run from outside of its messages."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.support.small_run import Prompts, make_config
+from workers.config import Bound, ClusterKind
+from workers.coordinator.core import Coordinator
+from workers.coordinator.process.machine import Machine
+from workers.coordinator.process.outside import Outside
+from workers.run import incarnations
+from workers.run.folder import RunFolder
+
+
+@pytest.mark.parametrize(("kind", "max_hours", "drained"), [
+    (ClusterKind.local, 0.0, True), (ClusterKind.local, 1.0, False), (ClusterKind.slurm, 0.0, False)])
+async def test_on_one_machine_a_run_whose_time_is_up_saves_its_state(tmp_path: Path, kind: ClusterKind, max_hours: float, drained: bool) -> None:
+    """It was killed, and what it had learned since the last checkpoint was lost."""
+    run, config = RunFolder.create(tmp_path / "run"), make_config(4, 2, Bound.admission, 9)
+    config.run.max_hours, config.cluster.kind = max_hours, kind
+    epoch = incarnations.claim(run, "", "", 0, "node", 1, 0)
+    machine = Machine(Coordinator(config, Prompts(), epoch, 0.0))
+    outside = Outside(run, config, epoch, machine)
+    for _ in range(2):
+        await asyncio.sleep(0)
+        outside.look()
+    assert machine.core.drain_reason == ("run.max_hours=0 is used up" if drained else "")
+    assert (run.stop_requested() or {"drain": False})["drain"] == drained and machine.core.ended is None
