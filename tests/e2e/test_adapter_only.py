@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.runs import START_S, live_run
 from workers.run.files import read_lines
 
@@ -11,6 +13,7 @@ OVERRIDES = ("run.num_steps=24", "data.num_heldout=4", "evaluation.every_steps=0
              "weights.adapter_only=true")
 
 
+@pytest.mark.long  # the same bits: wire/workers/rollout/weights/test_merging.py; what ranks send: test_gang_run.py; an engine dies: test_faults.py
 def test_engines_that_merge_agree_with_training_and_one_that_dies_is_replaced(tmp_path: Path) -> None:
     with live_run(tmp_path / "run", *OVERRIDES) as run:
         run.after_steps(2).process("engine").kill()

@@ -45,6 +45,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         yield run
 
 
+@pytest.mark.long  # a run that was killed comes to the same, too: below
 def test_two_runs_of_one_seed_are_equal_to_the_bit(undisturbed: LiveRun, tmp_path: Path) -> None:
     with live_run(tmp_path / "run", *SAME) as run:
         assert run.launcher.wait(START_S) == 0, run.output.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file
 
 from launcher.jobs.liveness import still_there
 from tests.e2e.runs import START_S, LiveRun, headway, live_run, wait_for
+from tests.unit.launcher.cli.test_mistakes import answered
 from workers.evaluation.statistics import Judged, figures
 from workers.run.files import read_lines
 from workers.run.folder import RunFolder
@@ -120,7 +122,8 @@ def test_a_runs_checkpoint_and_its_final_model_are_the_same_to_an_evaluation(tmp
     (("model=hf", "model.path=nowhere"), "nowhere"),
     (("evaluation.run=nowhere",), "not a run folder")],
     ids=["training", "temperature", "no-samples", "greedy-samples", "pass-at", "reward-array", "no-model", "no-run"])
-def test_what_cannot_be_evaluated_is_refused_and_leaves_nothing(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    done = headway("--plain", "eval=greedy", "experiment=tiny", f"run.dir={tmp_path / 'run'}", *arguments)
-    assert done.returncode == 2 and said in done.stderr, done.stderr
+def test_what_cannot_be_evaluated_is_refused_and_leaves_nothing(
+        tmp_path: Path, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = answered(shlex.join(["--plain", "eval=greedy", "experiment=tiny", f"run.dir={tmp_path / 'run'}", *arguments]), capsys)
+    assert status == 2 and said in err, err
     assert not (tmp_path / "run").exists()

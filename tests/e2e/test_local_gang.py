@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.e2e.runs import END_S, START_S, LiveRun, live_run, wait_for
+from tests.e2e.test_faults import NO_MODEL
 from tests.support.processes import command_line
 from workers.model.architecture import read_architecture
 from workers.model.tensors import check_tensors
@@ -42,7 +43,7 @@ def test_two_ranks_train_a_model(tmp_path: Path, layout: str) -> None:
 
 @pytest.mark.parametrize(("victim", "words"), [(1, "training rank 1 "), pytest.param(0, "trainer", marks=pytest.mark.long)])
 def test_killing_a_rank_ends_the_run(tmp_path: Path, victim: int, words: str) -> None:
-    with live_run(tmp_path / "run", *TWO_RANKS, *ENDLESS) as run:
+    with live_run(tmp_path / "run", *TWO_RANKS, *ENDLESS, *NO_MODEL) as run:
         run.after_steps(1)
         (rank(run, victim) if victim else run.process("train task")).kill()
         outcome = wait_for("the outcome", run.run.ended, END_S)

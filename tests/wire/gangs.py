@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401 -- for the ranks: the first optimizer asks for it
-
 import tests.support.megatron_case  # noqa: F401
 import workers.trainer.worker  # noqa: F401
 from tests.wire.ports import free_port

@@ -10,8 +10,9 @@ for _name in ("models.gpt.gpt_model", "distributed.distributed_data_parallel"):
     logging.getLogger(f"megatron.core.{_name}").setLevel(logging.ERROR)
 
 if not torch.backends.cuda.is_built():
-    # It wraps its fused operations with torch.compile when it is imported. On CPUs none of them is used, and torch's compiler takes as long
-    # to be imported as torch itself. Its own inference and timers look for wandb, and take long to find it.
+    # It wraps its fused operations with torch.compile when it is imported, and torch's optimizers ask the compiler to leave them alone. On CPUs
+    # nothing is compiled, and the compiler takes as long to be imported as torch itself. Its own inference and timers look for wandb, and take
+    # long to find it.
     _compile = torch.compile
     torch.compile = lambda function: function  # type: ignore[assignment,misc]
     sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]
@@ -21,3 +22,6 @@ if not torch.backends.cuda.is_built():
         torch.compile = _compile  # type: ignore[misc]
         if sys.modules["wandb"] is None:
             del sys.modules["wandb"]
+    for _name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):  # torch/_compile.py
+        if (_plain := getattr(getattr(torch.optim.Optimizer, _name), "__wrapped__", None)) is not None:
+            setattr(_plain, "__dynamo_disable", _plain)

@@ -93,7 +93,7 @@ def test_bytes_for_each_parameter_are_those_of_megatrons_table(dtype: Dtype, sha
         assert (found.parameters + found.gradients + found.optimizer) / number == pytest.approx(alone - sharded + sharded / copies, rel=1e-3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from(MODELS), st.sampled_from(["tp", "pp", "cp", "ep"]), st.sampled_from(list(Recompute)), st.booleans(), st.booleans())
 def test_splitting_more_takes_no_more_on_any_rank(architecture: Architecture, way: str, recompute: Recompute, gpu: bool, sequence: bool) -> None:
     assume(way != "ep" or architecture.mixture is not None)
@@ -254,7 +254,7 @@ def test_a_layout_that_the_model_cannot_have_is_refused_first() -> None:
         check(full, QWEN_7B, look(full))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from(MODELS), st.integers(8, 200), st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_from([2, 16, 128]), st.booleans())
 def test_the_nearest_fits_and_no_part_of_it_does(architecture: Architecture, gpu_gb: int, tp: int, pp: int, devices: int, fixed: bool) -> None:
     assume(devices > 2 or tp * pp == 1)

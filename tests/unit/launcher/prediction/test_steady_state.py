@@ -30,8 +30,9 @@ def both(fleet: Fleet, eta: int, batch: int, group_size: int, concurrency: int |
 
 
 @pytest.mark.parametrize(("eta", "batch", "group_size", "concurrency", "balance"), [
-    (4, 64, 8, "auto", 1.0), (4, 16, 8, "auto", 1.0), (1, 32, 8, "auto", 1.0), (2, 64, 4, "auto", 2.0), (2, 64, 4, "auto", 0.5),
-    (4, 32, 8, 12, 1.0), (4, 32, 8, 48, 1.0), (0, 64, 8, "auto", 1.0), (0, 64, 4, "auto", 0.5)])
+    (4, 16, 8, "auto", 1.0), (2, 64, 4, "auto", 2.0), (2, 64, 4, "auto", 0.5), (4, 32, 8, 12, 1.0), (0, 64, 8, "auto", 1.0),
+    *(pytest.param(*case, marks=pytest.mark.long) for case in (
+        (4, 64, 8, "auto", 1.0), (1, 32, 8, "auto", 1.0), (4, 32, 8, 48, 1.0), (0, 64, 4, "auto", 0.5)))])
 def test_it_says_what_the_coordinator_comes_to(eta: int, batch: int, group_size: int, concurrency: int | str, balance: float) -> None:
     simulated, predicted = both(Fleet(num_engines=6, slots=32, pause_s=0.05, balance=balance), eta, batch, group_size, concurrency)
     assert predicted.tokens_per_s == pytest.approx(simulated, rel=0.15), predicted

@@ -249,7 +249,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 63)), min_siz
 @given(eta=st.integers(0, 3), batch=st.integers(1, 3), bound=st.sampled_from(Bound), num_steps=st.integers(1, 5), every=st.integers(0, 2),
        concurrency=st.sampled_from([2, 16, "auto"]), capacity=st.sampled_from([1, 3]), prefetch=st.booleans(), num_shares=st.integers(1, 3),
        events=EVENTS)
-@settings(max_examples=350, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_whatever_happens_nothing_is_lost_or_used_twice(eta: int, batch: int, bound: Bound, num_steps: int, every: int, concurrency: int | str,
                                                         capacity: int, prefetch: bool, num_shares: int, events: list[tuple[str, int]]) -> None:
     play = Play(World(make_config(eta, batch, bound, num_steps, every, concurrency, prefetch), capacity, num_shares=num_shares))

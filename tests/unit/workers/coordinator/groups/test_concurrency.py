@@ -180,13 +180,16 @@ def setting(lengths: str, bound: Bound = Bound.admission, **changes: object) -> 
     return replace(Setting(lengths, 4, bound, AUTO, num_steps=90, warm_up=40), **changes)
 
 
+QUICK = ("lognormal", Bound.admission), ("long tail", Bound.hard)
+
+
 @cache
 def figures_of(case: Setting) -> Figures:
     return simulate(case)
 
 
 @pytest.mark.parametrize(("lengths", "bound"), [
-    pytest.param(lengths, bound, marks=[] if bound is Bound.admission or lengths == "long tail" else pytest.mark.long)
+    pytest.param(lengths, bound, marks=[] if (lengths, bound) in QUICK else pytest.mark.long)
     for lengths in LENGTHS for bound in Bound])
 def test_auto_is_about_as_fast_as_the_best_number_and_no_staler_than_the_largest(lengths: str, bound: Bound) -> None:
     fixed = [figures_of(setting(lengths, bound, concurrency=number)) for number in FIXED]

@@ -145,7 +145,7 @@ class Simulation:
 @pytest.mark.parametrize("bound", list(Bound))
 @given(eta=st.integers(0, 5), batch=st.integers(1, 5), ahead=st.integers(0, 2), warmup=st.sampled_from([0, 0, 3, 10]),
        control=st.sampled_from(Control), events=EVENTS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_invariants_hold_for_any_interleaving(bound: Bound, eta: int, batch: int, ahead: int, warmup: int, control: Control,
                                               events: list[tuple[str, int]]) -> None:
     """However far ahead of its step a batch is formed, and wherever the lead goes."""
@@ -166,7 +166,7 @@ def test_invariants_hold_for_any_interleaving(bound: Bound, eta: int, batch: int
 @pytest.mark.parametrize("bound", list(Bound))
 @given(eta=st.integers(0, 5), batch=st.integers(1, 5), ahead=st.integers(0, 2), events=EVENTS,
        num_rejected=st.lists(st.integers(0, 9), min_size=3, max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_however_many_are_rejected_the_batch_fills(bound: Bound, eta: int, batch: int, ahead: int, events: list[tuple[str, int]],
                                                    num_rejected: list[int]) -> None:
     """Before each acceptable group of a step so many are rejected; nothing but their replacements is needed for the batch."""
@@ -187,7 +187,7 @@ def test_however_many_are_rejected_the_batch_fills(bound: Bound, eta: int, batch
 
 
 @given(eta=st.integers(0, 5), batch=st.integers(1, 5), ahead=st.integers(0, 1), events=EVENTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_hard_bound_forms_a_batch_once_running_groups_end(eta: int, batch: int, ahead: int, events: list[tuple[str, int]]) -> None:
     """Without any new admission: if at least B groups are unconsumed, ending the running ones is enough."""
     simulation = Simulation(eta, batch, Bound.hard, ahead)

@@ -250,7 +250,7 @@ def as_recorded(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @given(RECORDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_alarms_begin_and_end_in_turn_and_after_enough_steps(records: list[dict[str, Any]]) -> None:
     config = config_of(**QUICK)
     last: dict[str, tuple[int, str]] = {}

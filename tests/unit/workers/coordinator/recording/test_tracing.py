@@ -35,7 +35,7 @@ def test_as_few_lanes_as_run_at_once(pairs: list[list[float]]) -> None:
 
 
 @given(events=EVENTS, num_shares=st.integers(1, 2))
-@settings(max_examples=15, deadline=None, phases=[Phase.generate])
+@settings(max_examples=8, deadline=None, phases=[Phase.generate])
 def test_any_history_makes_a_whole_trace(events: list[tuple[str, int]], num_shares: int) -> None:
     kept = Kept()
     play = Play(World(make_config(1, 2, Bound.admission, 3, 1), num_shares=num_shares, notes=kept))

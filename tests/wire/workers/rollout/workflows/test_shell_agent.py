@@ -24,7 +24,7 @@ from workers.data.prompt import Prompt
 from workers.messages.groups import check_group, samples
 from workers.messages.parts import Group
 from workers.rollout.workflows import shell_agent
-from workers.rollout.workflows.agents.repository import read_repository
+from workers.rollout.workflows.agents.repository import Repository, read_repository
 from workers.rollout.workflows.agents.shell_program import Policy
 from workers.rollout.workflows.episode import WorkflowError
 from workers.sandbox.containers.container import Container
@@ -73,12 +73,18 @@ async def worked(row: dict[str, Any], *commands: str, **settings: Any) -> Group:
 
 
 async def test_ten_of_ten_are_solved_and_none_is_without_the_change() -> None:
+    """One of them by an agent; the others by what an agent would leave."""
     assert len(ROWS) == 10
-    solved = await asyncio.gather(*(worked(row, row["response"], DONE) for row in ROWS))
-    assert [group.scores.tolist() for group in solved] == [[1.0]] * 10
+    assert (await worked(ROWS[0], ROWS[0]["response"], DONE)).scores.tolist() == [1.0]
     assert (await worked(ROWS[0], "ls", DONE)).scores.tolist() == [0.0]
     made, repositories = containers(LIMITS), [read_repository(json.dumps(row["answer"])) for row in ROWS]
     assert [repository.passes(made, repository.packed()) for repository in repositories] == [False] * 10
+    assert [left_by(made, repository, row["response"]) for repository, row in zip(repositories, ROWS, strict=True)] == [True] * 10
+
+
+def left_by(made: Container, repository: Repository, command: str) -> bool:
+    """Whether the tests pass on what an agent that says this leaves."""
+    return repository.passes(made, made.run(repository.packed(), command).files)
 
 
 async def test_one_conversation_is_trained_on_with_its_faults() -> None:
@@ -93,9 +99,13 @@ async def test_one_conversation_is_trained_on_with_its_faults() -> None:
     assert "Format error" in text and "cat: no_such_file: No such file or directory" in text and group.scores.tolist() == [1.0]
 
 
+async def test_an_agent_cannot_make_tests_pass_by_another_test() -> None:
+    assert (await worked(ROWS[1], CHEATS["edits the test"], DONE)).scores.tolist() == [0.0]
+
+
 @pytest.mark.parametrize("cheat", CHEATS)
-async def test_tests_cannot_be_made_to_pass(cheat: str) -> None:
-    assert (await worked(ROWS[1], CHEATS[cheat], DONE)).scores.tolist() == [0.0]
+def test_tests_cannot_be_made_to_pass(cheat: str) -> None:
+    assert not left_by(containers(LIMITS), read_repository(json.dumps(ROWS[1]["answer"])), CHEATS[cheat])
 
 
 async def test_what_is_done_counts_where_turns_or_the_context_end_first() -> None:

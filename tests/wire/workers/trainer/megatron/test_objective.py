@@ -12,7 +12,7 @@ pytest.importorskip("megatron.core")
 
 from tests.support.megatron_case import write_model
 from tests.wire.gangs import run_ranks
-from tests.wire.ranks.objective_rank import LAYOUTS, NAMES
+from tests.wire.ranks.objective_rank import LAYOUTS, NAMES, is_long
 
 TWO = [layout for layout in LAYOUTS if layout != "alone"]
 OF_THE_LAYOUT = {"num_microbatches", "num_packed_tokens", "pipeline_bubble"}
@@ -29,8 +29,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     return {layout: json.loads((Path(folder) / f"{layout}.json").read_bytes()) for layout in LAYOUTS}
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("layout", TWO)
+@pytest.mark.parametrize(("layout", "name"), [
+    pytest.param(layout, name, marks=pytest.mark.long if is_long(layout, name) else []) for layout in TWO for name in NAMES])
 def test_two_ranks_train_like_one(results: dict[str, Results], layout: str, name: str) -> None:
     found, expected = results[layout][name], results["alone"][name]
     keys, of_found = ({key for key in values if key.split(":")[1] not in OF_THE_LAYOUT} for values in (expected, found))

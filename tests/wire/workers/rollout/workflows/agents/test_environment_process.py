@@ -122,6 +122,7 @@ def test_its_tasks_become_the_data_set(tmp_path: Path) -> None:
     assert {json.loads(prompt.reference)["digit"] for prompt in prompts} == {"0"}
 
 
+@pytest.mark.long  # but for the cut, as above
 def test_of_endless_tasks_some_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_process, "MAX_TASKS", 7)
     config = brought(tmp_path, "unsteady")
@@ -131,7 +132,7 @@ def test_of_endless_tasks_some_are_taken(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("env", "changes", "words"), [
     ("no-such-env", {}, "workflow.env='no-such-env': environment 'no-such-env': ModuleNotFoundError: taskset 'no-such-env' not found"),
-    ("first_digit", {"env_args": {"taskset": {"nothing": 1}}}, "nothing"),
+    pytest.param("first_digit", {"env_args": {"taskset": {"nothing": 1}}}, "nothing", marks=pytest.mark.long),
     ("first_digit", {"env_python": "/no/such/python"}, "workflow.env_python='/no/such/python': cannot be run (No such file or directory)")])
 def test_an_environment_that_cannot_be_loaded_is_refused(env: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
