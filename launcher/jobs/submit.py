@@ -81,7 +81,7 @@ def scripts(spec: JobSpec, config: FullConfig, run: RunFolder, largest: int, aft
 def describe(spec: JobSpec, config: FullConfig, run: RunFolder, after: tuple[str, ...] = ()) -> str:
     """What submission will do, for --dry-run: a line for each process that would be started, or the scripts that sbatch would get."""
     if config.cluster.kind is ClusterKind.local:
-        lines = [f"# {spec.describe()}; submitit's local executor, at most {config.run.max_hours:g} h"]
+        lines = [f"# {spec.describe()}; submitit's local executor; run.max_hours={config.run.max_hours:g}"]
         return "\n".join(lines + [f"{local_command(run)}    # {spec.element}" for _ in range(spec.num_elements)])
     try:
         largest = max_array_size(queries.show_config())

@@ -64,7 +64,8 @@ def commands() -> list[Command]:
     """All commands of the pages, and those in the heads of conf/'s files."""
     found = [command for page in PAGES for command in of_page(page)]
     for path in sorted(CONF.rglob("*.yaml")):
-        lines = [(number, line[1:]) for number, line in enumerate(path.read_text().splitlines(), 1) if line.startswith("#   ")]
+        text = re.sub(r"\\\n#\s*", " ", path.read_text())  # what goes on in the next line
+        lines = [(number, line[1:]) for number, line in enumerate(text.splitlines(), 1) if line.startswith("#   ")]
         found += [command for number, line in lines for command in _of_line(str(path.relative_to(ROOT)), number, line)]
     return found
 

@@ -156,8 +156,8 @@ class Coordinator(State):
         """Notice what happens by time alone: lost workers, and a run in which nothing moves. To be called every `TICK_S` or so."""
         if pause_s := own_pause(now - self.ticked, LOOK_S):
             self.registry.excuse(pause_s, now)
-            self.office.held_back.excuse(pause_s)
-            self.concurrency.excuse(pause_s)
+            for part in (self.office.held_back, self.concurrency, self.broadcasts.group, self.delivery.permits, self.reconciliation):
+                part.excuse(pause_s)
             self.last_progress, self._drain_deadline = min(now, self.last_progress + pause_s), self._drain_deadline + pause_s
         self.ticked = now
         for worker, why in self.registry.lost(now):

@@ -42,6 +42,10 @@ class Reconciliation:
         """The ledger has been restored: wait for the workers of its leases."""
         self.expected = {lease.worker for lease in self.ledger.running.values()}
 
+    def excuse(self, pause_s: float) -> None:
+        """The coordinator did not run for so long until now: who has come meanwhile waits to be read."""
+        self._expected_until += pause_s
+
     def give_up_absent(self, now: float) -> None:
         """Give back what is held by workers who have not come back."""
         if self.expected and now > self._expected_until:

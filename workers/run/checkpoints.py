@@ -9,6 +9,7 @@ Which of them stay: retention.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -31,6 +32,8 @@ MANIFEST = "manifest.json"
 COORDINATOR = "coordinator.msgpack"
 TRAINER = "trainer"
 RETRIES, RETRY_S = 4, 3.0
+SMALL_BYTES = 1 << 20
+"""A file of the trainer's that is smaller says what the others are."""
 
 
 class Fenced(RuntimeError):
@@ -161,7 +164,10 @@ def newest(run: RunFolder, by_digests: bool = True) -> Checkpoint | None:
     them, and one that turns out broken then is put aside (`put_aside`).
     """
     for checkpoint in sorted([*all_checkpoints(run)[::-1], *_displaced(run)], key=lambda checkpoint: checkpoint.version, reverse=True):
-        problem = lasting(partial(find_problem, checkpoint, by_digests))
+        try:
+            problem = patient(partial(find_problem, checkpoint, by_digests))
+        except OSError as error:
+            problem = str(error)
         if not problem:
             return checkpoint
         next(run.checkpoints.iterdir())  # where the whole folder is away, no checkpoint is broken for that
@@ -180,28 +186,26 @@ def put_aside(checkpoint: Checkpoint, problem: str) -> None:
     checkpoint.folder.rename(checkpoint.folder.with_name(f".{checkpoint.version}.broken"))
 
 
-def lasting(find: Callable[[], str]) -> str:
-    """What `find` finds wrong, '' if nothing. Shared storage may fail for a moment: then it looks again, before a good checkpoint is passed over."""
-    problem = ""
-    for _ in range(RETRIES):
-        try:
+def patient(find: Callable[[], str]) -> str:
+    """What `find` finds. Shared storage may fail for a moment: then it looks again, before a good checkpoint is passed over. Raises OSError where
+    that does not help."""
+    for _ in range(RETRIES - 1):
+        with contextlib.suppress(OSError):
             return find()
-        except OSError as error:
-            problem = str(error)
-            time.sleep(RETRY_S)
-    return problem
+        time.sleep(RETRY_S)
+    return find()
 
 
 def find_problem(checkpoint: Checkpoint, by_digests: bool = True) -> str:
-    """What is wrong with a checkpoint, '' if it is whole: every file is compared with its digest, the trainer's with their sizes only unless
-    `by_digests`. Raises OSError where that fails."""
+    """What is wrong with a checkpoint, '' if it is whole: every file is compared with its digest, but for the trainer's large ones, with their sizes
+    only unless `by_digests`. Raises OSError where that fails."""
     try:
         manifest = msgspec.json.decode((checkpoint.folder / MANIFEST).read_bytes(), type=CheckpointManifest)
         if manifest.version != checkpoint.version:
             return f"its manifest is of version {manifest.version}"
         for entry in manifest.files:
             path = checkpoint.folder / entry.name
-            hashed = by_digests or not entry.name.startswith(f"{TRAINER}/")
+            hashed = by_digests or entry.size < SMALL_BYTES or not entry.name.startswith(f"{TRAINER}/")
             if path.stat().st_size != entry.size or (hashed and digest_file(path) != entry.digest):
                 return f"{entry.name} is not what was written"
     except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError, ValueError) as error:

@@ -27,7 +27,9 @@ from workers.config import Config
 from workers.messages.from_coordinator import Finish
 from workers.messages.parts import Announcement, Version
 from workers.run.checkpoints import Checkpoint, Fenced, check_epoch
+from workers.run.files import read_lines
 from workers.run.folder import RunFolder
+from workers.run.outage import patiently
 from workers.trainer.coordinator_link.client import CoordinatorLink
 from workers.trainer.coordinator_link.endings import DrainRequested, RunEnded
 from workers.trainer.coordinator_link.inbox import Received
@@ -190,8 +192,14 @@ class TrainerWorker:
     def _measure_heldout(self) -> dict[str, float]:
         """The held-out loss of this version, where it is due: before the first step, every `evaluation.every_steps`, after the last."""
         step, every = self.version.step, self.config.evaluation.every_steps
-        due = (every and step % every == 0) or step >= self.config.run.num_steps
-        if self._heldout is None or not self.config.evaluation.enabled or not (due if self._published else self._begins_new):
+        last = step >= self.config.run.num_steps
+        if self._heldout is None or not self.config.evaluation.enabled:
+            return {}
+        due = last or (every and step % every == 0)
+        if not self._published:  # what an incarnation before has measured is known
+            known = patiently(self.run, partial(read_lines, self.run.evaluations)) if last else []
+            due = self._begins_new or (last and not any(line["step"] == step for line in known))
+        if not due:
             return {}
         started = time.monotonic()
         self._tell(MeasureHeldout())

@@ -162,11 +162,13 @@ class Concurrency:
         self.load = min(max(load, 1.0), self._room / self._num_engines)
         self.limit = math.floor(self.load * self._num_engines + 0.5)
 
-    def began(self, group_id: str, now: float) -> None:
-        """Note that a group has been leased."""
+    def began(self, group_id: str, now: float, whole: bool = True) -> None:
+        """Note that a group has been leased; unless `whole`, it only goes on, and is not measured."""
         if self.auto:
             self._until(now)
-            self._began[group_id] = now, self._load_s
+            self._began.pop(group_id, None)
+            if whole:
+                self._began[group_id] = now, self._load_s
 
     def ended(self, group: Group, now: float) -> None:
         """Note that a group is finished."""

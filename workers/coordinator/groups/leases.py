@@ -62,8 +62,8 @@ class LeaseOffice:
         """Have the concurrency see what was granted, what runs now, and whether the trainer waits for that; and how much is held back at `step`."""
         for _, leases in granted:
             for lease in leases.leases:
-                if lease.purpose is Purpose.training and lease.partial is None:  # of one that goes on, the beginning was elsewhere
-                    self.concurrency.began(lease.group_id, now)
+                if lease.purpose is Purpose.training:
+                    self.concurrency.began(lease.group_id, now, lease.partial is None)
         self._look()
         held_out = len(self.evaluation.running) * self._sizes[Purpose.evaluation] / self._sizes[Purpose.training]
         if not 1 / DRIFT < (self.rooms.num_groups or 1.0) / self._num_groups < DRIFT:

@@ -213,6 +213,10 @@ class UpdateGroup:
             return self._give_up(f"{', '.join(late)}: servers were not interrupted in {PREPARE_S:g} s")
         return self._give_up(f"{', '.join(late)}: not in the group after {JOIN_S:g} s")
 
+    def excuse(self, pause_s: float) -> None:
+        """The coordinator did not run for so long until now: what has come meanwhile waits to be read."""
+        self._until += pause_s
+
     def _blame_late(self) -> None:
         """Those whose word is missing; in a group that nobody is in before all are, that says little."""
         late, joining = self.members.waiting, self.phase is Phase.joining

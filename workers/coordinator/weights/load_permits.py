@@ -89,6 +89,10 @@ class LoadPermits:
             self._end(worker)
         return late
 
+    def excuse(self, pause_s: float) -> None:
+        """The coordinator did not run for so long until now: what has come meanwhile waits to be read."""
+        self.loading = {worker: replace(permit, until=permit.until + pause_s) for worker, permit in self.loading.items()}
+
     def grant(self, num_generating: int, now: float) -> list[Grant]:
         """Whoever may load from now on; `num_generating`: how many workers hold weights and take leases."""
         granted = []

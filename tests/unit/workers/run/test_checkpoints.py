@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from workers.messages.parts import Version
 from workers.metrics.recorder import Recorder
-from workers.run import incarnations
+from workers.run import checkpoints, incarnations
 from workers.run.checkpoints import (
     COORDINATOR,
     MANIFEST,
@@ -105,10 +105,12 @@ def test_a_later_epoch_is_newer_whatever_its_step(run: RunFolder) -> None:
     assert [checkpoint.version for checkpoint in all_checkpoints(run)] == [Version(1, 9), Version(2, 3)]
 
 
-def test_what_several_ranks_are_to_compare_is_left_to_them(run: RunFolder) -> None:
+def test_what_several_ranks_are_to_compare_is_left_to_them(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     before, broken = save(run, 1, 3), save(run, 1, 4)
     part = broken.trainer / "rank" / "weights"
     part.write_bytes(bytes(reversed(part.read_bytes())))
+    assert newest(run, by_digests=False) == before, "what is small is compared by everybody"
+    monkeypatch.setattr(checkpoints, "SMALL_BYTES", 0)
     assert newest(run, by_digests=False) == broken and newest(run) == before
     put_aside(broken, "two ranks have found it so")
     assert newest(run, by_digests=False) == before == newest(run) and names(run) == [".1.4.broken", "1.3"]

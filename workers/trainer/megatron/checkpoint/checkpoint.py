@@ -27,7 +27,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch.distributed.checkpoint import CheckpointException
 
-from workers.run.checkpoints import lasting
+from workers.run.checkpoints import patient
 from workers.run.digests import digest_file
 from workers.run.files import sync, write_atomic
 from workers.trainer.megatron.checkpoint.state_copy import Shard, WrittenPart, capture, write_index, write_part
@@ -48,7 +48,7 @@ class CheckpointError(RuntimeError):
 
 
 class BrokenState(CheckpointError):
-    """One whose files are not what was written, however often they are read."""
+    """One whose files can be read, and are not what was written."""
 
 
 class StateFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -195,7 +195,11 @@ def _why_not(folder: Path, model: dict[str, Any]) -> str:
         return (f"{folder}: is the state of another model: {values}. Resume with the model and trainer.dtype that it was saved with, and with "
                 "a critic (algorithm.advantage=gae) and adapters (trainer.lora) where it has them")
     for name, (size, digest) in sorted(saved.files.items())[process_group.rank()::process_group.world_size()]:
-        if problem := lasting(partial(_difference, folder / Path(name).name, size, digest)):
+        try:
+            problem = patient(partial(_difference, folder / Path(name).name, size, digest))
+        except OSError as error:  # of this node, perhaps: that the file is broken is not known
+            return f"{folder}: {name} cannot be read ({error.strerror}). {remedy}"
+        if problem:
             return f"{folder}: {BROKEN}{name} {problem}. {remedy}"
     return ""
 

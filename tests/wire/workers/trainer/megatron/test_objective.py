@@ -32,6 +32,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
 @pytest.mark.parametrize(("layout", "name"), [
     pytest.param(layout, name, marks=pytest.mark.long if is_long(layout, name) else []) for layout in TWO for name in NAMES])
 def test_two_ranks_train_like_one(results: dict[str, Results], layout: str, name: str) -> None:
+    if name not in results[layout]:
+        pytest.skip("only with HEADWAY_LONG=1")
     found, expected = results[layout][name], results["alone"][name]
     keys, of_found = ({key for key in values if key.split(":")[1] not in OF_THE_LAYOUT} for values in (expected, found))
     assert keys == of_found and expected["0:grad_norm"] > 0

@@ -23,6 +23,7 @@ pytest.importorskip("megatron.core")
 from tests.support.megatron_case import config, make_groups, write_model
 from tests.support.megatron_case import train as train_on
 from workers.config import Advantage, Dtype, Schedule
+from workers.run import checkpoints
 from workers.trainer.megatron.checkpoint import checkpoint
 from workers.trainer.megatron.checkpoint.checkpoint import BrokenState, CheckpointError
 from workers.trainer.megatron.checkpoint.optimizer_shards import boxes
@@ -156,6 +157,21 @@ def test_what_is_broken_is_refused_before_anything_is_touched(folders: dict[str,
     assert engine.num_steps == 2
     assert_same(everything(engine), before)
     train(engine, 3, 3)
+
+
+def test_what_one_node_cannot_read_is_not_taken_for_broken(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = MegatronEngine(config(), folders["qwen2"])
+    folder, looked = saved(engine, tmp_path / "state"), []
+
+    def stale(path: Path) -> str:
+        looked.append(path)
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(checkpoint, "digest_file", stale)
+    monkeypatch.setattr(checkpoints, "RETRY_S", 0.0)
+    with pytest.raises(CheckpointError, match=f"{folder}: .* cannot be read .Stale file handle.") as caught:
+        engine.load_state(folder)
+    assert caught.type is CheckpointError and len(looked) == checkpoints.RETRIES
 
 
 def test_a_folder_that_is_not_there_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
