@@ -97,7 +97,7 @@ def follow(run: RunFolder, name: str, console: Console, plain: bool, until: Call
     """Show the run until `until()` is true. While its folder is full or away that is said, and looked at again, for as long as the run itself
     waits. Raises `OutageTooLong`."""
     follower = follower or Follower(run)
-    run = run.patient(json.loads(run.config.read_bytes())["run"].get("outage_minutes", RunConfig().outage_minutes))
+    run = run.patient(json.loads(run.config.read_bytes()).get("run", {}).get("outage_minutes", RunConfig().outage_minutes))
     live = None if plain else Live(console=console, refresh_per_second=4)
     if live is not None:
         live.start()
