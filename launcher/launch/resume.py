@@ -3,10 +3,11 @@
     outcome.json -> outcome.1.json, stop -> gone, new jobs submitted --> they find the newest checkpoint by themselves
 
 Of two that resume a run at the same time one is refused: supervisor.lock is held until all is submitted, then left to whoever watches.
-Without a checkpoint the run starts again at step 0. `run.num_steps=N` and `run.max_hours=H` may be given to go on for longer, `selftest.action=warn`
-where the self-test has ended it, `workflow.max_rejected=SHARE` where too many groups were rejected, `alarms.stop=[NAME,...]` where an alarm has,
-`trainer.device=cpu` or `cuda` where the other one is there now, `trainer.microbatch_tokens=N` where devices have less memory; on SLURM also where
-and how jobs run (`cluster.train.partition=...`): whether the run fits there is then looked at as at its start.
+Without a checkpoint the run starts again at step 0. `run.num_steps=N` and `run.max_hours=H` may be given to go on for longer (or to end with the
+steps that are done: their evaluation and model are made), `selftest.action=warn` where the self-test has ended it, `workflow.max_rejected=SHARE`
+where too many groups were rejected, `alarms.stop=[NAME,...]` where an alarm has, `trainer.device=cpu` or `cuda` where the other one is there now,
+`trainer.microbatch_tokens=N` where devices have less memory; on SLURM also where and how jobs run (`cluster.train.partition=...`): whether the run
+fits there is then looked at as at its start.
 """
 
 from __future__ import annotations
