@@ -96,13 +96,13 @@ def main(command: str, arguments: Sequence[str], conf: Path) -> int:
             combinations = composer.combinations(given, sweep)
             folder = composer.sweep_folder(given) if sweep else None
             checked = [_check(composer, one, flags, sweep) for one in combinations]
+            sweeps = [Sweep(folder, number, one) if folder else None for number, one in enumerate(combinations)]
             if folder is not None:
-                check_new(folder, [new_run_path(one.config, Sweep(folder, number, ())) for number, one in enumerate(checked)])
+                check_new(folder, [new_run_path(one.config, sweep) for one, sweep in zip(checked, sweeps, strict=True)])
     except (ConfigError, RunFolderError) as error:
         return refuse(str(error))
     try:
-        statuses = [_start(one, Sweep(folder, number, combination) if folder else None)
-                    for number, (one, combination) in enumerate(zip(checked, combinations, strict=True))]
+        statuses = [_start(one, sweep) for one, sweep in zip(checked, sweeps, strict=True)]
     except Interrupted as error:
         print(f"headway: {'the sweep was ' if sweep else ''}ended by {error.words}", file=sys.stderr)
         return FAILED

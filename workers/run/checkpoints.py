@@ -165,7 +165,7 @@ def newest(run: RunFolder, by_digests: bool = True) -> Checkpoint | None:
     """
     for checkpoint in sorted([*all_checkpoints(run)[::-1], *_displaced(run)], key=lambda checkpoint: checkpoint.version, reverse=True):
         try:
-            problem = patient(partial(find_problem, checkpoint, by_digests))
+            problem = retried(partial(find_problem, checkpoint, by_digests))
         except OSError as error:
             problem = str(error)
         if not problem:
@@ -186,7 +186,7 @@ def put_aside(checkpoint: Checkpoint, problem: str) -> None:
     checkpoint.folder.rename(checkpoint.folder.with_name(f".{checkpoint.version}.broken"))
 
 
-def patient(find: Callable[[], str]) -> str:
+def retried(find: Callable[[], str]) -> str:
     """What `find` finds. Shared storage may fail for a moment: then it looks again, before a good checkpoint is passed over. Raises OSError where
     that does not help."""
     for _ in range(RETRIES - 1):

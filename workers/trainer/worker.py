@@ -195,10 +195,11 @@ class TrainerWorker:
         last = step >= self.config.run.num_steps
         if self._heldout is None or not self.config.evaluation.enabled:
             return {}
-        due = last or (every and step % every == 0)
-        if not self._published:  # what an incarnation before has measured is known
-            known = patiently(self.run, partial(read_lines, self.run.evaluations)) if last else []
-            due = self._begins_new or (last and not any(line["step"] == step for line in known))
+        if self._published:
+            due = last or (every and step % every == 0)
+        else:  # an incarnation before may have measured it
+            known = partial(read_lines, self.run.evaluations)
+            due = self._begins_new or (last and all(line["step"] != step for line in patiently(self.run, known)))
         if not due:
             return {}
         started = time.monotonic()

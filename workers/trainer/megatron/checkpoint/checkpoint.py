@@ -27,7 +27,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch.distributed.checkpoint import CheckpointException
 
-from workers.run.checkpoints import patient
+from workers.run.checkpoints import retried
 from workers.run.digests import digest_file
 from workers.run.files import sync, write_atomic
 from workers.trainer.megatron.checkpoint.state_copy import Shard, WrittenPart, capture, write_index, write_part
@@ -196,7 +196,7 @@ def _why_not(folder: Path, model: dict[str, Any]) -> str:
                 "a critic (algorithm.advantage=gae) and adapters (trainer.lora) where it has them")
     for name, (size, digest) in sorted(saved.files.items())[process_group.rank()::process_group.world_size()]:
         try:
-            problem = patient(partial(_difference, folder / Path(name).name, size, digest))
+            problem = retried(partial(_difference, folder / Path(name).name, size, digest))
         except OSError as error:  # of this node, perhaps: that the file is broken is not known
             return f"{folder}: {name} cannot be read ({error.strerror}). {remedy}"
         if problem:
