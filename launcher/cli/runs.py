@@ -7,20 +7,17 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
 from launcher.arguments import Parser, refuse
-from launcher.jobs.liveness import on_slurm, still_there
+from launcher.jobs.run_state import state, told_once
 from launcher.monitoring.logs import tail
-from launcher.slurm.queries import QueueEntry, asked_once
 from launcher.views.queue_view import duration
 from launcher.views.terminal import terminal
 from workers.run.folder import RunFolder
-from workers.slurm.command import SlurmError
 
 DEPTH = 3
 WIDE = 200
@@ -42,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     except PermissionError as error:
         return refuse(f"{error.filename}: you may not look into it. Give a folder of your own")
     runs = sorted(began, key=lambda run: began[run])
-    with asked_once() if any(map(_of_slurm, runs)) else nullcontext():
+    with told_once(runs):
         rows = [row(run, time.time() - began[run]) for run in runs]
     if options.as_json:
         print(json.dumps(rows))
@@ -73,11 +70,6 @@ def _began(run: RunFolder) -> float | None:
         return None
 
 
-def _of_slurm(run: RunFolder) -> bool:
-    """Whether SLURM will be asked for it."""
-    return not _object(run.outcome) and on_slurm(run)
-
-
 def row(run: RunFolder, age_s: float) -> dict:
     """One run's figures; None for what is not known (yet)."""
     step, evaluation = _last(run.metrics).get("step"), _last(run.evaluations)
@@ -90,18 +82,10 @@ def row(run: RunFolder, age_s: float) -> dict:
 
 
 def _state(run: RunFolder) -> str:
-    """finished, stopped, failed, drained; without an outcome: running, waiting, gone, or '?' where SLURM cannot be asked."""
-    outcome = _object(run.outcome)
-    if outcome:
-        state = str(outcome.get("state"))
-        return "stopped" if state == "failed" and str(outcome.get("cause")).startswith("stopped") else state
     try:
-        left = still_there(run)
-    except (SlurmError, ValueError, KeyError):
+        return state(run, _object(run.outcome))
+    except (OSError, ValueError, KeyError, TypeError):
         return "?"
-    if not left:
-        return "gone"
-    return "waiting" if on_slurm(run) and all(isinstance(one, QueueEntry) and one.state.waiting for one in left) else "running"
 
 
 def _last(path: Path) -> dict:

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     follower.read()
     if on_slurm(run):
         try:
-            follower.slurm = figures(Observer(run).look(now), follower.rollout_idle_s)
+            follower.slurm = figures(Observer(run).look(now), follower.idle.seconds)
         except SlurmError as error:
             trouble = f"SLURM cannot be asked: {error}"
     outcome = run.ended()

@@ -22,6 +22,7 @@ from launcher.monitoring.observation import Observation, Observer, figures
 from launcher.monitoring.stop import told
 from launcher.monitoring.supervisor import supervising
 from launcher.report.ending import tell_report
+from launcher.slurm.accounting import IdleTime
 from launcher.views import evaluation_view, run_view
 from launcher.views.terminal import terminal
 from workers.config import RunConfig
@@ -43,6 +44,7 @@ class Follower:
     def __init__(self, run: RunFolder) -> None:
         self.run = run
         self._steps, self._evaluations = GrowingLines(run.metrics), GrowingLines(run.evaluations)
+        self.idle = IdleTime()
         self.status: dict | None = None
         self.slurm: dict | None = None
 
@@ -59,13 +61,9 @@ class Follower:
     def read(self) -> tuple[list[dict], list[dict]]:
         """Read on; returns the new steps and evaluations."""
         steps, evaluations = self._steps.read(), self._evaluations.read()
+        self.idle.add(steps)
         self.status = read_status(self.run) or self.status
         return steps, evaluations
-
-    @property
-    def rollout_idle_s(self) -> float:
-        """How long rollout workers have been without any lease, added up."""
-        return self.steps[-1].get("rollout_idle_s", 0.0) if self.steps else 0.0
 
 
 def read_status(run: RunFolder) -> dict | None:
@@ -165,7 +163,7 @@ class Lookout:
     def _look(self) -> None:
         try:
             observed = self._observer.look(time.time())
-            self.follower.slurm = figures(observed, self.follower.rollout_idle_s)
+            self.follower.slurm = figures(observed, self.follower.idle.seconds)
             self._empty = not any(observed.queue.values())
             self._act(observed)
             self._trouble = ""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.arguments import Parser, refuse
+from launcher.jobs.run_state import told_once
 from launcher.report.record import read
 from launcher.report.table import columns, find_runs, rows, table
 from launcher.rollouts import kept_rows
@@ -36,9 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
         if not runs:
             return refuse(f"{folder}: neither a run folder (no config.json), nor does it hold sweep.json or run folders. "
                           "Give the folder that `headway` or `headway -m` printed")
-        if options.html or (one and not options.as_json and not options.as_csv):
-            return _write_page(folder, runs, one)
-        return _print_table(runs, options.as_json, options.as_csv)
+        with told_once(runs):
+            if options.html or (one and not options.as_json and not options.as_csv):
+                return _write_page(folder, runs, one)
+            return _print_table(runs, options.as_json, options.as_csv)
     except RunFolderError as error:
         return refuse(str(error))
     except PermissionError as error:
@@ -47,9 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _runs_of(folder: Path) -> list[RunFolder]:
     try:
-        return [run for run in find_runs(folder) if run.config.is_file()]
+        found = find_runs(folder)
     except ValueError as error:
         raise RunFolderError(f"{folder / 'sweep.json'}: cannot be read ({error}). Give the folders of its runs one by one") from error
+    for run in found:
+        if not run.config.is_file():
+            print(f"headway: {run.path}: there is no run any more; left out", file=sys.stderr)
+    return [run for run in found if run.config.is_file()]
 
 
 def _write_page(folder: Path, runs: Sequence[RunFolder], one: bool) -> int:
@@ -77,7 +83,7 @@ def _write_rollouts(run: RunFolder) -> None:
 
 
 def _print_table(runs: Sequence[RunFolder], as_json: bool, as_csv: bool) -> int:
-    keys, lines = rows([read(run) for run in runs], time.time())
+    keys, lines = rows([read(run, samples=False) for run in runs], time.time())
     if as_json:
         print(json.dumps(lines))
     elif as_csv:

@@ -74,12 +74,14 @@ def chart_of(panel: Panel, record: Record) -> Chart | None:
 
 
 def heldout(record: Record) -> Chart | None:
-    """The held-out figure over the steps whose weights it is of, with 95% intervals."""
+    """The held-out figure over the steps whose weights it is of, with their intervals."""
     intervals = [] if record.supervised else [found for evaluation in record.evaluations if (found := interval(evaluation)) is not None]
     trace = Trace("", values(record.evaluations, record.figure), 1, intervals, dots=True)
     if record.supervised:
         return plot.line_chart("Held-out loss", [trace], note="nats a token", marks=incarnation_steps(record))
-    note = "with 95% intervals" if intervals else ""
+    levels = {number(evaluation.get("confidence")) or 0.95 for evaluation in record.evaluations}
+    level = f"{100 * levels.pop():.3g}% " if len(levels) == 1 else ""
+    note = f"with {level}intervals" if intervals else ""
     return plot.line_chart(record.figure_name.capitalize(), [trace], note=note, include=(0.0, 1.0), marks=incarnation_steps(record))
 
 

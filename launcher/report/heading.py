@@ -75,14 +75,14 @@ def _trend(record: Record, key: str, name: str) -> Figure | None:
 
 
 def _wall(record: Record, now: float) -> Figure | None:
-    if not record.lives:
+    wall, seconds = record.wall_s(now), number(record.steps[-1].get("seconds")) if record.steps else None
+    if wall is None:
         return None
-    begun, seconds = record.lives[0].claim.time, number(record.steps[-1].get("seconds")) if record.steps else None
     count = len(record.lives)
     below = f"{duration(seconds)} of it up to the last step" if seconds is not None else ""
     if count > 1:
         below += f", {count} incarnations"
-    return Figure("wall time", duration(max(0.0, (now if record.ended_at is None else record.ended_at) - begun)), below)
+    return Figure("wall time", duration(wall), below)
 
 
 def facts(record: Record) -> list[Fact]:
@@ -117,7 +117,7 @@ def _rl_facts(record: Record) -> list[Fact]:
         Fact("algorithm", ", ".join(chosen)),
         Fact("staleness", f"η = {record.text('staleness.eta')}, {record.text('staleness.bound')}"),
         Fact("lead", _lead(record)),
-        Fact("rollouts", f"{record.text('workflow.name')}, {group} samples a prompt of at most {tokens} tokens; engine {engine}"),
+        Fact("rollouts", f"{record.text('workflow.name')}, {group} samples a prompt, at most {tokens} tokens a turn; engine {engine}"),
     ]
 
 

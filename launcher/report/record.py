@@ -11,17 +11,17 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.jobs.liveness import still_there
-from launcher.slurm import queries
+from launcher.jobs.run_state import TO_COME, state
+from launcher.slurm.accounting import last_sign, newest_checkpoint
 from workers.run import incarnations
 from workers.run.folder import RunFolder, RunFolderError
 from workers.run.incarnations import Incarnation
-from workers.slurm.command import SlurmError
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run. `config` is flat ('a.b': 1); `steps` ascend; `trouble`: what could not be read, a line each."""
+    """One run. `config` is flat ('a.b': 1); `steps` ascend; `result`: of an evaluation alone; `seen_at`: when a run that is gone last gave a sign;
+    `trouble`: what could not be read, a line each."""
 
     path: Path
     config: dict[str, object]
@@ -29,11 +29,13 @@ class Record:
     steps: list[dict]
     evaluations: list[dict]
     samples: list[dict]
+    result: dict
     summary: dict
     lives: list[Incarnation]
     state: str
     cause: str
     ended_at: float | None
+    seen_at: float | None
     trouble: tuple[str, ...]
 
     @property
@@ -52,6 +54,16 @@ class Record:
         if self.supervised:
             return "held-out loss"
         return "held-out score" if any(evaluation.get("graded") for evaluation in self.evaluations) else "held-out accuracy"
+
+    @property
+    def more_to_come(self) -> bool:
+        """Whether it goes on by itself."""
+        return self.state in TO_COME
+
+    def wall_s(self, now: float) -> float | None:
+        """Seconds from its beginning to its end, to its last sign if it is gone, else to `now` (since 1970); None before it has begun."""
+        end = self.ended_at if self.ended_at is not None else self.seen_at if self.seen_at is not None else now
+        return max(0.0, end - self.lives[0].claim.time) if self.lives else None
 
     def text(self, key: str) -> str:
         """The value of a config key, for people; '' without one."""
@@ -72,20 +84,23 @@ def flat(config: dict, prefix: str = "") -> dict[str, object]:
     return result
 
 
-def read(run: RunFolder) -> Record:
-    """The run as it stands in its folder. Raises `RunFolderError` where there is no config to go by."""
+def read(run: RunFolder, samples: bool = True) -> Record:
+    """The run as it stands in its folder, with or without the `samples` of its evaluations. Raises `RunFolderError` where there is no config to
+    go by."""
     trouble: list[str] = []
     config = _object(run.config, trouble)
     if config is None:
         why = "; ".join(trouble) or "there is none"
         raise RunFolderError(f"{run.config}: not a readable run config ({why}). Give the folder that the launcher printed")
     outcome, summary = _object(run.outcome, trouble) or {}, _object(run.summary, trouble) or {}
+    stands = _state(run, outcome, trouble)
     steps = {step: line for line in _lines(run.metrics, trouble) if (step := number(line.get("step"))) is not None}
     return Record(
         path=run.path, config=flat(config), config_text=_config_text(run), steps=[steps[step] for step in sorted(steps)],
-        evaluations=_lines(run.evaluations, trouble), samples=_lines(run.heldout_samples, trouble), summary=summary,
-        lives=_lives(run, trouble), state=str(outcome.get("state") or _state(run, trouble)), cause=_cause(outcome, summary),
-        ended_at=number(outcome.get("time")), trouble=tuple(trouble))
+        evaluations=_lines(run.evaluations, trouble), samples=_lines(run.heldout_samples, trouble) if samples else [],
+        result=_object(run.evaluation_result, trouble) or {}, summary=summary,
+        lives=_lives(run, trouble), state=stands, cause=_cause(outcome, summary), ended_at=number(outcome.get("time")),
+        seen_at=_seen_at(run, trouble) if stands == "gone" else None, trouble=tuple(trouble))
 
 
 def _object(path: Path, trouble: list[str]) -> dict | None:
@@ -134,19 +149,20 @@ def _lives(run: RunFolder, trouble: list[str]) -> list[Incarnation]:
         return []
 
 
-def _state(run: RunFolder, trouble: list[str]) -> str:
-    """How a run without an outcome stands: 'running', 'pending', 'gone', or '?' where SLURM cannot be asked."""
+def _state(run: RunFolder, outcome: dict, trouble: list[str]) -> str:
     try:
-        left = still_there(run)
-    except SlurmError:
-        return "?"
+        return state(run, outcome)
     except (OSError, ValueError, KeyError, TypeError) as error:
         trouble.append(f"what of it lives cannot be told ({error})")
         return "?"
-    if not left:
-        return "gone"
-    waiting = [entry for entry in left if isinstance(entry, queries.QueueEntry) and entry.state.waiting]
-    return "pending" if len(waiting) == len(left) else "running"
+
+
+def _seen_at(run: RunFolder, trouble: list[str]) -> float | None:
+    try:
+        return last_sign(run, newest_checkpoint(run)) or None
+    except (OSError, ValueError, KeyError) as error:
+        trouble.append(f"when it was last seen cannot be told ({error})")
+        return None
 
 
 def _cause(outcome: dict, summary: dict) -> str:

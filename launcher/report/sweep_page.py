@@ -15,7 +15,7 @@ from launcher.report.record import Record, read
 from launcher.report.series import Point, rates, smooth, thin, values
 from launcher.sweep import REPORT
 from workers.run.files import write_atomic
-from workers.run.folder import RunFolder
+from workers.run.folder import RunFolder, RunFolderError
 
 NUM_TONES = 10
 
@@ -96,13 +96,22 @@ def _numeric(name: str, lines: Sequence[dict]) -> bool:
     return all(isinstance(line[name], int | float | None) for line in lines)
 
 
+def _short(keys: Sequence[str]) -> dict[str, str]:
+    """Their last parts, where these tell them apart."""
+    parts = [key.rpartition(".")[2] for key in keys]
+    return {key: part if parts.count(part) == 1 else key for key, part in zip(keys, parts, strict=True)}
+
+
 def render(folder: Path, runs: Sequence[RunFolder], now: float) -> str:
-    """The page of the runs in `folder`; `now`: seconds since 1970. Raises `RunFolderError` where a run has no config to go by."""
-    records = [read(run) for run in runs]
+    """The page of the runs in `folder`; `now`: seconds since 1970. Raises `RunFolderError` where a run has no config to go by,
+    and where all are evaluations, which have no curves."""
+    records = [read(run, samples=False) for run in runs]
+    if all(record.text("run.kind") == "evaluation" for record in records):
+        raise RunFolderError(f"{folder}: evaluations alone have no curves that a page could show. Their table: headway report {folder}")
     keys, lines = table.rows(records, now)
     names = table.columns(keys)
     cells = [[table.cell(name, line[name]) for name in names] for line in lines]
-    shown = [Run(index % NUM_TONES, ", ".join(f"{key.rpartition('.')[2]}={line[key]}" for key in keys) or line["run"], cells[index])
+    shown = [Run(index % NUM_TONES, ", ".join(f"{name}={line[key]}" for key, name in _short(keys).items()) or line["run"], cells[index])
              for index, line in enumerate(lines)]
     return environment().get_template("sweep.html").render(
         name=folder.absolute().name, path=folder.absolute(), made=time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(now)), runs=shown, keys=keys,

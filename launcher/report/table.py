@@ -13,7 +13,7 @@ from launcher.jobs.liveness import ROLES, job_ids, on_slurm
 from launcher.report.record import Record, number
 from launcher.report.series import values
 from launcher.slurm import queries
-from launcher.slurm.accounting import account, gpus_per_element, newest_checkpoint
+from launcher.slurm.accounting import IdleTime, account, gpus_per_element, newest_checkpoint
 from launcher.slurm.queries import HistoryEntry
 from launcher.views.queue_view import duration
 from workers.run.folder import RunFolder
@@ -28,11 +28,17 @@ def find_runs(folder: Path) -> list[RunFolder]:
     """The runs of a sweep, or the run folders in a folder, in their order. Raises `ValueError` where sweep.json is broken."""
     try:
         listed = json.loads((folder / "sweep.json").read_bytes())["runs"]
-        return [RunFolder(Path(entry["run"])) for entry in sorted(listed, key=lambda entry: entry["index"])]
+        return [_found(folder, Path(entry["run"])) for entry in sorted(listed, key=lambda entry: entry["index"])]
     except FileNotFoundError:
         return [RunFolder(path.parent.absolute()) for path in sorted(folder.glob("*/config.json"))]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{error!r} in its list of runs") from error
+
+
+def _found(sweep: Path, path: Path) -> RunFolder:
+    """The run at `path`, or of its name in the sweep, where that was moved or copied."""
+    here = sweep.absolute() / path.name
+    return RunFolder(here if not path.exists() and here.exists() else path)
 
 
 def differences(configs: Sequence[dict[str, object]]) -> list[str]:
@@ -41,13 +47,13 @@ def differences(configs: Sequence[dict[str, object]]) -> list[str]:
     return [key for key in keys if len({json.dumps(config.get(key)) for config in configs}) > 1]
 
 
-def _hours(record: Record, history: list[HistoryEntry] | None, idle_s: float) -> float | None:
+def _hours(record: Record, history: list[HistoryEntry] | None) -> float | None:
     run = RunFolder(record.path)
     if history is None or not on_slurm(run):
         return None
     arrays = {role: run.arrays(role) for role in ROLES}
     by_role = {role: [entry for entry in history if entry.array_job_id in arrays[role]] for role in ROLES}
-    return account(record.lives, by_role, newest_checkpoint(run), idle_s, gpus_per_element(run)).used
+    return account(record.lives, by_role, newest_checkpoint(run), IdleTime().add(record.steps).seconds, gpus_per_element(run)).used
 
 
 def row(record: Record, history: list[HistoryEntry] | None, now: float) -> dict:
@@ -55,15 +61,20 @@ def row(record: Record, history: list[HistoryEntry] | None, now: float) -> dict:
     last, evaluations = record.steps[-1] if record.steps else {}, values(record.evaluations, record.figure)
     rewards = [value for _, value in values(record.steps[-RECENT:], "reward")]
     ages = [value for _, value in values(record.steps, "staleness_max")]
-    end = now if record.ended_at is None else record.ended_at
+    wall = record.wall_s(now)
     return {
         "run": record.path.name, "state": record.state, "step": int(number(last.get("step")) or 0),
         "heldout_before": evaluations[0][1] if evaluations and evaluations[0][0] == 0 else None,
-        "heldout_after": evaluations[-1][1] if evaluations and evaluations[-1][0] else None,
+        "heldout_after": evaluations[-1][1] if evaluations and evaluations[-1][0] else _mean_score(record.result),
         "reward": sum(rewards) / len(rewards) if rewards else None, "max_staleness": int(max(ages)) if ages else None,
-        "tokens_trained": int(number(last.get("tokens_trained")) or 0), "hours": _hours(record, history, number(last.get("rollout_idle_s")) or 0.0),
-        "wall_s": round(end - record.lives[0].claim.time, 1) if record.lives else None,
+        "tokens_trained": int(number(last.get("tokens_trained")) or 0), "hours": _hours(record, history),
+        "wall_s": None if wall is None else round(wall, 1),
     }
+
+
+def _mean_score(result: dict) -> float | None:
+    told = result.get("avg")
+    return number(told.get("mean")) if isinstance(told, dict) else None
 
 
 def rows(records: Sequence[Record], now: float) -> tuple[list[str], list[dict]]:

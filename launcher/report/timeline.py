@@ -128,7 +128,7 @@ def lane(title: str, layers: Sequence[Layer], record: Record) -> Lane | None:
     steps = [number(step.get("step")) or 0.0 for step in record.steps]
     hovers = [Hover(x.at(edges[at]), round(x.at(edges[at + 1]) - x.at(edges[at]), 1), _words(layers, heights[at], steps[first], steps[last - 1]))
               for at, (first, last) in enumerate(columns)]
-    marks, labels = _epochs(record, ends, x)
+    marks, labels = _epochs(record, start, ends, x)
     note = f"share of the time; the start, {_clock(start)}, is left out" if start else "share of the time"
     chart = Chart(title, note, frame, [Legend(share.name, share.tone) for share in shares],
                   [Tick(x.at(value), _clock(value)) for value in _clock_ticks(start, ends[-1])],
@@ -161,12 +161,12 @@ def _words(layers: Sequence[Layer], shares: Sequence[float], first: float, last:
     return f"{where}: " + ", ".join(f"{layer.name} {share:.0%}" for layer, share in zip(layers, shares, strict=True) if share >= 0.005)
 
 
-def _epochs(record: Record, ends: Sequence[float], x: Scale) -> tuple[list[float], list[Label]]:
+def _epochs(record: Record, start: float, ends: Sequence[float], x: Scale) -> tuple[list[float], list[Label]]:
     """Where later incarnations went on, with their numbers."""
     places = []
     for life in record.lives[1:]:
         done = sum((number(step.get("step")) or 0.0) <= life.claim.step for step in record.steps)
-        places.append((x.at(ends[done - 1] if done else 0.0), f"epoch {life.claim.epoch}"))
+        places.append((x.at(ends[done - 1] if done else start), f"epoch {life.claim.epoch}"))
     shown = [places[at] for at in range(len(places)) if not at or places[at][0] - places[at - 1][0] > 40]
     return [at for at, _ in places], [Label(at, plot.WIDE.top - 7, text, "middle") for at, text in shown]
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 Row = dict[str, Any]
+BATCH_ROWS = 64
+"""So many rows are unpacked at a time: a token takes some 200 bytes then."""
 MISSING = "pyarrow, which reads Parquet files, is not installed here. Install it: pip install pyarrow"
 
 
@@ -78,12 +80,13 @@ def read(part: Part, wanted: Wanted = Wanted()) -> Iterator[Row]:
     import pyarrow.parquet as parquet
 
     try:
-        rows = parquet.read_table(part.path).to_pylist()
+        with parquet.ParquetFile(part.path) as file:
+            for batch in file.iter_batches(BATCH_ROWS):
+                yield from filter(wanted.row, batch.to_pylist())
     except FileNotFoundError:
         return
     except (pyarrow.ArrowException, OSError) as error:  # what is damaged is one or the other
         raise ValueError(f"{part.path}: cannot be read ({error})") from error
-    yield from filter(wanted.row, rows)
 
 
 def pieces(row: Row) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from argparse import ArgumentTypeError
+import sys
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from launcher.views.terminal import terminal
 from launcher.views.visible_text import visible_text
 
 WIDE = 160
+NUM_SHOWN = 10
 PROMPT_END = 400
 """Characters of a prompt that are shown, without --full: its end."""
 TONES = "cyan", "yellow", "green", "magenta", "blue"
@@ -33,14 +35,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--text", metavar="REGEX", type=_pattern, help="found in prompt or response")
     parser.add_argument("--prompt", metavar="ID", default="", help="of this prompt: how its answers have changed")
     parser.add_argument("--kind", choices=("train", "heldout"), default="", help="what was trained on, or evaluations")
-    parser.add_argument("--colour", choices=tuple(TINTS), default="version", help="tokens by the weights that sampled them (default), or by "
+    parser.add_argument("--colour", choices=tuple(TINTS), help="tokens by the weights that sampled them (default), or by "
                         f"importance weight: red above {FAR:g}, blue below {1 / FAR:.2g}")
-    parser.add_argument("-n", "--number", type=int, default=10, help="samples to show (default 10)")
+    parser.add_argument("-n", "--number", type=int, help=f"samples to show (default {NUM_SHOWN})")
     parser.add_argument("--full", action="store_true", help="whole prompts")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", dest="as_json", action="store_true", help="a JSON object a line, for programs")
     form.add_argument("--html", action="store_true", help="write RUN/rollouts.html")
     options = parser.parse_args(arguments)
+    if without := _without_effect(options):
+        return refuse(f"{without}: has no effect with {'--html, which shows as many as fit, whole' if options.html else '--json'}. Leave it out")
     run = open_run(options.run)
     if not parts(run.rollouts):
         return refuse(f"{run.rollouts}: nothing is kept there. Rollouts are kept from the first step on, unless rollout.keep=0")
@@ -51,12 +55,19 @@ def main(arguments: list[str] | None = None) -> int:
 
             print(f"rollouts {rollouts_page.write(run, wanted)}")
             return 0
-        return _show(itertools.islice(_newest(run.rollouts, wanted), max(0, options.number)), options.as_json, options.full, options.colour)
+        number = NUM_SHOWN if options.number is None else max(0, options.number)
+        return _show(itertools.islice(_newest(run.rollouts, wanted), number), options.as_json, options.full, options.colour or "version")
     except ImportError:
         return refuse(MISSING)
-    except ValueError as error:
-        print(f"headway: {error}")
+    except (ValueError, OSError) as error:
+        print(f"headway: {error}", file=sys.stderr)
         return FAILED
+
+
+def _without_effect(options: Namespace) -> str:
+    """The options that say how samples are printed where none is; '' without any."""
+    given = {"--number": options.html and options.number is not None, "--full": options.full, "--colour": options.colour is not None}
+    return ", ".join(name for name, is_given in given.items() if is_given) if options.html or options.as_json else ""
 
 
 def _range(text: str) -> Range:

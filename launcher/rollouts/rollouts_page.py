@@ -23,7 +23,7 @@ from workers.run.folder import RunFolder
 TEMPLATES = Path(__file__).parent / "templates"
 MOST_BYTES = 8 << 20
 HELDOUT_PROMPTS = 32
-"""Of an evaluation, so many prompts are shown: the same ones each time."""
+"""Of an evaluation, so many prompts are shown where none is asked for: the same ones each time."""
 
 
 def spread(steps: Sequence[int]) -> Iterator[int]:
@@ -41,21 +41,26 @@ def chosen(found: Sequence[Part], wanted: Wanted, most_bytes: int) -> list[dict[
     """What the page shows of the files, in order of steps: either kind in half of the bytes, or more where the other needs less. Raises as
     `kept_rows.read`."""
     shown: list[dict[str, Any]] = []
-    left = most_bytes
-    for kind, budget in (("heldout", most_bytes // 2), ("train", most_bytes)):
-        of_step: dict[int, list[Part]] = {}
-        for part in found:
-            if part.kind == kind and wanted.file(part):
-                of_step.setdefault(part.step, []).append(part)
-        spent = 0
-        for step in spread(sorted(of_step)):
-            entries = [_entry(row) for part in of_step[step] for row in read(part, wanted) if kind == "train" or _among_first(row)]
-            size = len(json.dumps(entries))
-            if spent and spent + size > min(left, budget):
-                break
-            shown, spent = shown + entries, spent + size
-        left -= spent
+    left, waiting = most_bytes, {kind: _step_by_step(found, kind, wanted) for kind in ("heldout", "train")}
+    spent = dict.fromkeys(waiting, 0)
+    while waiting:
+        kind = min(waiting, key=spent.__getitem__)
+        entries = next(waiting[kind], None)
+        size = 0 if entries is None else len(json.dumps(entries))
+        if entries is None or (spent[kind] and size > left):
+            del waiting[kind]
+        else:
+            shown, left, spent[kind] = shown + entries, left - size, spent[kind] + size
     return sorted(shown, key=lambda entry: entry["step"])
+
+
+def _step_by_step(found: Sequence[Part], kind: str, wanted: Wanted) -> Iterator[list[dict[str, Any]]]:
+    of_step: dict[int, list[Part]] = {}
+    for part in found:
+        if part.kind == kind and wanted.file(part):
+            of_step.setdefault(part.step, []).append(part)
+    for step in spread(sorted(of_step)):
+        yield [_entry(row) for part in of_step[step] for row in read(part, wanted) if kind == "train" or wanted.prompt_id or _among_first(row)]
 
 
 def _among_first(row: Row) -> bool:

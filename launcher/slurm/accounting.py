@@ -8,7 +8,7 @@ GPU-hours wasted, of those: training that had to be done again, and inference wi
   that is (last step - checkpoint) / (last step - first step) of its time, or all of it if it made no step. One that was killed without
   a word loses its time since the newest checkpoint if that one is its own, else all of its time if the next incarnation
   started at the same step, else nothing that we know of.
-- Inference: the time that rollout workers report to have been without any lease (rollout_idle_s), times the GPUs of an element.
+- Inference: the time that rollout workers report to have been without any lease (`IdleTime`), times the GPUs of an element.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.slurm.queries import HistoryEntry
@@ -44,6 +44,21 @@ class Hours:
     train: float
     inference: float
     unit: str
+
+
+class IdleTime:
+    """How long rollout workers have been without any lease, added up; every incarnation begins its total, rollout_idle_s, anew."""
+
+    def __init__(self) -> None:
+        self.seconds, self._total = 0.0, 0.0
+
+    def add(self, steps: Iterable[Mapping]) -> IdleTime:
+        """The next lines of metrics.jsonl; those without a total say nothing."""
+        for total in (step.get("rollout_idle_s") for step in steps):
+            if isinstance(total, int | float):
+                self.seconds += total - self._total if total >= self._total else total
+                self._total = total
+        return self
 
 
 def newest_checkpoint(run: RunFolder) -> Checkpoint | None:

@@ -45,7 +45,8 @@ def is_evaluation(status: dict | None) -> bool:
 def facts(status: dict[str, Any]) -> list[tuple[str, str]]:
     """Names and values for the view's table. What is missing is said."""
     left = status["num_prompts"] - status["num_judged"]
-    missing = f"{left} prompts: {status['num_running']} under way, {left - status['num_running']} to come" if left else "nothing"
+    running = min(left, status["num_running"])  # one that was killed may be among those who run, and what it held with another
+    missing = f"{left} prompts: {running} under way, {left - running} to come" if left else "nothing"
     samples = f" x {status['num_samples']} samples" if status["num_samples"] > 1 else ""
     return [("judged", f"{status['num_judged']} of {status['num_prompts']} prompts{samples}"), ("missing", missing),
             ("tokens", f"{status['tokens_generated']} generated")]

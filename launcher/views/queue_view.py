@@ -118,8 +118,18 @@ def hours_line(hours: dict | None) -> str:
     """'12.3 GPU-hours used (9.0 inference, 3.3 training), 0.2 wasted'."""
     if hours is None:
         return "unknown: SLURM keeps no accounting here"
-    return (f"{hours['used']:.2f} {hours['unit']} used ({hours['inference']:.2f} inference, {hours['train']:.2f} training), "
+    others = hours["used"] - hours["inference"] - hours["train"]
+    rewards = f", {others:.2f} reward jobs" if others >= 0.005 else ""
+    return (f"{hours['used']:.2f} {hours['unit']} used ({hours['inference']:.2f} inference, {hours['train']:.2f} training{rewards}), "
             f"{hours['wasted']:.2f} wasted")
+
+
+def _saved(status: dict, slurm: dict, now: float) -> str:
+    saved = status.get("checkpoint") or slurm["checkpoint"]
+    if saved is None:
+        return "none yet"
+    since = max(0.0, now - status["time"]) if status.get("checkpoint") else 0.0  # the status may be of long ago
+    return f"step {saved['step']}, {duration(saved['age_s'] + since)} old{_best(saved)}"
 
 
 def _best(saved: dict) -> str:
@@ -136,8 +146,7 @@ def _says(roles: dict) -> list[tuple[str, str]]:
 
 def rows(status: dict | None, slurm: dict, now: float) -> list[tuple[str, str]]:
     """Names and values for the view's table."""
-    saved = (status or {}).get("checkpoint") or slurm["checkpoint"]
-    lines = [("checkpoint", "none yet" if saved is None else f"step {saved['step']}, {duration(saved['age_s'])} old{_best(saved)}"),
+    lines = [("checkpoint", _saved(status or {}, slurm, now)),
              *((name, role_line(slurm["roles"][role], now)) for role, name in ROLE_NAMES.items() if role in slurm["roles"]),
              ("used", hours_line(slurm["hours"]))]
     if "train" not in slurm["roles"]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from workers.config import TrackingConfig
+from workers.config import Tracker, TrackingConfig
 from workers.run.folder import RunFolder
 from workers.run.processes import PARENT_DIED, describe_exit
 
@@ -40,6 +40,13 @@ class TrackerProcesses:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    def look(self) -> None:
+        """Say, once of each, which have ended before they were told to. From one thread at a time."""
+        for name, process in list(self._processes.items()):
+            if process.poll() is not None:
+                del self._processes[name]
+                self._tell_ended(name, process)
+
     def close(self) -> None:
         """Have them tell the rest, at most `FINISH_S` seconds together; says which could not, and what to do."""
         for process in self._processes.values():
@@ -53,6 +60,12 @@ class TrackerProcesses:
                 with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk
                     process.wait(KILLED_S)
             if process.returncode != 0:
-                how = describe_exit(process.returncode) if process.returncode is not None else "does not end"
-                print(f"tracking: {name}'s process {how} and has not told everything (jobs/tracking-{name}.log). What is missing: "
-                      f"python -m workers.tracking.run_follower {self._run.path} {name}", flush=True)
+                self._tell_ended(name, process)
+
+    def _tell_ended(self, name: str, process: subprocess.Popen) -> None:
+        how = describe_exit(process.returncode) if process.returncode is not None else "does not end"
+        # Prometheus is shown what is now, and from here only.
+        remedy = f"What is missing: python -m workers.tracking.run_follower {self._run.path} {name}"
+        if name == Tracker.prometheus.value:
+            remedy = "The run's next job tries again; where the port is taken, choose another tracking.port, or 0"
+        print(f"tracking: {name}'s process {how} and has not told everything (jobs/tracking-{name}.log). {remedy}", flush=True)

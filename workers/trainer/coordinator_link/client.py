@@ -129,6 +129,7 @@ class CoordinatorLink:
         with self._telling:
             self._peer.send(StepFinished(announcement, metrics))
             self._ask(self._prefetch.announced(announcement.version.step))
+            self._trackers.look()
 
     def say(self, message: Message) -> None:
         """Tell the coordinator something besides; what it says about broadcasts goes to `on_broadcast`. From any thread."""

@@ -119,6 +119,7 @@ def test_what_elements_say_adds_up_and_what_is_missing_is_told(tmp_path: Path) -
     found = evaluation_view.progress(run)
     assert found is not None and (found["num_judged"], found["tokens_generated"], len(found["workers"])) == (5, 21, 1)
     assert ("missing", "5 prompts: 4 under way, 1 to come") in evaluation_view.facts(found)
+    assert ("missing", "1 prompts: 1 under way, 0 to come") in evaluation_view.facts(found | {"num_judged": found["num_prompts"] - 1})
     assert evaluation_view.ending_lines(run) == [f"5 of 10 prompts are judged, and kept; the rest: headway resume {tmp_path}"]
 
 

@@ -105,8 +105,9 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "seen"), [
     ("a\x00b", "a\\u0000b"), ("a\u202eb", "a\\u202eb"), ("a\u200bb", "a\\u200bb"), ("a\ud800b", "a\\ud800b"), ("a\x1b[31mb", "a\\u001b[31mb"),
-    ("a\u2028b", "a\\u2028b"), ("a\tb\nc é 漢 🙂", "a\tb\nc é 漢 🙂")],
-    ids=["nul", "override", "zero_width", "surrogate", "escape", "line", "letters"])
+    ("a\u2028b", "a\\u2028b"), ("a\tb\nc é 漢 🙂 ❤\ufe0f", "a\tb\nc é 漢 🙂 ❤\ufe0f"),
+    ("a\U000e0041b", "a\\U000e0041b"), ("a\u00ad\u3164b", "a\\u00ad\\u3164b")],
+    ids=["nul", "override", "zero_width", "surrogate", "escape", "line", "letters", "tag", "filler"])
 def test_what_cannot_be_seen_is_shown_by_its_number(tmp_path: Path, text: str, seen: str) -> None:
     run = make(tmp_path / "run")
     write_lines(run.heldout_samples, [{"step": 0, "samples": [{"prompt_id": "p", "prompt": "q", "response": text, "score": 1.0}]}])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launcher.report import ages, plot, timeline
 from launcher.report.changes import Change, changes, defaults
 from launcher.report.curves import interval, slots_used
-from launcher.report.plot import Label, Trace, line_chart, nice_ticks, scale_of, spread
+from launcher.report.plot import Label, Scale, Trace, line_chart, nice_ticks, scale_of, spread
 from launcher.report.record import number, read
 from launcher.report.series import increments, rates, smooth, thin, values, wilson, words
 from tests.support.report_runs import make, write_lines
@@ -136,6 +136,13 @@ def test_the_start_of_another_incarnation_is_nobodys_work(tmp_path: Path) -> Non
     assert trainer[timeline.STARTING] == [0.0] * 6 + [0.25] + [0.0] * 3 and trainer[timeline.REST][6] == 0
     rollouts = {layer.name: layer.seconds for layer in timeline.rollout_layers(record, 1)}
     assert rollouts[timeline.STARTING][6] == 0.5 and sum(layer[6] for layer in rollouts.values()) == sum(layer[5] for layer in rollouts.values())
+
+
+def test_an_incarnation_before_which_nothing_was_done_is_marked_at_the_beginning(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", None, (), 10)
+    incarnations.claim(run, "", "", 0, "here", 1, 0)
+    marks, _ = timeline._epochs(read(run), 3.0, [2.0 * at for at in range(1, 11)], Scale(3.0, 13.0, 50.0, 150.0))
+    assert marks == [50.0]
 
 
 def test_what_workers_waited_between_two_incarnations_is_no_time_of_the_run(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from launcher.report import main
 from launcher.report.record import flat, read
+from launcher.report.sweep_page import _short
 from launcher.report.table import COLUMNS, differences, find_runs, rows
 from tests.support.report_runs import make
 from workers.config import RunKind
@@ -45,6 +47,55 @@ def test_the_figures(tmp_path: Path) -> None:
     assert (second["state"], second["step"], second["heldout_before"], second["reward"], second["wall_s"]) == ("gone", 0, None, None, None)
     runs[0].summary.write_text(json.dumps({"max_staleness": 1}))  # of an earlier end: it was resumed since
     assert rows([read(run) for run in runs], 1e12)[1][0]["max_staleness"] == 3
+
+
+def test_a_run_that_is_gone_has_lasted_to_its_last_sign(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", None, (), 3)
+    began = read(run).lives[0].claim.time
+    run.status.write_text(json.dumps({"time": began + 100}))
+    record = read(run)
+    assert record.state == "gone" and record.wall_s(began + 1e6) == 100 and record.ended_at is None
+    run.end("stopped: by me", "test")
+    assert read(run).state == "stopped", "as in `headway runs`"
+
+
+def test_the_table_of_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, mean in (("a", 0.25), ("b", 0.5)):
+        run = make(tmp_path / name, {"evaluation": {"checkpoint": name}}, kind=RunKind.evaluation)
+        run.evaluation_result.write_text(json.dumps({"avg": {"mean": mean, "low": 0.1, "high": 0.6}}))
+    assert main([str(tmp_path), "--json"]) == 0
+    assert [(line["evaluation.checkpoint"], line["heldout_after"]) for line in json.loads(capsys.readouterr().out)] == [("a", 0.25), ("b", 0.5)]
+    assert main([str(tmp_path), "--html"]) == 2 and f"Their table: headway report {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_sweep_that_was_moved_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    listed = [{"index": at, "overrides": [], "run": str(make(before / name, {"staleness": {"eta": at}}).path)} for at, name in enumerate("abc")]
+    (before / "sweep.json").write_text(json.dumps({"runs": listed}))
+    before.rename(after)
+    (after / "c").rename(tmp_path / "elsewhere")
+    assert main([str(after), "--json"]) == 0
+    said = capsys.readouterr()
+    assert [line["run"] for line in json.loads(said.out)] == ["a", "b"] and f"{before / 'c'}: there is no run any more" in said.err
+
+
+def test_runs_are_told_apart_by_whole_keys_where_their_ends_are_alike() -> None:
+    assert _short(["trainer.parallel.tp", "engine.parallel.tp", "staleness.eta"]) == {
+        "trainer.parallel.tp": "trainer.parallel.tp", "engine.parallel.tp": "engine.parallel.tp", "staleness.eta": "eta"}
+
+
+def test_a_controller_that_does_not_answer_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b", "c"):
+        make(tmp_path / name, None, (), 2).submitted.write_text(json.dumps({"cluster": "slurm", "arrays": [{"role": "train", "job_id": "7"}]}))
+    asked, sayings = tmp_path / "asked", "Unable to contact slurm controller (connect failure)"
+    for name in ("scontrol", "squeue", "sacct"):
+        command = tmp_path / "bin" / name
+        command.parent.mkdir(exist_ok=True)
+        command.write_text(f"#!/bin/sh\necho {name} >> {asked}\necho '{name}: error: {sayings}' >&2\nexit 1\n")
+        command.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert main([str(tmp_path), "--json"]) == 0 and asked.read_text().split() == ["scontrol"]
+    assert [line["state"] for line in json.loads(capsys.readouterr().out)] == ["?"] * 3
 
 
 def test_the_table_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,13 @@ def test_mistakes_are_told(run: RunFolder, capsys: pytest.CaptureFixture[str], f
     assert left.value.code == 2 and "headway: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("flags", "named"), [(("--html", "-n", "3"), "--number"), (("--html", "--colour", "weight", "--full"), "--full, --colour"),
+                                              (("--json", "--full"), "--full")])
+def test_options_without_effect_are_refused(run: RunFolder, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], named: str) -> None:
+    assert main([str(run.path), *flags]) == 2 and f"{named}: has no effect with {flags[0]}" in capsys.readouterr().err
+    assert not run.rollouts_page.exists()
+
+
 def test_nothing_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = make(tmp_path / "run", None, (0.25, 0.75), 40, "finished")
     assert main([str(made.path)]) == 2 and "rollout.keep=0" in capsys.readouterr().err
@@ -87,7 +94,7 @@ def test_damaged_and_removed_files(run: RunFolder, capsys: pytest.CaptureFixture
     whole = (run.rollouts / "train-00000030.parquet").read_bytes()
     for damaged in (b"PAR1 and no more", whole[:200] + bytes(200) + whole[400:], whole[:4] + bytes(300) + whole[304:]):
         (run.rollouts / "train-00000040.parquet").write_bytes(damaged)
-        assert main([str(run.path)]) == 1 and "cannot be read" in capsys.readouterr().out
+        assert main([str(run.path)]) == 1 and "cannot be read" in capsys.readouterr().err
     assert report([str(run.path)]) == 0 and "no page of the rollouts: " in capsys.readouterr().out and run.report.exists()
 
 
@@ -127,6 +134,16 @@ def test_a_page_has_as_much_as_fits(run: RunFolder) -> None:
     steps = [entry["step"] for entry in shown]
     assert {1, 20, 199} <= set(steps), "the first, the last, and what is held out"
     assert max(second - first for first, second in itertools.pairwise(steps) if first >= 100) < 60
+
+
+def test_what_one_kind_does_not_need_is_the_others(run: RunFolder) -> None:
+    for step in range(100, 130):
+        rows = (row(step, "heldout", group=f"e{step}.{at}", prompt_id=f"p{at}", prompt="x" * 500) for at in (3, 50))
+        keep(run, f"heldout-{step:08d}.000.parquet", *rows)
+    size = len(json.dumps(rollouts_page.chosen(parts(run.rollouts), Wanted(), 20_000)))
+    assert 17_000 < size < 21_000
+    assert {entry["prompt_id"] for entry in rollouts_page.chosen(parts(run.rollouts), Wanted(kind="heldout"), 10**6)} == {"p3", "held"}
+    assert len(rollouts_page.chosen(parts(run.rollouts), Wanted(prompt_id="p50"), 10**6)) == 30, "asked for, it is there"
 
 
 def test_the_page_is_inert(run: RunFolder) -> None:

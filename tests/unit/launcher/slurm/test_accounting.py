@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.monitoring.observation import Observation, figures
-from launcher.slurm.accounting import Checkpoint, account, describe, last_sign, newest_checkpoint, training_hours
+from launcher.slurm.accounting import Checkpoint, IdleTime, account, describe, last_sign, newest_checkpoint, training_hours
 from launcher.slurm.queries import HistoryEntry, QueueEntry
 from launcher.slurm.states import State
 from workers.run import incarnations
@@ -60,6 +60,12 @@ def test_idle_inference_is_lost_too_but_not_more_than_there_was() -> None:
     history = {"train": [], "inference": [past("2_0", 0, 2.0, 1), past("2_1", 0, 2.0, 1)]}
     assert account([], history, None, 0.5 * HOUR).wasted == pytest.approx(0.5)
     assert account([], history, None, 100 * HOUR).wasted == pytest.approx(4.0)
+
+
+def test_idle_time_is_that_of_all_incarnations() -> None:
+    before, after = [{"rollout_idle_s": 100.0}, {"rollout_idle_s": 3000.0}, {"step": 3}], [{"rollout_idle_s": 20.0}, {"rollout_idle_s": 50.0}]
+    idle = IdleTime().add(before).add(after)
+    assert idle.seconds == 3050.0
 
 
 def test_training_time_without_accounting() -> None:

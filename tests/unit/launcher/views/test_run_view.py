@@ -243,13 +243,13 @@ def test_a_run_on_slurm() -> None:
     workers = [{**WORKERS[0], "job": "11_0", "draining": True}]
     text = shown_on_slurm(status(checkpoint={"step": 3, "age_s": 61.0}, replicas_ready=2, min_replicas=1, parked=4, suspended="", workers=workers),
                           slurm(inference=inference, lives=[{"words": "epoch 1 (12_0 on trn0): started at step 0"}]))
-    for part in ("checkpoint step 3, 1m01s old", "replicas 2 ready, training needs 1 4 groups parked",
+    for part in ("checkpoint step 3, 1m02s old", "replicas 2 ready, training needs 1 4 groups parked",
                  "inference 2 running on inf0,inf1 (1m00s left), 6 to follow, 3 done, 1 failed", "training 1 running on trn0 (12m05s left)",
                  "used 12.35 GPU-hours used (9.35 inference, 3.00 training), 0.50 wasted", "rollout 0 node7 job 11_0", "(draining)",
                  "epoch 1 (12_0 on trn0): started at step 0"):
         assert part in text, part
     best = {"step": 3, "age_s": 61.0, "best_step": 2, "best_accuracy": 0.8125}
-    assert "step 3, 1m01s old; the best is step 2 (0.812)" in shown_on_slurm(status(checkpoint=best), slurm())
+    assert "step 3, 1m02s old; the best is step 2 (0.812)" in shown_on_slurm(status(checkpoint=best), slurm())
     assert "suspended saving" in shown_on_slurm(status(suspended="saving"), slurm())
     drained = shown_on_slurm(status(), slurm(train=role(done=1)), {"state": "drained", "cause": "by headway stop --drain"})
     assert "drained: by headway stop --drain" in drained
@@ -271,6 +271,8 @@ def test_what_a_run_on_slurm_waits_for(train: dict[str, Any], words: str) -> Non
 def test_a_coordinator_that_went_away_or_never_was() -> None:
     gone = shown_on_slurm(status(time=NOW - 61), slurm())
     assert "its coordinator has not written its status for 1m01s" in gone and "worker process" not in gone
+    queued = shown_on_slurm(status(time=NOW - 3600, checkpoint={"step": 3, "age_s": 61.0}), slurm(checkpoint={"step": 3, "age_s": 3661.0}))
+    assert "checkpoint step 3, 1h01m old" in queued
     unknown = shown_on_slurm(None, slurm(hours=None, train=role(pending=1, reasons={"Priority": 1}, done=None, failed=None)))
     assert "unknown: SLURM keeps no accounting here" in unknown
 

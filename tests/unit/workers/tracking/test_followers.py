@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -150,6 +152,23 @@ def test_a_tracker_that_cannot_be_reached_is_said_and_left(
     TrackerProcesses(run, TrackingConfig(to=[Tracker.mlflow]), 1).close()
     said = capsys.readouterr().out
     assert "tracking: mlflow's process was killed by SIGKILL" in said and f"python -m workers.tracking.run_follower {run.path} mlflow" in said
+
+
+def test_a_process_that_ends_early_is_said_at_the_next_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(tmp_path, 1)
+    config = json.loads(run.config.read_bytes())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config["tracking"] |= {"to": ["prometheus"], "interface": "127.0.0.1", "port": taken.getsockname()[1]}
+        run.config.write_text(json.dumps(config))
+        processes = TrackerProcesses(run, TrackingConfig(to=[Tracker.prometheus]), 1)
+        said, deadline = "", time.monotonic() + 60
+        while not said and time.monotonic() < deadline:
+            processes.look()
+            said = capsys.readouterr().out
+    processes.look()
+    processes.close()
+    assert "tracking: prometheus's process" in said and "choose another tracking.port, or 0" in said and "python -m" not in said
+    assert not capsys.readouterr().out and f"tracking.port={config['tracking']['port']}" in (run.jobs / "tracking-prometheus.log").read_text()
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
