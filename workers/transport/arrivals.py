@@ -10,19 +10,21 @@ from __future__ import annotations
 class Arrivals:
     """Connections by their descriptors; `young_s`: how long a handshake may take."""
 
-    SAID_BY_PEERS = 200
-    """Bytes: less than any handshake that succeeds takes, more than ZeroMQ's greeting."""
-
     def __init__(self, young_s: float) -> None:
         self._young_s = young_s
         self._accepted_at: dict[int, float] = {}  # oldest first
+        self._peers: set[int] = set()
         self._num_accepted = self._num_admitted = self._num_denied = self._num_refused = 0
 
     def accepted(self, number: int, now: float) -> None:
         """Somebody has connected."""
         self._num_accepted += 1
-        self._accepted_at.pop(number, None)
+        self._forget(number)
         self._accepted_at[number] = now
+
+    def known(self, number: int) -> None:
+        """It has been seen that this one has shown its key: it is no stranger, whatever events are still to come."""
+        self._peers.add(number)
 
     def admitted(self) -> None:
         """One of them has shown its key."""
@@ -34,15 +36,19 @@ class Arrivals:
 
     def ended(self, number: int) -> None:
         """A connection has ended."""
-        self._accepted_at.pop(number, None)
+        self._forget(number)
         self._count()
 
     def young(self, now: float) -> list[int]:
         """The connections that may be of strangers, oldest first."""
         while self._accepted_at and now - (oldest := next(iter(self._accepted_at.items())))[1] > self._young_s:
-            del self._accepted_at[oldest[0]]
+            self._forget(oldest[0])
         self._count()
-        return list(self._accepted_at)
+        return [number for number in self._accepted_at if number not in self._peers]
+
+    def _forget(self, number: int) -> None:
+        self._accepted_at.pop(number, None)
+        self._peers.discard(number)
 
     @property
     def num_admitted(self) -> int:

@@ -2,7 +2,7 @@
 
     anybody --TCP--> stranger --CURVE, the run's keys (or a ticket, tickets.py)--> peer
                        |  has HANDSHAKE_S seconds, and nothing larger than MAX_FRAME is taken of it
-                       |  of more than MAX_STRANGERS at a time those that have said least are turned away
+                       |  of more than MAX_STRANGERS at a time the silent are turned away, then the oldest
 
 A scanner of ports, or somebody without the keys, costs a descriptor for some seconds, and is counted.
 """
@@ -10,6 +10,7 @@ A scanner of ports, or somebody without the keys, costs a descriptor for some se
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import socket
@@ -32,12 +33,15 @@ HANDSHAKE_S = 10.0
 MAX_STRANGERS = 512
 MAX_UNREAD = 1000
 """Messages of one peer that wait to be read; it is read no further until then."""
-LOOK_S = 1.0
+LOOK_S, TURN_S = 1.0, 0.1
 END_S = 10.0
 KEYS, TICKETS = "headway", "tickets"
 EVENTS = (zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-BYTES_RECEIVED = struct.Struct("128xQ")
-"""Of the kernel's struct tcp_info: tcpi_bytes_received."""
+BYTES = struct.Struct("120xQQ")
+"""Of the kernel's struct tcp_info: tcpi_bytes_acked (what we said and was heard), tcpi_bytes_received."""
+GREETING = 64
+TOLD_TO_PEERS = 100
+"""Bytes: more than a stranger is told, whatever it says (ZeroMQ's greeting and a refusal), less than any handshake that succeeds takes of us."""
 
 
 class PortError(ConfigError):
@@ -63,7 +67,7 @@ class Door:
     def bind(self, sock: zmq.Socket, config: TransportConfig, *, by_ticket: bool = False) -> str:
         """Open `sock` to those that have the key, or, unencrypted, a ticket; returns the endpoint. Raises `PortError`, `ConfigError`."""
         sock.linger, sock.maxmsgsize, sock.rcvhwm, sock.handshake_ivl = 0, MAX_FRAME, MAX_UNREAD, int(HANDSHAKE_S * 1000)
-        sock.zap_domain = (TICKETS if by_ticket else KEYS).encode()
+        sock.zap_domain, sock.zap_enforce_domain = (TICKETS if by_ticket else KEYS).encode(), True  # without who checks keys nobody is let in
         if by_ticket:
             sock.plain_server = True
         else:
@@ -102,23 +106,26 @@ class Door:
             sock.monitor(None, 0)  # type: ignore[arg-type]
             monitor.close(linger=0)
         os.close(self._wake)
-        if self._authenticator is not None:
-            self._authenticator.stop()
+        self._end_authenticator()
 
     # -- the door's thread -----------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        turned_at = 0.0
         while self._open:
             poller = zmq.Poller()
             poller.register(self._wake, zmq.POLLIN)
             for monitor in self._monitors:
                 poller.register(monitor, zmq.POLLIN)
-            ready = dict(poller.poll(int(LOOK_S * 1000)))
+            waits_s = max(0.0, turned_at + TURN_S - time.monotonic()) or LOOK_S
+            ready = dict(poller.poll(math.ceil(waits_s * 1000)))
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
             for monitor in ready.keys() & self._monitors.keys():
                 self._read(monitor)
-            self._turn_away()
+            if time.monotonic() - turned_at >= TURN_S:
+                self._turn_away()
+                turned_at = time.monotonic()
             self._authenticate()
 
     def _read(self, monitor: zmq.Socket) -> None:
@@ -139,8 +146,14 @@ class Door:
         room = min(MAX_STRANGERS, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         if len(young) <= room:
             return
-        strangers = sorted((said, age, number) for age, number in enumerate(young) if (said := bytes_received(number)) < Arrivals.SAID_BY_PEERS)
-        for _, _, number in strangers[: max(0, len(strangers) - room)]:
+        silent, strangers = [], []
+        for number in young:
+            told, said = bytes_exchanged(number)
+            if told > TOLD_TO_PEERS:
+                self.arrivals.known(number)
+            else:
+                (strangers if said > GREETING else silent).append(number)
+        for number in [*silent, *strangers][: max(0, len(silent) + len(strangers) - room)]:
             _shut(number)
 
     def _authenticate(self) -> None:
@@ -149,11 +162,20 @@ class Door:
             return
         if self._authenticator is not None:
             print("warning: what checks keys has ended, and is started again", flush=True)
-            self._authenticator.stop()
+            self._end_authenticator()
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(KEYS, self)
         self._authenticator.passwords[TICKETS] = self.tickets
+
+
+    def _end_authenticator(self) -> None:
+        if self._authenticator is None:
+            return
+        if not self._authenticator.is_alive() and self._authenticator.pipe is not None:  # it would wait for an answer of the thread that is dead
+            self._authenticator.pipe.close(linger=0)
+            self._authenticator.pipe = None  # type: ignore[assignment]
+        self._authenticator.stop()
 
 
 def raise_limit() -> None:
@@ -163,11 +185,12 @@ def raise_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def bytes_received(number: int) -> int:
-    """What has come over the connection with this descriptor; 0 where there is none."""
+def bytes_exchanged(number: int) -> tuple[int, int]:
+    """What was heard of us over the connection with this descriptor, and what has come over it; 0 where there is none."""
     with contextlib.suppress(OSError, struct.error), _borrowed(number) as connection:
-        return BYTES_RECEIVED.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED.size))[0]
-    return 0
+        told, said = BYTES.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES.size))
+        return told, said
+    return 0, 0
 
 
 def _shut(number: int) -> None:

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 
 PAUSE_S = 0.1
-MAX_PAUSE_S = 5.0
+MAX_PAUSE_S, MAX_DOUBLINGS = 5.0, 6
 
 
 class LastingThread:
@@ -32,4 +32,4 @@ class LastingThread:
                 self.num_failures += 1
                 print(f"warning: the thread of the {self._name} has failed ({self.num_failures} so far) and begins again:\n"
                       f"{traceback.format_exc()}", flush=True)
-                time.sleep(min(MAX_PAUSE_S, PAUSE_S * 2**self.num_failures))
+                time.sleep(min(MAX_PAUSE_S, PAUSE_S * 2 ** min(self.num_failures, MAX_DOUBLINGS)))

@@ -11,7 +11,7 @@ from workers.transport.tickets import MAX_TICKETS, Tickets
 YOUNG_S = 10.0
 
 
-@given(st.lists(st.tuples(st.sampled_from(["come", "succeed", "fail", "leave", "look"]), st.floats(0, 8), st.randoms()), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(["come", "succeed", "fail", "leave", "look", "know"]), st.floats(0, 8), st.randoms()), max_size=60))
 def test_never_too_many_and_in_the_end_all_of_them(story: list) -> None:
     """Against a model that knows of which connection a handshake succeeds."""
     arrivals, now, number, refused = Arrivals(YOUNG_S), 0.0, 0, 0
@@ -39,6 +39,9 @@ def test_never_too_many_and_in_the_end_all_of_them(story: list) -> None:
             refused += 1
         elif what == "leave" and peers:
             arrivals.ended(peers.pop(random.randrange(len(peers))))
+        elif what == "know" and peers:
+            arrivals.known(peers[-1])
+            assert peers[-1] not in arrivals.young(now)
         else:
             assert set(strangers) <= set(arrivals.young(now))
         assert arrivals.num_refused <= refused

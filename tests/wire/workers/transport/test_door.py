@@ -83,18 +83,36 @@ async def test_those_that_say_too_little_are_cut_off_and_counted(run: RunFolder,
     impatient.close()
 
 
-async def test_very_many_of_them_leave_room_for_friends(server: ServerSockets, run: RunFolder, strangers: list[socket.socket],
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("said", [GREETING, GREETING + b"\x06" + (60_000).to_bytes(8, "big") + bytes(400)], ids=["little", "half_a_frame"])
+async def test_very_many_of_them_leave_room_for_friends(run: RunFolder, strangers: list[socket.socket], monkeypatch: pytest.MonkeyPatch,
+                                                        said: bytes) -> None:
     monkeypatch.setattr(door, "MAX_STRANGERS", 20)
-    with contextlib.closing(friend_of(run, server)) as friend:
+    monkeypatch.setattr(door, "HANDSHAKE_S", 1000.0)  # it is not by time that they go
+    server = ServerSockets(CONFIG, read_keys(run, "server"), read_keys(run, "client").public)
+    with contextlib.closing(server), contextlib.closing(friend_of(run, server)) as friend:
         await friend.send(Heartbeat(capacity=1))
         assert (await asyncio.wait_for(server.receive(), WAIT_S))[1] == Heartbeat(capacity=1)
         for number in range(1, 301):
-            strangers.append(connect(server, GREETING if number % 2 else b""))
+            strangers.append(connect(server, said if number % 2 else b""))
         await until(lambda: server.door.num_refused >= 300 - 20 - 2)  # but for those that are young, friends too
         await friend.send(Heartbeat(capacity=2))  # a friend's connection has not been taken for one of them
         assert (await asyncio.wait_for(server.receive(), WAIT_S))[1] == Heartbeat(capacity=2)
         assert await hears_a_friend(run, server)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_what_checks_keys_is_replaced_when_it_has_died(server: ServerSockets, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = server.door._authenticator
+    assert dead is not None
+
+    async def fails(_: list[bytes]) -> None:
+        raise RuntimeError("it fails")
+
+    monkeypatch.setattr(dead, "handle_zap_message", fails)
+    with contextlib.closing(friend_of(run, server)) as friend:
+        await friend.send(Heartbeat())
+        await until(lambda: server.door._authenticator is not dead)
+        assert not dead.is_alive() and await hears_a_friend(run, server) and server.door.num_failures == 0
 
 
 async def test_what_a_stranger_sends_is_not_kept(server: ServerSockets, run: RunFolder, strangers: list[socket.socket]) -> None:
