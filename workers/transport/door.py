@@ -146,7 +146,8 @@ class Door:
         room = min(MAX_STRANGERS, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         if len(young) <= room:
             return
-        silent, strangers = [], []
+        silent: list[int] = []
+        strangers: list[int] = []
         for number in young:
             told, said = bytes_exchanged(number)
             if told > TOLD_TO_PEERS:

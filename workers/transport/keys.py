@@ -15,6 +15,7 @@ from pathlib import Path
 import zmq
 
 from workers.run.folder import RunFolder, RunFolderError
+from workers.run.outage import patiently
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,19 @@ def make_keys(run: RunFolder) -> None:
 
 
 def read_keys(run: RunFolder, name: str) -> KeyPair:
-    """Read the pair `name` (server or client). Raises `RunFolderError` if it is missing, broken or readable by others."""
-    path = run.keys / name
+    """Read the pair `name` (server or client), as patiently as `run` is. Raises `RunFolderError` if it is missing, broken or readable by others,
+    `OSError` where the run folder cannot be read."""
+    return patiently(run, lambda: _read(run.keys / name))
+
+
+def _read(path: Path) -> KeyPair:
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise RunFolderError(f"{path}: readable by others. Run: chmod 600 {path}")
         public, secret = path.read_bytes().split()
         if zmq.curve_public(secret) != public:
             raise ValueError("the halves do not belong together")
-    except (OSError, ValueError, zmq.ZMQError) as error:
+    except (FileNotFoundError, PermissionError, ValueError, zmq.ZMQError) as error:
         raise RunFolderError(f"{path}: not a key pair ({error}). Start the run again with the launcher") from error
     return KeyPair(public, secret)
 

@@ -32,7 +32,7 @@ from workers.messages.parts import Announcement, HeldLease, Message, Role
 from workers.run.folder import RunFolder
 from workers.run.own_pause import own_pause
 from workers.transport.client import LINGER_MS, ClientSockets, CoordinatorLost, NoCoordinator, find_coordinator, new_routing_id
-from workers.transport.keys import read_keys
+from workers.transport.keys import KeyPair, read_keys
 from workers.transport.rendezvous import Address, newest
 
 START_TIMEOUT_S = 120.0
@@ -53,17 +53,15 @@ class Peer:
         self.run, self.config, self.role = run, config, role
         self.epoch = self.slot = self.num_beats = self.num_replies = 0
         self.finish_cause: str | None = None
-        self.parting, self._min_epoch = "", min_epoch
+        self.parting, self._min_epoch, self._routing_id = "", min_epoch, new_routing_id()
         self._silence_s, self._start_timeout_s, self._follows, self._job, self._serves = silence_s, start_timeout_s, follows, job, serves
         self._heartbeat, self._on_message, self._on_announcement, self._leases = heartbeat, on_message, on_announcement, leases
-        self._routing_id = new_routing_id()
         self.sockets: ClientSockets
+        self._keys: tuple[KeyPair, KeyPair]  # the server's, and the workers'
         self._address: Address | None = None
         self._newest: Announcement | None = None
-        self._finished = asyncio.Event()
-        self._welcomed = asyncio.Event()
-        self._suspended, self._leases_sent, self._heard = False, 0, time.monotonic()
-        self._interval_s = config.heartbeat_s
+        self._finished, self._welcomed = asyncio.Event(), asyncio.Event()
+        self._suspended, self._leases_sent, self._heard, self._interval_s = False, 0, time.monotonic(), config.heartbeat_s
 
     async def __aenter__(self) -> Peer:
         await self.connect()
@@ -74,6 +72,7 @@ class Peer:
 
     async def connect(self) -> None:
         """Find the coordinator and register. Raises `NoCoordinator` after `start_timeout_s`, `RunOver` if the run is over."""
+        self._keys = await asyncio.to_thread(lambda: (read_keys(self.run, "server"), read_keys(self.run, "client")))
         await self._connect(await find_coordinator(self.run, self._start_timeout_s, self._min_epoch))
 
     async def leave(self) -> None:
@@ -83,7 +82,8 @@ class Peer:
             self.sockets.close(linger_ms=0 if self._suspended else LINGER_MS)
 
     async def _connect(self, address: Address) -> None:
-        sockets = ClientSockets(self.config, address, read_keys(self.run, "server").public, read_keys(self.run, "client"), self._routing_id)
+        server, client = self._keys  # the run's, whichever coordinator it is
+        sockets = ClientSockets(self.config, address, server.public, client, self._routing_id)
         if self._address is not None:  # what fails before leaves the old ones, by which it is told
             self.sockets.close(linger_ms=0)
         self.sockets = sockets

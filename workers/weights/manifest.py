@@ -34,6 +34,10 @@ class WeightsError(RuntimeError):
     """Published weights that are missing, incomplete or not what was announced."""
 
 
+class SourcesFailed(WeightsError):
+    """No source brings a version now. It may be otherwise a little later, and what has arrived is kept."""
+
+
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file: its name, size in bytes, and the BLAKE3 digest (hex) of every chunk. `source`: which of `Announcement.sources` has it."""
 
@@ -140,14 +144,20 @@ def verify(folder: Path, version: Version, digest: str, threads: int = 1) -> Man
             size = (folder / entry.name).stat().st_size
             if size != entry.size:
                 raise WeightsError(f"{folder / entry.name}: not the announced content ({size} bytes instead of {entry.size})")
-        names = [entry.name for entry in manifest.files]
-        for found, entry in zip(describe_files(folder, names, manifest.chunk_bytes, 0, threads), manifest.files, strict=True):
-            wrong = [str(index) for index, pair in enumerate(zip(found.chunks, entry.chunks, strict=False)) if pair[0] != pair[1]]
-            if wrong or found.size != entry.size:
-                raise WeightsError(f"{folder / entry.name}: not the announced content (chunks {', '.join(wrong[:10])} of {len(entry.chunks)})")
+        with ThreadPoolExecutor(threads) as pool:
+            for entry in manifest.files:
+                found = _read_digests(folder / entry.name, entry.size, manifest.chunk_bytes, pool)
+                if wrong := [str(index) for index, pair in enumerate(zip(found, entry.chunks, strict=True)) if pair[0] != pair[1]]:
+                    raise WeightsError(f"{folder / entry.name}: not the announced content (chunks {', '.join(wrong[:10])} of {len(entry.chunks)})")
     except OSError as error:
         raise WeightsError(f"{folder}: version {version} cannot be read ({error})") from error
     return manifest
+
+
+def _read_digests(path: Path, size: int, chunk_bytes: int, pool: ThreadPoolExecutor) -> list[str]:
+    """Of a file's chunks. They are read, not mapped: a file server's error would end the process there, and is an OSError here."""
+    with path.open("rb") as file:
+        return list(pool.map(lambda offset: digest_of(os.pread(file.fileno(), chunk_bytes, offset)), range(0, size, chunk_bytes)))
 
 
 def _pieces(path: Path, size: int, chunk_bytes: int) -> Iterator[memoryview]:

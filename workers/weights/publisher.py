@@ -169,12 +169,13 @@ class SharedFolder:
                                "space on the storage that all nodes share, or choose another folder there") from error
 
     def complete(self, manifest: Manifest) -> Path:
-        """All ranks have copied their files: returns the folder with its final name."""
+        """All ranks have copied their files: returns the folder with its final name. May be tried again after an `OSError`."""
         part, final = self._part(manifest.version), self._folder / str(manifest.version)
-        write_manifest(part, manifest)
-        for path in (*part.glob("manifest*"), part):
-            sync(path)
-        part.rename(final)
+        if not final.exists():  # else it has its name, and what failed is what follows
+            write_manifest(part, manifest)
+            for path in (*part.glob("manifest*"), part):
+                sync(path)
+            part.rename(final)
         sync(self._folder)
         return final
 

@@ -2,6 +2,7 @@
 
     announcement --ways--> zmq:  SourcesRequest -> Sources -> streaming.py: chunks into the node's store, served on as they come --> folder
                            disk: shared_storage.py: seen on storage that all nodes share, verified where it lies ------------------> folder
+                                 its sources fail: asked again, until nothing has come for weights.timeout_s
                            none is left: TransportFailed -> the trainer offers another one -> the same announcement, with more ways
 
     folder of adapters alone (weights.adapter_only) --merging.py--> folder
@@ -24,6 +25,7 @@ from workers.config import Config, Transport
 from workers.messages.from_coordinator import LoadGranted, Sources
 from workers.messages.from_worker import LoadRequest, SourcesRequest, TransportFailed
 from workers.messages.parts import Announcement, Message, Version
+from workers.rollout.weights.attempts import DISK, ZMQ, Attempts, offered
 from workers.rollout.weights.merging import Merging
 from workers.rollout.weights.news import News
 from workers.rollout.weights.shared_storage import from_shared_storage
@@ -31,7 +33,6 @@ from workers.rollout.weights.streaming import Streaming
 from workers.run.folder import RunFolder
 from workers.weights.manifest import WeightsError
 
-ZMQ, DISK = "zmq", "disk"
 PERMIT_TIMEOUTS = 2
 """After so many times weights.timeout_s without a permit a worker loads all the same."""
 NEWS_BEATS = 2
@@ -121,11 +122,11 @@ class WeightFetch:
                 self.waiting_for = ""
 
     async def _fetch(self, announcement: Announcement) -> Path:
-        causes: dict[str, str] = {}
+        tried = Attempts(announcement.version, self._config.timeout_s, self.fetch_bytes, time.monotonic())
         while True:
-            way = next((way for way in self._offered(announcement) if way not in causes), None)
+            way = tried.next(announcement, self._prefers)
             if way is None:
-                announcement = await self._another_way(announcement.version, causes)
+                announcement = await self._another_way(announcement, tried)
                 continue
             try:
                 kept = self._merging or self._streaming
@@ -133,7 +134,7 @@ class WeightFetch:
                     folder = await (self._from_storage if way == DISK else self._stream)(announcement)
             except WeightsError as error:
                 print(f"version {announcement.version} could not be had by {way}: {error}", flush=True)
-                causes[way] = str(error)
+                tried.failed(way, error, self.fetch_bytes, time.monotonic())
                 self._prefers = DISK if way == ZMQ else ZMQ
                 continue
             self._prefers, self._num_skipped = way, 0
@@ -143,25 +144,24 @@ class WeightFetch:
             self.via = way
             return folder
 
-    def _offered(self, announcement: Announcement) -> list[str]:
-        """The transports by which this version is offered, the one to try first first."""
-        ways = [way for way, there in ((ZMQ, announcement.sources), (DISK, announcement.folder)) if there]
-        return sorted(ways, key=lambda way: way != self._prefers)
+    async def _another_way(self, announcement: Announcement, tried: Attempts) -> Announcement:
+        """The announcement of the same version with a way that has not failed, or may be tried again. Raises `WeightsSuperseded`,
+        `WeightsError`."""
+        version, causes = announcement.version, tried.causes
 
-    async def _another_way(self, version: Version, causes: dict[str, str]) -> Announcement:
-        """The announcement of `version` with a way that has not failed. Raises `WeightsSuperseded`, `WeightsError`."""
         def found() -> Announcement | None:
             newest = self._newest
-            more = newest is not None and newest.version == version and not causes.keys() >= set(self._offered(newest))
+            more = newest is not None and newest.version == version and not causes.keys() >= set(offered(newest))
             return newest if more or self._is_old(version) else None
 
         request = [TransportFailed(version, way, cause) for way, cause in causes.items()][-1:]
         self.waiting_for = f"another way to get version {version}"
-        await self._news.until(found, NEWS_BEATS * self._news.beat_s)  # why it failed may be that there is a newer one
+        if not await self._news.until(found, NEWS_BEATS * self._news.beat_s) and tried.once_more():  # or is it that there is a newer one?
+            return announcement
         limit_s = 0.0 if DISK in causes else self._config.timeout_s
         while not await self._news.until(found, limit_s, *request):
             if self._in_touch():
-                raise _error(version, causes)
+                raise tried.error()
             limit_s = self._config.timeout_s  # whoever published it is gone, perhaps; the next training job publishes another one
         self.waiting_for = ""
         newest = found()
@@ -172,7 +172,7 @@ class WeightFetch:
         for message in request if self._num_skipped > 1 else []:  # not by chance: the trainer must hear of it, though a newer one is there
             await self._send(message)
         if self._num_skipped >= MAX_SKIPPED and DISK in causes:
-            raise _error(version, causes)
+            raise tried.error()
         raise WeightsSuperseded(f"it could not be had by {', '.join(causes)}, and {newest.version} is there")
 
     async def _from_storage(self, announcement: Announcement) -> Path:
@@ -243,8 +243,3 @@ class WeightFetch:
 
     def _is_old(self, version: Version) -> bool:
         return self._newest is not None and self._newest.version > version
-
-
-def _error(version: Version, causes: dict[str, str]) -> WeightsError:
-    why = "; ".join(f"by {way}: {cause}" for way, cause in causes.items()) or "it was announced without a way to get it"
-    return WeightsError(f"version {version} cannot be had: {why}")

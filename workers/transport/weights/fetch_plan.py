@@ -97,10 +97,9 @@ class FetchPlan:
         source = self._sources[endpoint]
         chunk = source.checking.pop(number).chunk
         candidates = self._candidates_of(chunk)
-        if endpoint in candidates:
+        if endpoint in candidates:  # it is asked again after all others
             candidates.remove(endpoint)
-            if delta:
-                candidates.append(endpoint)
+            candidates.append(endpoint)
         if delta:
             self._delta = False
         else:

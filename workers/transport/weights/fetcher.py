@@ -25,7 +25,7 @@ from workers.run.digests import digest_of
 from workers.transport.weights.connections import Gone, Reply, WeightLinks
 from workers.transport.weights.fetch_plan import FetchPlan, Request
 from workers.transport.weights.messages import ALL, Content, Unavailable, WeightKeys
-from workers.weights.manifest import MANIFEST, WeightsError
+from workers.weights.manifest import MANIFEST, SourcesFailed, WeightsError
 from workers.weights.mmap import MappedFiles
 from workers.weights.partial_version import CorruptChunk, Incoming
 from workers.weights.store import Cancelled, NodeStore
@@ -59,9 +59,9 @@ def fetch(announcement: Announcement, parents: Sequence[str], store: NodeStore, 
     """Bring the announced version to this node; returns the held folder, complete, every chunk checked by digest. Blocks: run it in a thread.
 
     `parents`: endpoints to ask before `announcement.sources`, best first; each has asked for the version before us, or has it. `on_begin` is
-    told what arrives, to serve it on (`WeightServer.offer_incoming`). `report` is called a few times a second. Raises `WeightsError` naming
-    each source's failure when all have failed; raises `Cancelled` soon after `cancelled` is set. What has arrived stays for another
-    attempt, until `NodeStore.remove_older`. Where another process of this node fetches it, waits for that.
+    told what arrives, to serve it on (`WeightServer.offer_incoming`). `report` is called a few times a second. Raises `SourcesFailed` naming
+    each source's failure when all have failed, `WeightsError` where it has no place here, and `Cancelled` soon after `cancelled` is set. What has
+    arrived stays for another attempt, until `NodeStore.remove_older`. Where another process of this node fetches it, waits for that.
     """
     version = announcement.version
     while store.lock(version, SILENT_TIMEOUTS * config.timeout_s, cancelled):
@@ -225,9 +225,9 @@ class _Fetch:
         if self._cancelled.is_set():
             raise Cancelled(f"version {self._announcement.version} is not wanted any more")
 
-    def _error(self, what: str) -> WeightsError:
+    def _error(self, what: str) -> SourcesFailed:
         causes = "; ".join(self._progress.failures) or "No source was named"
-        return WeightsError(f"version {self._announcement.version} cannot be fetched: {what}. {causes}")
+        return SourcesFailed(f"version {self._announcement.version} cannot be fetched: {what}. {causes}")
 
     def _tell(self, now: bool = False) -> None:
         if now or time.monotonic() - self._reported > REPORT_S:

@@ -3,6 +3,8 @@ published version: tests/unit/workers/weights/test_publisher.py.)"""
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import msgspec
@@ -55,6 +57,18 @@ def test_the_first_wrong_chunk_is_named(tmp_path: Path) -> None:
         verify(tmp_path, VERSION, digest)
     (tmp_path / "shard").write_bytes(bytes(99))
     with pytest.raises(WeightsError, match=r"shard: not the announced content \(99 bytes instead of 100\)"):
+        verify(tmp_path, VERSION, digest)
+
+
+def test_an_error_of_the_file_server_is_one_of_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shard").write_bytes(bytes(100))
+    digest = make_manifest(tmp_path, VERSION, chunk_bytes=10)
+
+    def away(*_: int) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "pread", away)
+    with pytest.raises(WeightsError, match="version .* cannot be read .*Stale file handle"):
         verify(tmp_path, VERSION, digest)
 
 

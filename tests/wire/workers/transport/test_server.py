@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from workers.messages.codec import MessageError
 from workers.messages.from_coordinator import Finish, HeartbeatReply, VersionAnnounced, Welcome
 from workers.messages.from_worker import Goodbye, GroupFinished, Heartbeat, Register
 from workers.messages.parts import Announcement, Role, Version
+from workers.run import outage
 from workers.run.folder import RunFolder, RunFolderError
 from workers.transport.client import ClientSockets, CoordinatorLost, NoCoordinator, RunOver, find_coordinator
 from workers.transport.door import PortError
@@ -248,12 +250,37 @@ async def test_who_waits_for_a_coordinator_waits_for_the_run_folder_too(run: Run
     assert (await asyncio.wait_for(finding, WAIT_S)).router == "tcp://127.0.0.1:1"
 
 
-async def test_a_peer_that_cannot_go_over_to_a_newer_coordinator_stays_with_the_old_one(run: RunFolder, server: ServerSockets) -> None:
+async def test_who_follows_needs_the_keys_of_the_run_folder_once(run: RunFolder, server: ServerSockets) -> None:
     peer = Peer(run, CONFIG, Role.rollout, WAIT_S, heartbeat=Heartbeat, on_message=lambda message: None, on_announcement=lambda newer: None)
     await peer.connect()
     run.keys.rename(run.path / "elsewhere")
-    with pytest.raises(RunFolderError):
-        await peer._connect(Address(2, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"))
+    await peer._connect(Address(2, server.router_endpoint, server.publisher_endpoint))
+    await peer.send(Heartbeat(capacity=7))
+    while (await asyncio.wait_for(server.receive(), WAIT_S))[1] != Heartbeat(capacity=7):
+        pass  # its Registers
+    await peer.leave()
+
+
+def test_keys_are_waited_for_as_the_run_folder_is(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, errors = Path.read_bytes, [errno.EIO, errno.ESTALE]
+
+    def read_bytes(path: Path) -> bytes:
+        if errors:
+            raise OSError(errors.pop(), "it is away")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(outage, "NEXT_S", 0.0)
+    with pytest.raises(OSError, match="it is away"):  # with run.outage_minutes=0
+        read_keys(run, "client")
+    assert read_keys(run.patient(1.0), "client").public
+
+
+async def test_a_peer_that_cannot_go_over_to_a_newer_coordinator_stays_with_the_old_one(run: RunFolder, server: ServerSockets) -> None:
+    peer = Peer(run, CONFIG, Role.rollout, WAIT_S, heartbeat=Heartbeat, on_message=lambda message: None, on_announcement=lambda newer: None)
+    await peer.connect()
+    with pytest.raises(zmq.ZMQError):
+        await peer._connect(Address(2, "nowhere", "tcp://127.0.0.1:2"))
     await peer.send(Heartbeat(capacity=7))
     while (await asyncio.wait_for(server.receive(), WAIT_S))[1] != Heartbeat(capacity=7):
         pass  # its Register

@@ -19,7 +19,7 @@ from workers.messages.from_worker import LoadRequest, SourcesRequest, TransportF
 from workers.messages.parts import Announcement, Message, Version
 from workers.rollout.weights.fetch import MAX_SKIPPED, WeightFetch, WeightsSuperseded
 from workers.run.folder import RunFolder
-from workers.weights.manifest import WeightsError
+from workers.weights.manifest import MANIFEST, WeightsError
 from workers.weights.store import NodeStore
 
 WAIT_S = 60.0
@@ -128,6 +128,19 @@ async def test_a_failure_that_a_newer_version_explains_is_skipped_once(slow_hand
             await fetching
         assert len(hand.all(TransportFailed)) == number, "the second time it is no chance, and said, or this would go on for ever"
     assert hand.all(TransportFailed) == [TransportFailed(V1, "zmq", hand.all(TransportFailed)[0].cause)]  # type: ignore[attr-defined]
+
+
+async def test_sources_that_are_away_for_a_while_are_asked_again(hand: Hand, origin: Origin) -> None:
+    weights = make_weights(1)
+    announcement = origin.publish(V0, weights)
+    origin.server.withdraw(V0)
+    fetching = hand.get(announcement)
+    await hand.waits_for("another way")
+    await hand.says(SourcesRequest)
+    folder = origin.store.published(V0)
+    origin.server.offer(V0, folder, (folder / MANIFEST).read_bytes(), None)
+    assert (read(await fetching) == weights).all() and hand.fetch.via == "zmq"
+    assert not hand.all(TransportFailed), "which would have put the run on shared storage for good"
 
 
 async def test_versions_that_come_in_no_way_are_not_skipped_for_ever(slow_hand: Hand, tmp_path: Path) -> None:

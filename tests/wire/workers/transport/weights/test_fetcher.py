@@ -29,6 +29,7 @@ from workers.messages.parts import Announcement, Version
 from workers.run.digests import digest_of
 from workers.run.folder import RunFolder
 from workers.transport.keys import make_keys
+from workers.transport.weights.fetch_plan import MAX_CORRUPT
 from workers.transport.weights.fetcher import Cancelled, FetchProgress
 from workers.transport.weights.messages import (
     ALL,
@@ -362,7 +363,7 @@ def test_when_nobody_has_the_right_bytes_nothing_is_held(origin: Origin, make_wo
     spoil(origin.store.published(VERSION), 3)
     with pytest.raises(WeightsError, match=rf"version 1\.1 cannot be fetched: no source is left for chunk 3 of {NAMES[0]}"):
         child.fetch(announcement, [parent.endpoint])
-    assert not child.store.is_held(VERSION) and child.progress.num_corrupt == 2
+    assert not child.store.is_held(VERSION) and child.progress.num_corrupt == 2 * MAX_CORRUPT
 
 
 def test_a_forged_manifest_is_not_believed(origin: Origin, make_worker: Callable[..., Worker]) -> None:
