@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import re
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"^(?P<indent>[ \t]*)```[ \t]*(?P<language>[\w+-]*)[^\n`]*$", re.MULTILINE)
 _PYTHON = ("python", "python3", "py")
 
 
-def extract(completion: str) -> str:
+def extract(completion: str, function: str = "") -> str:
     """The last closed ```python block of `completion`; else the last closed block without a language; else all of it.
 
-    A single fence leaves the block open: what follows ```python, or what precedes a bare ``` (the prompt then opened the block).
+    Where `function` is given, the last of these blocks that defines it, if one does: behind it may stand an example of its use. A single fence
+    leaves the block open: what follows ```python, or what precedes a bare ``` (the prompt then opened the block).
     """
     fences = list(_FENCE.finditer(completion))
-    blocks = [(opening[1].lower(), completion[opening.end() + 1:closing.start()]) for opening, closing in _pairs(fences)]
+    blocks = [(opening["language"].lower(), _block(completion, opening, closing)) for opening, closing in _pairs(fences)]
     for languages in (_PYTHON, ("",)):
         found = [block for language, block in blocks if language in languages]
         if found:
-            return found[-1]
+            return next((block for block in reversed(found) if function and _definition(block, function, r"[ \t]*")), found[-1])
     if len(fences) == 1:
         [fence] = fences
-        return completion[fence.end() + 1:] if fence[1] else completion[:fence.start()]
+        return completion[fence.end() + 1:] if fence["language"] else completion[:fence.start()]
     return completion
+
+
+def _block(completion: str, opening: re.Match[str], closing: re.Match[str]) -> str:
+    """What stands between two fences, without the indentation of the first, as in the item of a list."""
+    inside = completion[opening.end() + 1:closing.start()]
+    return re.sub(rf"^[ \t]{{1,{width}}}", "", inside, flags=re.MULTILINE) if (width := len(opening["indent"])) else inside
 
 
 def _pairs(fences: list[re.Match[str]]) -> list[tuple[re.Match[str], re.Match[str]]]:
     """Opening and closing fences. One with a language opens a block, even where the one before was never closed."""
     pairs, opening = [], None
     for fence in fences:
-        if opening is None or fence[1]:
+        if opening is None or fence["language"]:
             opening = fence
         else:
             pairs.append((opening, fence))
@@ -42,7 +49,7 @@ def continued(prompt: str, completion: str, entry_point: str) -> list[str]:
 
     A completion that defines `entry_point` itself comes after the prompt, whose helpers it may use; any other goes on where the prompt ends.
     """
-    program = extract(completion)
+    program = extract(completion, entry_point)
     if not prompt:
         return [program]
     return [helpers(prompt, entry_point), program] if _definition(program, entry_point) else [prompt + program]
@@ -54,5 +61,5 @@ def helpers(prompt: str, entry_point: str) -> str:
     return prompt[:found.start()] if found else prompt
 
 
-def _definition(source: str, name: str) -> re.Match[str] | None:
-    return re.search(rf"^(async[ \t]+)?def[ \t]+{re.escape(name)}\b", source, re.MULTILINE)
+def _definition(source: str, name: str, before: str = "") -> re.Match[str] | None:
+    return re.search(rf"^{before}(async[ \t]+)?def[ \t]+{re.escape(name)}\b", source, re.MULTILINE)

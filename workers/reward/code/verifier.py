@@ -96,7 +96,7 @@ class _Trial:
             yield outcome.status == "ok" and same_output(outcome.stdout.decode("utf-8", "replace"), test.output)
 
     def _call(self, tests: Call) -> Generator[bool, None, None]:
-        source = sources.answering([extract(self._completion)], tests.function, libraries=True)
+        source = sources.answering([extract(self._completion, tests.function)], tests.function, libraries=True)
         num_expected = sum(len(json.dumps(test.expected)) for test in tests.tests)
         rest = list(reversed(tests.tests))
         while rest and (left := self._left_s()) > 0:  # once more where the program has ended in between

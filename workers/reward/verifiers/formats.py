@@ -60,12 +60,12 @@ def _boxes(completion: str) -> list[tuple[int, int, int]]:
     return found
 
 
-def stated(completion: str) -> str | None:
+def stated(completion: str, hollow: re.Pattern[str] | None = None) -> str | None:
     """The rest of the sentence, or the displayed formula, after the last "answer is", "answer:" or "####"; None without such a phrase.
 
     "####" is that of GSM8K's answers: before a number or formula, or on the last line. Elsewhere it begins a heading.
     """
-    after = _last_phrase(completion)
+    after = _last_phrase(completion, hollow)
     return None if after is None else _statement(completion, after, _SENTENCE_END)
 
 
@@ -79,7 +79,7 @@ def statements(completion: str) -> list[str]:
     return [_statement(completion, after, _SENTENCE_END), _statement(completion, after, _LINE_END).strip("*"), rest]
 
 
-def _last_phrase(completion: str) -> int | None:
+def _last_phrase(completion: str, hollow: re.Pattern[str] | None = None) -> int | None:
     """Where the answer begins that the last such phrase announces."""
     last_line, after = completion.rstrip().rfind("\n"), None
     line_end = last_word = 0  # of the line in which a mark stands, looked at once
@@ -90,7 +90,8 @@ def _last_phrase(completion: str) -> int | None:
                 last_word = max((word.start() for word in _WORDS.finditer(completion, phrase.end("mark"), line_end)), default=0)
             if last_word >= phrase.end("mark"):
                 continue
-        after = phrase.end()
+        if hollow is None or not hollow.match(completion, phrase.end()):
+            after = phrase.end()
     return after
 
 
@@ -104,13 +105,14 @@ def _statement(completion: str, after: int, ending: re.Pattern[str]) -> str:
     return text
 
 
-def final_answer(completion: str) -> str | None:
-    """The answer that a completion marks as its own: by tags, or else by a box, or else by a phrase; None if it marks none."""
+def final_answer(completion: str, hollow: re.Pattern[str] | None = None) -> str | None:
+    """The answer that a completion marks as its own: by tags, or else by a box, or else by a phrase; None if it marks none. `hollow`: what says
+    nothing behind such a phrase."""
     inside = tagged(completion)
     box = boxed(completion if inside is None else inside)
     if box is not None:
         return box
-    return stated(completion) if inside is None else inside
+    return stated(completion, hollow) if inside is None else inside
 
 
 def has_box(prompt: str, completion: str, reference: str) -> float:

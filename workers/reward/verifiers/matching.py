@@ -11,10 +11,10 @@ from collections import deque
 from fractions import Fraction
 
 from workers.reward.verifiers.formats import boxed, final_answer, statements, tagged
+from workers.reward.verifiers.notation import signed
 
 TOLERANCE = Fraction(1, 10**6)
 MAX_DIGITS = 400
-_MINUS = str.maketrans("−﹣－", "---")
 _PLAIN = r"(?:[0-9]{1,3}(?:(?:,|\{,\}|\\[,!])[0-9]{3}){1,99}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(rf"(?<![\w.])(?:(?<![)\]}}])[-+])?(?:\\?[$€£¥]\s?)?(?P<whole>{_PLAIN})"
                      r"(?:[eE](?P<exponent>[-+]?[0-9]{1,3})(?![0-9])|/(?P<denominator>[0-9]+)(?![0-9]|\.[0-9]))?(?P<percent>\s?\\?%)?")
@@ -82,13 +82,13 @@ def chosen_letter(completion: str) -> str:
 
 def last_number(text: str) -> Fraction | None:
     """The last number in `text`, exactly; None if there is none, or if it has more than `MAX_DIGITS` digits."""
-    last = deque(_NUMBER.finditer(text.translate(_MINUS)), maxlen=1)
+    last = deque(_NUMBER.finditer(signed(text)), maxlen=1)
     return _value(last.pop()) if last else None
 
 
 def parse_number(text: str) -> Fraction | None:
     """`text` as a number, exactly; None if it is not one and nothing else."""
-    found = _NUMBER.fullmatch(text.translate(_MINUS).strip())
+    found = _NUMBER.fullmatch(signed(text).strip())
     return None if found is None else _value(found)
 
 

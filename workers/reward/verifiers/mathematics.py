@@ -17,13 +17,25 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from math_verify import parse, verify
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy import Eq, Expr, Float, Number, simplify, solve
 
 from workers.reward.verifiers import bounded
 from workers.reward.verifiers.formats import boxed, final_answer
 from workers.reward.verifiers.matching import parse_number
-from workers.reward.verifiers.notation import FUNCTIONS, MAX_CHARS, formula, harmless, harmless_prose, too_large, wording, written
+from workers.reward.verifiers.notation import (
+    FUNCTIONS,
+    MAX_CHARS,
+    formula,
+    harmless,
+    harmless_prose,
+    has_variables,
+    measures,
+    too_large,
+    wording,
+    written,
+)
 
 TAIL_CHARS = 400
 FLOAT_TOLERANCE = 1e-3
@@ -34,7 +46,13 @@ WARM_UP = (("3", "4"), (r"\frac{1}{2}", "0.25"), (r"x^2 + \sqrt{2}", "2x(y - 1)"
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
 
 
+_BOX = r"\boxed{"
+_AS_IT_IS = [LatexExtractionConfig(), ExprExtractionConfig()]
+_WITHOUT_UNITS = [LatexExtractionConfig(normalization_config=NormalizationConfig(malformed_operators=True, nits=True)), ExprExtractionConfig()]
 _BASE = re.compile(r"\d_\{?(\d+)\}?$")
+_HOLLOW = re.compile(r"(?i)(?:indeed|therefore|thus|also|now)?\s*(?:correct|right|verified|confirmed|consistent|valid|reasonable|as follows)\b"
+                     r"\s*(?:[.!,:;]|\n|$)")
+"""What says of an answer that it is right, and not what it is."""
 _SIGN_IN_WORDS = re.compile(r"(?i)(?:minus|negative|not)\b")
 """An answer "minus 5" must not be taken for 5."""
 
@@ -46,10 +64,12 @@ def score(prompt: str, completion: str, reference: str) -> float:
     in it. Raises `ValueError` if no expression can be read from `reference`.
     """
     gold, expected = _gold(reference)
-    marked = final_answer(completion)
+    marked = final_answer(completion, None if wording(expected) else _HOLLOW)
     text = _tail(completion) if marked is None else written(marked)
     if not text or too_large(text) or (marked is not None and _SIGN_IN_WORDS.match(text)):
         return 0.0
+    if marked is not None and measures(text) > 1 and parse_number(expected) is not None:
+        return 0.0  # of which the library takes the first
     if marked is not None and (decided := _at_once(expected, text)) is not None:
         return decided
     whole = marked is not None and formula(text)
@@ -81,7 +101,7 @@ def _gold(reference: str) -> tuple[list[Any], str]:
     text = written(reference if box is None else box)
     if too_large(text):
         raise ValueError(f"reference {reference!r:.200} is too long, too deep or has too long numbers: give at most {MAX_CHARS} characters")
-    gold = parse(_framed(text), parsing_timeout=None) if text else []
+    gold = _parse(_framed(text)) if text else []
     if not gold or (isinstance(gold[0], str) and wording(text) is None):
         raise ValueError(f"reference {reference!r:.200} holds no mathematical expression; write it as a number or as LaTeX")
     return gold, text
@@ -89,7 +109,13 @@ def _gold(reference: str) -> tuple[list[Any], str]:
 
 def _framed(text: str) -> str:
     """A formula such that the library takes it as a whole; it knows a percent sign only behind one."""
-    return f"${text[:-2]}$\\%" if text.endswith(r"\%") else rf"\boxed{{{text}}}"
+    return f"${text[:-2]}$\\%" if text.endswith(r"\%") else f"{_BOX}{text}}}"
+
+
+def _parse(text: str) -> list[Any]:
+    """As the library reads it. It takes letters at the end for units ("2r + s"), which it must not where they are variables."""
+    whole = text.startswith(_BOX) and has_variables(text[len(_BOX):-1])
+    return parse(text, _WITHOUT_UNITS if whole else _AS_IT_IS, parsing_timeout=None)
 
 
 def _tail(completion: str) -> str:
@@ -127,7 +153,7 @@ def _compact(text: str) -> str:
 
 
 def _equal(gold: list[Any], candidate: str) -> float:
-    answer = parse(candidate, parsing_timeout=None)
+    answer = _parse(candidate)
     return float(verify(gold, answer, timeout_seconds=None) and not _misjudged(gold[0], answer[0]))
 
 

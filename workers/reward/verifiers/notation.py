@@ -10,6 +10,7 @@ Each of these is read wrongly, or not at all, by the math-verify library in one 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 
 MAX_CHARS = 2000
@@ -23,8 +24,10 @@ FUNCTIONS = frozenset({
     "gcd", "lcm", "det", "max", "min"})
 CONNECTORS = frozenset({"and", "or"})
 
+_SIGNS = str.maketrans("−﹣－", "---")
+_DASH = re.compile(r"(?<!\d)(?<!\d\s)–(?=[\d.$€£])")
 _CHARACTERS = str.maketrans({
-    "−": "-", "﹣": "-", "－": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
+    "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
     "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "±": r"\pm ", "°": r"^{\circ}", "％": "%",
     "∅": r"\emptyset ", "²": "^{2}", "³": "^{3}", "\u00a0": " ", "\u2009": " ", "\u202f": " "})
 _MATH = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
@@ -33,13 +36,22 @@ _ROOT = re.compile(r"√\s*(\d+|[A-Za-z])")
 _THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:(?:,|\{,\}|\\[,!;: ]| )\d{3})+(?![\d,/])")
 _EXPONENT = re.compile(r"(?<![\w.])(\d{1,50}(?:\.\d{1,50})?)[eE]([+-]?\d{1,2})(?!\w)")
 _UNIT = re.compile(r"([-+]?\\?\$?[\d.,/]+)\s+([A-Za-z]{2,}\.?(?: [A-Za-z]+\.?)*)")
-_PRODUCT = re.compile(r"[xyz]{2,3}|abc?|bc|pq|uv")  # no units, as mn and ac may be
+_PRODUCT = re.compile(r"[xyz]{2,3}|abc?|bc|pq|uv|d[xyzrtu]")  # no units, as mn and ac may be
+_OPERATION = re.compile(r"[-+*/=^_]|\\[A-Za-z]")
+_APART = re.compile(r"[A-Za-z\d](?:\s|\\[ ,;:!]|~)+[a-z]{2,3}(?![A-Za-z])|(?<![A-Za-z])[a-z]{2,3}\s+[A-Za-z\d]")
+"""Letters beside a number or letters: words, or a unit."""
+_LAST_UNIT = re.compile(r"[\d}@](?:\s|\\[ ,;:!]|~)+[A-Za-z]$|^[-+]?[\d.,]+[A-Za-z]$")
+UNITS = frozenset({
+    "km", "cm", "mm", "nm", "kg", "mg", "ml", "hr", "hrs", "min", "sec", "mph", "kph", "kmh", "ft", "in", "lb", "lbs", "oz", "yd", "mi", "am", "pm",
+    "st", "nd", "rd", "th", "cal", "gal", "px", "gb", "mb", "kb", "hz", "deg", "rad"})
 _SCALE = re.compile(r"(?<![\d./}])(\d{1,50}(?:\.\d{1,50})?)(?:\s|\\[ ,;:]|~)*(\\text\{\s*)?(?<![A-Za-z])(thousand|million|billion|trillion)s?\b")
 _NAME = re.compile(r"(?<![\\A-Za-z])(?=(?:arc)?(?:sin|cos|tan)|cot|csc|log|ln)([A-Za-z]+)")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
+_MEASURE = re.compile(r"[\d.,]+\s*[A-Za-z]{1,20}\.?(?:\s+(?:and\s+)?|$)")
+_MEASURES = re.compile(rf"\s*(?:{_MEASURE.pattern}){{2,9}}")
 _LETTERS = re.compile(r"[A-Za-z]+(?:[ '-]+[A-Za-z]+)*")
-_COMMAND = re.compile(r"\\[A-Za-z]+")
+_COMMAND = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]{1,20}\*?\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _DIGITS = re.compile(rf"\d{{{MAX_DIGITS}}}")
 _NOTATION = re.compile(r"[\\$^\[]|\*\s*\*")
@@ -47,12 +59,17 @@ _HARMLESS_COMMAND = re.compile(r"\\(?:[dt]?frac|left|right|cdot|times|pi|infty|c
 _HARMLESS = re.compile(r"(?:[\d\s+\-/().,{}\[\]$\\%]|\*(?!\s*\*)|:(?!.*:))*")
 
 
+def signed(text: str) -> str:
+    """`text` with every sign that is meant for a minus as one: "−5", and "–5" where no number is before it, which a dash may follow."""
+    return _DASH.sub("-", text.translate(_SIGNS))
+
+
 def written(text: str) -> str:
     """`text` in plain LaTeX, without what surrounds a formula. Text that is longer than `MAX_CHARS` is left as it is."""
     text = text.strip()
     if len(text) > MAX_CHARS:
         return text
-    text = _MIXED.sub(_improper, _bare(text.translate(_CHARACTERS)))
+    text = _MIXED.sub(_improper, _bare(signed(text).translate(_CHARACTERS)))
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
     text = _EXPONENT.sub(lambda found: format(Decimal(found[0]), "f"), text)
@@ -84,15 +101,38 @@ def _bare(text: str) -> str:
 
 def formula(text: str) -> bool:
     """Whether `text` is all mathematics: has no words but in a LaTeX text command, or as names of functions, or between several answers."""
-    words = _WORD.findall(_COMMAND.sub(" ", _TEXT.sub(" ", text)))
-    words = [word for word in words if not _PRODUCT.fullmatch(word)]
-    return "\n" not in text and "$" not in text.replace(r"\$", "") and FUNCTIONS.union(CONNECTORS).issuperset(words)
+    plain = _TEXT.sub(" ", text)
+    words = [word for word in _WORD.findall(_COMMAND.sub(" ", plain)) if not _PRODUCT.fullmatch(word)]
+    others = [word for word in words if word not in FUNCTIONS | CONNECTORS]
+    return "\n" not in text and "$" not in text.replace(r"\$", "") and (not others or _products(plain, others))
+
+
+def _products(text: str, words: Sequence[str]) -> bool:
+    """Whether `words`, of a text with an operation, can only be products of variables: short ones, apart from other letters and numbers, or behind
+    a number without a space where no unit is written so."""
+    if not _OPERATION.search(text) or any(len(word) > 3 or not word.islower() for word in words):
+        return False
+    text = _COMMAND.sub("@", text)
+    return UNITS.isdisjoint(re.findall(r"(?<=\d)[a-z]+", text)) and not _APART.search(text)
+
+
+def has_variables(text: str) -> bool:
+    """Whether the letters in a formula are variables, wherever they stand: "2r + s". One behind a number at the end may be a unit: "x = 5 m"."""
+    plain = _TEXT.sub(" ", text).strip()
+    letters = _COMMAND.sub("@", plain)
+    return _OPERATION.search(plain) is not None and re.search("[A-Za-z]", letters) is not None and _LAST_UNIT.search(letters) is None
 
 
 def wording(text: str) -> str | None:
     r"""The words that `text` consists of, in lower case; None if it holds anything else. "\text{No solution}" gives "no solution"."""
     plain = " ".join(_TEXT.sub(r"\1", text).split())
     return plain.casefold() if _LETTERS.fullmatch(plain) else None
+
+
+def measures(text: str) -> int:
+    r"""How many numbers with a unit `text` consists of: "3 \text{ hours } 30 \text{ minutes}" has two; 0 where it is anything else."""
+    plain = _TEXT.sub(r" \1 ", text)
+    return len(_MEASURE.findall(plain)) if _MEASURES.fullmatch(plain) else 0
 
 
 def too_large(text: str) -> bool:

@@ -20,6 +20,7 @@ from decimal import Decimal
 from workers.config import ConfigError
 from workers.config.judge import JUDGE
 from workers.config.reward import REWARD_MODEL
+from workers.reward.verifiers.notation import signed
 from workers.run.moved import current
 
 Verifier = Callable[[str, str, str], float]
@@ -174,7 +175,7 @@ def numeric_distance(prompt: str, completion: str, reference: str) -> float:
 
 def first_number(completion: str) -> Decimal | None:
     """The first number on the first line of `completion`, exactly; None if there is none, or it has more than `MAX_DIGITS` digits."""
-    found = _NUMBER.search(completion.split("\n", 1)[0])
+    found = _NUMBER.search(signed(completion.split("\n", 1)[0]))
     return None if found is None or len(found[0]) > MAX_DIGITS else _value(found[0])
 
 

@@ -236,13 +236,12 @@ class _Node:
 
     async def fetch(self, announcement: Announcement, source: str, held: Version | None) -> None:
         """As `OtherNodes.fetching`; once more where the connection breaks meanwhile."""
-        cause = ""
         while not self._is_lost:
             number = next(self._numbers)
             try:
                 cause = await self._ask(number, FetchVersion(number, announcement, source, held))
-            except NodeLost as error:
-                cause = str(error)
+            except NodeLost:
+                await asyncio.sleep(self._beat_s)  # the link may be gone, and not be seen to be
                 continue
             if not cause:
                 return

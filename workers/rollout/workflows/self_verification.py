@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 
+from workers.rollout.workflows.agents.chat_messages import THOUGHT
 from workers.rollout.workflows.episode import LLM, Conversation, Episode, Reply, Reward
 
 _YES = re.compile(r"\W*yes\b", re.IGNORECASE)
@@ -33,4 +34,4 @@ async def _judged(conversation: Conversation, episode: Episode) -> tuple[Reply, 
     judging = conversation.fork()
     judging.trained = episode.config.train_judge
     verdict = await judging.generate(episode.config.judge)
-    return reply, bool(_YES.match(verdict.text))
+    return reply, bool(_YES.match(verdict.text.rpartition(THOUGHT)[2]))

@@ -33,10 +33,10 @@ class Dialogue:
 
 class EpisodeRecord:
     """The calls of one episode so far. `recorded`: all tokens before a call of an earlier run of it, and what that call sampled; `over`: no more
-    come."""
+    come; `judged`: the text that was judged last by then."""
 
     def __init__(self, recorded: Iterable[tuple[list[int], Sample]] = ()) -> None:
-        self.over = False
+        self.over, self.judged = False, ""
         self._calls: list[tuple[Dialogue, Turn]] = []
         self._recorded: dict[tuple[int, ...], list[Sample]] = {}
         for before, sample in recorded:

@@ -133,6 +133,7 @@ class Workflow:
             raise WorkflowError(f"workflow {self._config.name} returned while a turn of the model was still being sampled, or after one was "
                                 "cancelled. Await every generate to its end")
         self._warn_of_unused(session)
+        session.record.judged = session.judged[1]
         answer = extract(*session.judged) if session.lease.purpose is Purpose.evaluation else ""
         return Finished(session.record, self._checked(score), session.generation_s, session.reward_s, session.first_text, answer,
                         session.part_scores)

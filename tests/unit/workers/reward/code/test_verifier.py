@@ -69,7 +69,7 @@ def test_a_malformed_reference_is_refused(reference: Any, rule: str) -> None:
     ("```python\nprogram\n```\nIt prints\n```\n3\n```", "program\n"),
     ("```python\nprogram\n```\n```text\n3\n```\n```bash\nls\n```", "program\n"),
     ("```\nplain\n```", "plain\n"),
-    ("  ```py\n  x\n  ```", "  x\n"),
+    ("1. It is\n  ```py\n  if x:\n    y\n  ```", "if x:\n  y\n"),
     ("```Python title=a\nx\n```", "x\n"),
     ("    return 1\n```\nIt returns 1.", "    return 1\n"),
     ("I think\n```python\ncut off", "cut off"),
@@ -88,13 +88,21 @@ def test_the_program_in_a_completion(completion: str, program: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.sampled_from("`\n py:x"), max_size=60))
 def test_any_completion_has_a_program(completion: str) -> None:
-    assert extraction.extract(completion) in completion
+    assert "".join(extraction.extract(completion).split()) in "".join(completion.split())
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60), st.text(max_size=60).filter(lambda text: "`" not in text))
 def test_a_block_after_any_text_is_found(before: str, program: str) -> None:
     assert extraction.extract(f"{before}\n```python\n{program}\n```\n") == program + "\n"
+
+
+@pytest.mark.parametrize("definition", ["def f(x):\n    return x\n", "class Solution:\n    def f(self, x):\n        return x\n"])
+def test_an_example_of_use_is_not_the_program(definition: str) -> None:
+    completion = f"```python\n{definition}```\nFor example:\n```python\nprint(f(1))\n```\n"
+    assert extraction.extract(completion, "f") == definition and extraction.extract(completion) == "print(f(1))\n"
+    assert extraction.continued("", completion, "f") == [definition]
+    assert extraction.extract(completion, "g") == "print(f(1))\n"
 
 
 def test_what_continues_a_prompt() -> None:

@@ -81,6 +81,12 @@ def test_forms_that_models_write(reference: str, completion: str, expected: floa
     ("odd", r"\boxed{\text{Odd}}"), (r"\text{Tom}", "The answer is Tom."), ("18", "#### Step 3: Calculate\nThus 9 + 9 = 18."),
     ("18", "The answer is 18.\n\n#### Check\n9 + 8 = 17"),
     ("11:00", r"\boxed{11:00}"), (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\boxed{\begin{pmatrix}1\\ 2\end{pmatrix}}"), ("5", r"\boxed{((((((5))))))}"),
+    (r"\frac{mn}{m+n}", r"\boxed{\frac{nm}{n+m}}"), ("1+kx", r"\boxed{kx+1}"), ("by+ax", r"\boxed{ax + by}"), ("2+7rs", r"\boxed{7rs+2}"),
+    (r"\frac{mv^2}{2}", r"\boxed{\frac{1}{2}mv^2}"), ("1/2", r"\boxed{\int_0^1 x\,dx}"), (r"\pi hr", r"\boxed{\pi rh}"), ("h+2s", r"\boxed{2s+h}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\boxed{\begin{bmatrix}1&2\\3&4\end{bmatrix}}"), ("5", r"\boxed{5 km/h}"), ("10", r"\boxed{10km/h}"),
+    (r"\begin{pmatrix}\frac12\\3\end{pmatrix}", r"\boxed{\begin{pmatrix}\dfrac12\\3\end{pmatrix}}"),
+    ("12", r"\boxed{12 cm^2}"), ("x=5", r"\boxed{x = 5 m}"),
+    ("5", "x = 5.\n\nSo the answer is correct."), (r"\text{correct}", "The answer is correct."), ("-5", r"\boxed{–5}"), ("-5", "The answer is –5."),
 ])
 def test_equal(reference: str, completion: str) -> None:
     assert score("", completion, reference) == 1.0
@@ -97,6 +103,9 @@ def test_equal(reference: str, completion: str) -> None:
     ("1,2", r"\boxed{1}"), ("1,2", r"\boxed{1,2,3}"), ("(1,2)", r"\boxed{(2,1)}"), ("[1,2)", r"\boxed{[1,2]}"), ("x^2+1=0", r"\boxed{x^2+2=0}"),
     ("235", r"\boxed{1\,234}"),
     ("no solution", r"\boxed{solution no}"), ("5", r"\boxed{2 < 5}"), ("1", r"\boxed{0/0}"), ("0.5", r"\boxed{1/0}"), ("x+1", r"\boxed{y+1}"),
+    ("12", r"\boxed{12 - kt}"), ("12", r"\boxed{12 + mn}"), ("7", r"\boxed{7rs + 2}"), ("3", r"\boxed{3n + mn}"), ("7r+s", r"\boxed{7r}"),
+    ("3", r"\boxed{3 \text{ hours } 30 \text{ minutes}}"), ("5", r"\boxed{5 ft 6 in}"), ("12", r"\boxed{12 \text{ apples and } 5 \text{ oranges}}"),
+    ("5", "The answer is –5."),
     ("5", r"\boxed{yes}"), ("yes", r"\boxed{no}"), (r"\text{Tom}", r"\boxed{Tim}"), ("3", "#### Step 3: Calculate\nThus 9 + 9 = 18."),
 ])
 def test_not_equal(reference: str, completion: str) -> None:

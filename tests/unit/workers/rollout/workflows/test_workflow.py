@@ -125,13 +125,16 @@ def test_self_verification_takes_the_first_answer_that_is_found_right(trained: b
     answers = iter(["40", "41", "42", "43"])
 
     def says(prompt: str) -> str:
-        return next(answers) if prompt == PROMPT else "Yes!" if "42" in prompt.removeprefix(PROMPT) else "no, yes is wrong"
+        if prompt == PROMPT:
+            return next(answers)
+        return "<think>yes or no</think> Yes!" if "42" in prompt.removeprefix(PROMPT) else "<think>no</think>no, yes is wrong"
 
     judge = Judge(right)
     group = run(Chatter(says=says), judge, name="self_verification", judge="?", train_judge=trained)
     assert [completion for _, completion, _, _ in judge.asked] == ["42"] and set(group.scores.tolist()) == {1.0}
     assert set(group_episodes(group).tolist()) == {0}
-    expected = {"40\0", "41\0", "42\0", "43\0"} | ({"[40\0?]no, yes is wrong\0", "[42\0?]Yes!\0"} if trained else set())
+    judged = {"[40\0?]<think>no</think>no, yes is wrong\0", "[42\0?]<think>yes or no</think> Yes!\0"}
+    expected = {"40\0", "41\0", "42\0", "43\0"} | (judged if trained else set())
     assert expected <= set(texts(group)) and len(texts(group)) == (8 if trained else 4)
     answers = iter(["40", "41", "43", "44"])
     group = run(Chatter(says=says), judge, name="self_verification", judge="?", train_judge=trained)
