@@ -66,6 +66,7 @@ def _call(target: Callable[..., Any], request: bytes) -> bytes:
 def judge(prompt: str, test: str, entry_point: str, receive: Receive, send: Send) -> None:
     """Run `check` of the source `test`, with the program's function as a proxy. `prompt` is the code that the test may refer to."""
     receive()
+    allows_nan = "nan" in test.lower()
 
     def candidate(*arguments: Any, **keywords: Any) -> Any:
         try:
@@ -74,7 +75,7 @@ def judge(prompt: str, test: str, entry_point: str, receive: Receive, send: Send
             broken.append(f"it calls {entry_point} with arguments that are not data: {error}"[:200])
             raise
         send(call)
-        return _result(receive())
+        return _result(receive(), allows_nan)
 
     broken: list[str] = []
     namespace: dict[str, Any] = {"__name__": "test"}
@@ -94,12 +95,18 @@ def judge(prompt: str, test: str, entry_point: str, receive: Receive, send: Send
         send(_message("passed"))
 
 
-def _result(reply: bytes | None) -> Any:
+def _result(reply: bytes | None, allows_nan: bool) -> Any:
     """What the program returned, or its exception of a built-in type raised here.
 
+    Not a number is a ValueError, unless the test knows of such: `if abs(result - 5) > 1e-6: raise AssertionError` would take it for 5.
     Any other exception is a RuntimeError; so are those that end loops, by which a program would end the loop over its tests.
     """
-    kind, *rest = json.loads(reply or b'["error", "EOFError"]')
+    def constant(name: str) -> float:
+        if name == "NaN" and not allows_nan:
+            raise ValueError("it is not a number")
+        return float(name)
+
+    kind, *rest = json.loads(reply or b'["error", "EOFError"]', parse_constant=constant)
     if kind == "value":
         return decode(*rest)
     _raise(str(rest[0]))

@@ -59,9 +59,13 @@ def request_body(config: JudgeConfig, question: str) -> bytes:
 def score_of(config: JudgeConfig, body: bytes) -> float:
     """The score in [0, 1] that a chat completion gives. Raises `CallError` where it is none, or has no number within the scale."""
     try:
-        text = msgspec.json.decode(body)["choices"][0]["message"]["content"][-SEARCHED:]
+        choice = msgspec.json.decode(body)["choices"][0]
+        if not (content := choice["message"]["content"]):
+            cut = choice.get("finish_reason") == "length"
+            raise CallError("its answer is empty" + (f": it was cut off at reward.judge.max_tokens={config.max_tokens}" if cut else ""))
+        text = content[-SEARCHED:]
         found = [match[1] for match in re.finditer(config.pattern, text)]
-    except (msgspec.MsgspecError, ValueError, RecursionError, LookupError, TypeError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise CallError(f"it sent no chat completion ({str(error)[:200]})") from None
     try:
         value = float(found[-1])

@@ -98,7 +98,7 @@ class RemoteRewards:
         self._elements: dict[str, _Element] = {}
         self._numbers = itertools.count()
         self._changed = asyncio.Event()
-        self._closed = False
+        self._closed, self._unreachable = False, ""
         self.judge = Judge(reward.judge)
         self.num_scored = self.num_executed = self.num_failed = self.num_late = self.num_killed = self.num_waiting = 0
         self.busy_s = self.wait_s = 0.0
@@ -117,7 +117,11 @@ class RemoteRewards:
     @property
     def waiting_for(self) -> str:
         """What requests wait for; '' if they do not."""
-        return "a reward element to start (reward.placement=array)" if self.num_waiting else ""
+        if not self.num_waiting:
+            return ""
+        if self._unreachable and self._balance.any_listed:
+            return f"a reward element that can be reached from here: {self._unreachable}. Look at transport.interface, and at firewalls"
+        return "a reward element to start (reward.placement=array)"
 
     def listed(self, endpoints: list[str]) -> None:
         """The coordinator says, with every heartbeat, which elements there are."""
@@ -163,10 +167,12 @@ class RemoteRewards:
                 LOG.warning("%s; what it was asked is asked elsewhere", cause)
                 self._forget(endpoint, element)
                 num_lost += not isinstance(error, Unreachable)
+                self._unreachable = cause if isinstance(error, Unreachable) else ""
                 continue
             except ValueError as error:  # it cannot be written as a message, wherever it is sent
                 self.num_failed += 1
                 raise VerifierError(f"a request to a reward element cannot be sent: {error}") from error
+            self._unreachable = ""
             if isinstance(answer, NoAnswer):
                 self.num_failed += 1
                 raise VerifierError(answer.cause, hopeless=isinstance(request, ScoreWanted) and not self.num_scored)

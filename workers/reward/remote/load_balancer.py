@@ -42,6 +42,11 @@ class Balance:
             elif element.unlisted_since is None:
                 element.unlisted_since = now
 
+    @property
+    def any_listed(self) -> bool:
+        """Whether there is an element, as the coordinator has it."""
+        return any(element.unlisted_since is None for element in self.elements.values())
+
     def least_busy(self, now: float) -> str | None:
         """The element that gets the next request; None if there is none now."""
         able = {endpoint: element for endpoint, element in self.elements.items() if element.unlisted_since is None and now >= element.rests_until}

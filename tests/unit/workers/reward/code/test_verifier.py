@@ -267,6 +267,9 @@ def test_a_judge_asks_the_program() -> None:
     raises = "def check(candidate):\n    try:\n        f(1)\n    except ValueError:\n        return\n    assert False"
     assert judged(raises, [["error", "ValueError"]])[-1] == ["passed"]
     assert judged(raises, [["error", "KeyError"]])[-1][0] == "failed"
+    near = "def check(candidate):\n    {}\n    if abs(candidate(1) - 5) > 1e-6:\n        raise AssertionError"
+    assert judged(near.format("pass"), [["value", float("nan")]])[-1] == ["failed", "ValueError: it is not a number"]
+    assert judged(near.format("nan = None"), [["value", float("nan")]])[-1] == ["passed"], "the test knows of such"
     loops = "def check(candidate):\n    assert all(map(lambda x: candidate(x) == x, [1, 2]))"
     assert judged(loops, [["error", "StopIteration"]])[-1] == ["failed", "RuntimeError: StopIteration"]
     assert judged("def check(candidate):\n    assert helper() == 1", [], prompt="def helper(): return 1")[-1] == ["passed"]

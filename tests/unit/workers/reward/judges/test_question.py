@@ -54,6 +54,12 @@ def test_any_json_has_a_score_or_none(content: Any) -> None:
         assert error.again
 
 
+def test_an_answer_that_was_cut_off_is_said_to_be() -> None:
+    body = {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
+    with pytest.raises(CallError, match=r"its answer is empty: it was cut off at reward\.judge\.max_tokens=7"):
+        score_of(JudgeConfig(max_tokens=7), json.dumps(body).encode())
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_have_none(body: bytes) -> None:
     with pytest.raises(CallError):

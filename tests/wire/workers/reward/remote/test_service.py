@@ -153,6 +153,9 @@ async def test_requests_wait_for_an_element_and_say_so(run: RunFolder) -> None:
         waiting = [asked(rewards) for _ in range(3)]
         await until(lambda: rewards.num_waiting == 3)
         assert rewards.waiting_for == "a reward element to start (reward.placement=array)"
+        rewards.listed(["tcp://127.0.0.1:1"])
+        await until(lambda: "can be reached from here: the reward element at tcp://127.0.0.1:1" in rewards.waiting_for)
+        assert "transport.interface" in rewards.waiting_for
         rewards.listed([])
         async with serving(run) as one:
             rewards.listed([one.endpoint])
