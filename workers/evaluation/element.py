@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import socket
 import time
 from collections import deque
@@ -47,8 +48,8 @@ from workers.slurm import job
 from workers.slurm.termination import Termination, Told, WorkerEnded, drain_limit_s, listen, slurm_job
 
 LOOK_S = 1.0
-CLAIM_S = 5.0
-"""So often an element looks for chunks of others that have gone."""
+CLAIM_S, ASKED_EVERY_S = 5.0, 0.6
+"""So often an element looks for chunks of others that have gone, and SLURM is asked by all of them together at most."""
 WRITER = "evaluation"
 
 
@@ -60,6 +61,7 @@ class EvaluationElement:
     def __init__(self, run: RunFolder, config: Config) -> None:
         self.run, self.config = run, config
         self._on_slurm = config.cluster.kind is ClusterKind.slurm
+        self._num_replicas = config.allocation.num_devices // config.allocation.replica_size
         self._prompts: list[Prompt] = []
         self._holder = myself(config)
         self._chunks = Chunks(run.evaluation, self._holder, Liveness(run, self._holder))
@@ -95,7 +97,7 @@ class EvaluationElement:
         """Run engines and prompts until the first of them ends."""
         config = self.config
         self._prompts = open_prompts(config.data, config.reward, config.run.seed, Path(config.model.path)).heldout()
-        self._chunks.chunks = divide(len(self._prompts), config.allocation.num_devices // config.allocation.replica_size)
+        self._chunks.chunks = divide(len(self._prompts), self._num_replicas)
         self._engines = engines = Engines(config, spawner(self.run, config, self._others), lambda: None, self._changed, serve_start=True)
         sampler = Sampler(engines, open_tokenizer(Path(config.model.path)))
         async with RewardPool(config.reward, config.sandbox) as rewards:
@@ -155,7 +157,8 @@ class EvaluationElement:
             return False
         chunk = await self._on_disk(self._chunks.claim)
         if chunk is None:
-            self._next_claim = time.monotonic() + (CLAIM_S if self._on_slurm else LOOK_S)
+            pause_s = max(CLAIM_S, ASKED_EVERY_S * self._num_replicas) * random.uniform(0.75, 1.25) if self._on_slurm else LOOK_S
+            self._next_claim = time.monotonic() + pause_s
             return False
         self._mine.append(chunk)
         self._waiting += [(chunk, index) for index in chunk.prompts if index not in chunk.judged]
