@@ -72,6 +72,17 @@ def write_model(folder: Path, family: str, seed: int) -> Path:
     return folder
 
 
+def endless(folder: Path) -> Path:
+    """The same folder, of a model without any token that ends a response."""
+    config, tokenizer = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer_config.json"))
+    del tokenizer["eos_token"]
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (folder / "generation_config.json").unlink()
+    return folder
+
+
+
 def write_pair(folder: Path, family: str) -> tuple[Path, Path]:
     """Two models of one family with different weights."""
     return write_model(folder / "first", family, 0), write_model(folder / "second", family, 1)

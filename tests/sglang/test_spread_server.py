@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -44,9 +43,6 @@ def split(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 async def rig(tmp_path_factory: pytest.TempPathFactory, split: str) -> AsyncIterator[Rig]:
     folder = tmp_path_factory.mktemp("rig")
     models = [write_endless_model(folder / str(seed), seed) for seed in range(2)]
-    for model in models:  # SGLang ends a response at its tokenizer's end of sequence too
-        path = model / "tokenizer_config.json"
-        path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != "eos_token"}))
     changes = {**ON_CPU, "parallel": EngineParallelConfig(**{split: 2}), "health_timeout_s": 30.0}
     run = make_run(folder / "run")
     config = Config(model=ModelConfig(path=str(models[0])), engine=test_sampler.engine_config(**changes))

@@ -79,7 +79,7 @@ def open_examples(config: Config) -> Examples:
 
 
 def end_token(folder: Path, tokenizer: Tokenizer) -> int:
-    """The token that ends a turn: the tokenizer's eos_token where engines stop at it, else the first at which they do.
+    """The token that ends a turn: the tokenizer's eos_token, else the first at which engines stop.
 
     Raises `ModelError` where the model's folder names none.
     """

@@ -32,11 +32,10 @@ from workers.evaluation.chunks import Chunk, Chunks, divide
 from workers.evaluation.element_liveness import Liveness, myself
 from workers.evaluation.judge import Judging
 from workers.evaluation.result import conclude
-from workers.model.tokenizer import open_tokenizer
 from workers.reward.pool.pool import RewardPool, functions
 from workers.rollout.engines.engine_pool import Engines
 from workers.rollout.engines.replica import spawner
-from workers.rollout.engines.sampler import Sampler
+from workers.rollout.engines.sampler import open_sampler
 from workers.rollout.nodes.other_nodes import OtherNodes, place_here
 from workers.rollout.workflows.rendering import text_of, texts_of_parts
 from workers.rollout.workflows.workflow import Parts, Workflow
@@ -99,7 +98,7 @@ class EvaluationElement:
         self._prompts = open_prompts(config.data, config.reward, config.run.seed, Path(config.model.path)).heldout()
         self._chunks.chunks = divide(len(self._prompts), self._num_replicas)
         self._engines = engines = Engines(config, spawner(self.run, config, self._others), lambda: None, self._changed, serve_start=True)
-        sampler = Sampler(engines, open_tokenizer(Path(config.model.path)))
+        sampler = open_sampler(engines, Path(config.model.path))
         async with RewardPool(config.reward, config.sandbox) as rewards:
             workflow = Workflow(Parts(sampler, rewards, config.workflow, config.reward, config.engine.context_length, text_of(config),
                                       heldout=config.evaluation, texts=texts_of_parts(config)))

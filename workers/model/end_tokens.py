@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from workers.model.architecture import Architecture, ModelError
 
+MESSAGE_END = "<|eom_id|>"
+"""Of Llama's turns that call a tool."""
+
+
+class _Token(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Tokenizer(msgspec.Struct):
+    added_tokens: list[_Token] = []
+
+
+class _Named(msgspec.Struct):
+    eos_token: str | dict[str, Any] | None = None
+
+
+class _Generation(msgspec.Struct):
+    eos_token_id: int | list[int] | None = None
+
 
 def eos_ids(folder: Path, architecture: Architecture) -> tuple[int, ...]:
-    """End-of-sequence ids of config.json and of generation_config.json, where chat models often name a second one. Raises `ModelError`."""
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return architecture.eos_token_ids
+    """End-of-sequence ids of config.json, of generation_config.json, where chat models often name a second one, and of the tokenizer, at which
+    SGLang stops as well (`Req` in sglang/srt/managers/schedule_batch.py). Raises `ModelError`."""
+    more = _read(folder / "generation_config.json", _Generation).eos_token_id
+    named = _read(folder / "tokenizer_config.json", _Named).eos_token
+    texts = {MESSAGE_END, named["content"] if isinstance(named, dict) else named}
+    own = [token.id for token in _read(folder / "tokenizer.json", _Tokenizer).added_tokens if token.content in texts]
+    return tuple(dict.fromkeys((*architecture.eos_token_ids, *(more if isinstance(more, list) else [] if more is None else [more]), *own)))
+
+
+def _read(path: Path, kind: type[Any]) -> Any:
     try:
-        found = json.loads(path.read_text("utf-8")).get("eos_token_id")
-    except ValueError as error:
-        raise ModelError(f"{path}: not readable ({error}). Copy it again, or remove it") from error
-    more = found if isinstance(found, list) else [] if found is None else [found]
-    return tuple(dict.fromkeys((*architecture.eos_token_ids, *more)))
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return kind()
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelError(f"{path}: not readable ({error}). Copy it again") from error

@@ -22,13 +22,12 @@ from workers.messages.from_coordinator import Acknowledged, Drain, Leases, LoadG
 from workers.messages.from_worker import Draining, Heartbeat, WorkerFailed
 from workers.messages.parts import Announcement, HeldLease, Message, Role, WorkerStatus
 from workers.model.architecture import read_architecture
-from workers.model.tokenizer import open_tokenizer
 from workers.reward.pool.pool import functions
 from workers.reward.remote.client import RemoteRewards
 from workers.reward.rewards import open_rewards
 from workers.rollout.engines.engine_pool import Engines
 from workers.rollout.engines.replica import spawner
-from workers.rollout.engines.sampler import Sampler
+from workers.rollout.engines.sampler import open_sampler
 from workers.rollout.leases.drain import Holdings
 from workers.rollout.leases.lease_runner import LeaseRunner
 from workers.rollout.leases.outbox import Results
@@ -152,7 +151,7 @@ class RolloutWorker:
         config, holder = self.config, self._holder
         self._engines = engines = Engines(config, spawner(self.run, config, self._others), lambda: holder.newest, self._changed)
         self._member = member = membership(config, engines.engines, holder, self._send)
-        sampler = Sampler(engines, open_tokenizer(Path(config.model.path)), config.replayed)
+        sampler = open_sampler(engines, Path(config.model.path), config.replayed)
         async with self._rewards:
             workflow = Workflow(Parts(sampler, self._rewards, config.workflow, config.reward, config.engine.context_length, text_of(config),
                                       config.transport.max_message_mb << 20, config.evaluation, texts_of_parts(config)))

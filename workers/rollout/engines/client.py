@@ -159,8 +159,11 @@ class EngineClient:
     async def kv_tokens(self, timeout_s: float) -> int:
         """GET /server_info: how many tokens its KV caches hold, those of all data-parallel copies together; 0 where it does not tell."""
         info = await self._call("GET", "/server_info", None, timeout_s)
-        each, copies = (info.get(name) for name in ("max_total_num_tokens", "dp_size")) if isinstance(info, dict) else (None, None)
-        return each * (copies if isinstance(copies, int) else 1) if isinstance(each, int) else 0
+        each = info.get("max_total_num_tokens") if isinstance(info, dict) else None
+        if not isinstance(each, int):
+            return 0
+        copies = [found for name in ("dp_size", "attn_dp_size") if isinstance(found := info.get(name), int)]  # the name is that of its version
+        return each * max(copies, default=1)
 
     async def _post(self, path: str, body: dict, timeout_s: float | None = None) -> dict:
         return await self._call("POST", path, body, timeout_s)

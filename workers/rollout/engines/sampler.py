@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -20,6 +21,9 @@ from tokenizers import Tokenizer
 from workers.config import RoutingShape
 from workers.data.limits import stop_window
 from workers.messages.parts import Lease, Purpose, Version
+from workers.model.architecture import read_architecture
+from workers.model.end_tokens import eos_ids
+from workers.model.tokenizer import open_tokenizer
 from workers.rollout.engines.client import BadRequest, EngineError, Generation, SamplingParams
 from workers.rollout.engines.engine import Engine
 from workers.rollout.engines.engine_pool import Engines
@@ -84,12 +88,17 @@ class Samples(Protocol):
         ...
 
 
+def open_sampler(engines: Engines, model: Path, routing: RoutingShape | None = None) -> Sampler:
+    """The sampler of the model in this folder. Raises `ModelError`."""
+    return Sampler(engines, open_tokenizer(model), routing, frozenset(eos_ids(model, read_architecture(model))))
+
+
 class Sampler:
     """Samples by token ids; text is made of tokens here, so that every server gives the same. `routing`: the experts that are chosen for what is
-    trained on are asked for."""
+    trained on are asked for. `ends`: tokens that end a turn."""
 
-    def __init__(self, engines: Engines, tokenizer: Tokenizer, routing: RoutingShape | None = None) -> None:
-        self._engines, self._tokenizer, self._routing = engines, tokenizer, routing
+    def __init__(self, engines: Engines, tokenizer: Tokenizer, routing: RoutingShape | None = None, ends: Collection[int] = ()) -> None:
+        self._engines, self._tokenizer, self._routing, self._ends = engines, tokenizer, routing, ends
         self.halted = False
         self._num_requests = 0
         self._at_rest = asyncio.Event()
@@ -188,6 +197,8 @@ class Sampler:
         if end is not None:
             sample.shorten(end, token_bytes)
         aborted = generation.finish == "abort"
+        if end is None and sample.tokens and sample.tokens[-1] in self._ends:  # SGLang says that it was aborted, or as long as it may be, first
+            end = len(sample.tokens)
         sample.cut = end is None and len(sample.tokens) >= params.max_new_tokens and (aborted or generation.finish == "length")
         sample.finished = end is not None or not aborted or sample.cut
         if not sample.finished:

@@ -27,6 +27,8 @@ from workers.coordinator.groups.staleness import StalenessPolicy
 from workers.coordinator.groups.supervised_groups import Supervision
 from workers.data.examples import Example, end_token, open_examples
 from workers.messages.groups import check_group
+from workers.model.architecture import read_architecture
+from workers.model.end_tokens import eos_ids
 from workers.model.initialize import make_tiny
 from workers.run.folder import RunFolder
 
@@ -164,9 +166,11 @@ def test_the_end_is_where_engines_stop(tiny: Config) -> None:
     assert end_token(folder, tokenizer) == tokenizer.token_to_id("<eos>")
     named = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(named | {"eos_token": {"content": "<pad>"}}))
-    assert end_token(folder, tokenizer) == tokenizer.token_to_id("<eos>"), "engines do not stop at <pad>"
+    assert end_token(folder, tokenizer) == tokenizer.token_to_id("<pad>"), "at which engines stop, whatever config.json says"
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, tokenizer.token_to_id("<pad>")]}))
-    assert end_token(folder, tokenizer) == tokenizer.token_to_id("<pad>")
+    assert set(eos_ids(folder, read_architecture(folder))) == {1, *map(tokenizer.token_to_id, ("<eos>", "<pad>"))}
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert end_token(folder, tokenizer) == tokenizer.token_to_id("<eos>")
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

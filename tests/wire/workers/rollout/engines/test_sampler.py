@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from tests.conformance.models import prompt_of, write_model
+from tests.conformance.models import endless, prompt_of, write_model
 from tests.support.published import Publisher
 from workers.config import Config, EngineConfig, Interrupt, ModelConfig, RewardConfig, Swap, WorkflowConfig
 from workers.messages.arrays import Bool, Float32, Int32
@@ -65,11 +65,7 @@ def engine_config(**changes: Any) -> EngineConfig:
 
 def write_endless_model(folder: Path, seed: int) -> Path:
     """A random model without any token that ends a response."""
-    write_model(folder, "qwen3", seed)
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": None}))
-    (folder / "generation_config.json").unlink()
-    return folder
+    return endless(write_model(folder, "qwen3", seed))
 
 
 async def counters(client: EngineClient) -> dict[str, Any]:
@@ -723,6 +719,16 @@ async def test_a_stop_string_that_was_begun_before_an_interruption_ends_the_samp
     sample = await resumed(cut, "never there", stop)
     assert sampler.text(sample.tokens, ()).endswith(stop) and sample.finished and not sample.cut
     assert len(sample.tokens) == len(sample.logprobs) == len(sample.versions) == cut + 1
+
+
+@pytest.mark.parametrize(("tokens", "finish", "finished", "cut"), [
+    ([5, 9], "abort", True, False), ([9, 5], "abort", False, False), ([5] * 4, "length", True, True), ([5, 5, 5, 9], "length", True, False),
+    ([5, 5, 5, 9], "abort", True, False)])
+async def test_an_end_is_one_whatever_the_server_calls_it(rig: Rig, tokens: list[int], finish: str, finished: bool, cut: bool) -> None:
+    """SGLang says of a request that is aborted as its last token comes that it was aborted."""
+    sampler, sample = Sampler(rig.engines, rig.sampler._tokenizer, None, {9}), Sample()
+    sampler._append(sample, Generation(tokens, [-1.0] * len(tokens), [(Version(1, 0), 0, len(tokens))], finish), SamplingParams(4, 1.0), 0)
+    assert (sample.finished, sample.cut, sample.num_interruptions) == (finished, cut, int(not finished)) and sample.tokens == tokens
 
 
 async def test_parts_that_do_not_fit_together_are_an_error() -> None:

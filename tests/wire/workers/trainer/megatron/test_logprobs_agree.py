@@ -6,7 +6,6 @@ Megatron's parallel groups are global to the process: taken over if they are the
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 pytest.importorskip("megatron.core")
 
-from tests.conformance.models import FAMILIES, prompt_of, write_model
+from tests.conformance.models import FAMILIES, endless, prompt_of, write_model
 from tests.support.megatron_case import train
 from tests.support.published import Publisher
 from workers.config import Config, EngineConfig, TrainerConfig
@@ -93,10 +92,7 @@ async def load(client: EngineClient, megatron: MegatronEngine, publisher: Publis
 @pytest.mark.parametrize(("family", "share"), [("llama", True), ("qwen2", False), ("qwen3", True), ("glm4moe", True), ("deepseek", False)])
 async def test_engine_and_trainer_agree_before_and_after_training(tmp_path: Path, family: str, share: bool) -> None:
     assert family in FAMILIES
-    model = write_model(tmp_path / "model", family, 3)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))  # no response ends before its length
-    (model / "generation_config.json").unlink()
+    model = endless(write_model(tmp_path / "model", family, 3))
     server = ServerProcess(EngineConfig(num_slots=16, context_length=256, prefill_chunk=32, start_timeout_s=DEADLINE_S), model, tmp_path / "log")
     client = await server.start(Version(1, 0))
     try:

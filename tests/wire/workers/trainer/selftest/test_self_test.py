@@ -5,7 +5,6 @@ Megatron's parallel groups are global to the process: taken over if they are the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
-from tests.conformance.models import prompt_of
+from tests.conformance.models import endless, prompt_of
 from tests.conformance.models import write_model as write_engine_model
 from tests.support.groups import make_group
 from tests.support.megatron_case import write_model
@@ -67,11 +66,7 @@ def test_every_layout_finds_the_same_gap_and_refuses_alike(tmp_path: Path) -> No
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One whose responses have all the same length."""
-    folder = write_engine_model(tmp_path_factory.mktemp("engine") / "model", "qwen3", 3)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
-    (folder / "generation_config.json").unlink()
-    return folder
+    return endless(write_engine_model(tmp_path_factory.mktemp("engine") / "model", "qwen3", 3))
 
 
 @pytest.fixture
