@@ -55,9 +55,14 @@ def gsm8k(row: Mapping[str, Any]) -> dict[str, Any]:
 def math(row: Mapping[str, Any]) -> dict[str, Any]:
     r"""Hendrycks' MATH, and MATH-500: the answer is the column `answer`, else what is in the last \boxed{...} of the solution."""
     solution = text(row, "solution")
-    given = next((value for name, value in row.items() if name.lower() == "answer" and value is not None), None)
+    given = _of_either_case(row, "answer")
     answer = last_boxed(solution) if given is None else given
     return {"prompt": text(row, "problem"), "answer": answer, "response": solution, **_id(row, "unique_id")}
+
+
+def _of_either_case(row: Mapping[str, Any], column: str) -> Any:
+    """What `column` holds, however it is written; None without one."""
+    return next((value for name, value in row.items() if name.lower() == column and value is not None), None)
 
 
 def aime(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +75,7 @@ def aime(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def deepscaler(row: Mapping[str, Any]) -> dict[str, Any]:
     """DeepScaleR and sets like it: `problem`, `answer` (LaTeX or a number) and, where there is one, `solution`."""
-    return {"prompt": text(row, "problem", "question"), "answer": column(row, "answer"), "response": row.get("solution") or ""}
+    return {"prompt": text(row, "problem", "question"), "answer": column(row, "answer"), "response": _of_either_case(row, "solution") or ""}
 
 
 def livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def _published(folder: Path, split: str, subset: str, prefix: str) -> list[Path]
             found[own_subset][own_split].append(path)
     if not found:
         raise ConfigError(f"{prefix}path={str(folder)!r}: holds no Parquet, Arrow or JSON files. Give the folder of a Hugging Face dataset")
-    if not subset and len(found) == 1:
+    if len(found) == 1 and (not subset or prefix != "data."):  # data.subset is that of data.path
         subset = next(iter(found))
     splits = found[_chosen(subset, sorted(found), "data.subset", folder)]
     files = splits[_chosen(split, sorted(splits), f"{prefix}split", folder)]

@@ -77,6 +77,8 @@ class RowMapping:
                 self._check_known(row)
             named = {name: name for name in (FIELDS if self._strict else ("prompt", "answer"))} | {"response": self._response_field}
             fields = {name: columns[column] for name, column in named.items() if column in columns}
+            if not (self._strict or self._responses or isinstance(fields.get("response"), str)) and "answer" in {*fields, *self._columns}:
+                fields.pop("response", None)  # nobody has asked for a column of that name
         declared = {name: self._value(name, source, columns, row.place) for name, source in self._columns.items()}
         return {name: value for name, value in {**fields, **declared}.items() if value is not None}
 

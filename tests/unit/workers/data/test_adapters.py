@@ -45,6 +45,7 @@ HUMAN = {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f", 
     ("aime", {"id": 60, "problem": "P", "answer": "033"}, {"prompt": "P", "answer": "33", "id": 60}),
     ("aime", {"question": "P", "answer": "0"}, {"prompt": "P", "answer": "0"}),
     ("deepscaler", {"problem": "P", "answer": r"\sqrt{2}", "solution": ""}, {"prompt": "P", "answer": r"\sqrt{2}", "response": ""}),
+    ("deepscaler", {"problem": "P", "answer": "2", "Solution": "S"}, {"prompt": "P", "answer": "2", "response": "S"}),
     ("human_eval", HUMAN, {"prompt": "def f(x):\n", "response": "    return x\n", "id": "HumanEval/0", "answer": {
         "kind": "asserts", "entry_point": "f", "prompt": "def f(x):\n", "test": HUMAN["test"]}}),
 ])

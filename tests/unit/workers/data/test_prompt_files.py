@@ -270,6 +270,20 @@ def test_published_datasets(tmp_path: Path, names: list[str], split: str, subset
     assert files_of_split(tmp_path, split, subset) == [tmp_path / name for name in expected]
 
 
+def test_a_subset_is_that_of_the_training_data(tmp_path: Path) -> None:
+    touch(tmp_path, "test.parquet")
+    assert files_of_split(tmp_path, "test", "main", "data.heldout_") == [tmp_path / "test.parquet"]
+    with pytest.raises(ConfigError, match="no such subset"):
+        files_of_split(tmp_path, "test", "main")
+
+
+def test_a_column_that_nobody_asked_for_may_hold_anything(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"q": f"1 + {at} =", "a": "2", "response": ["one", "two"]}) + "\n" for at in range(2)))
+    [prompt] = open_file(rows, columns={"prompt": "q", "answer": "a"}, num_heldout=1).heldout()
+    assert (prompt.reference, prompt.response) == ("2", "")
+
+
 @pytest.mark.parametrize(("names", "split", "subset", "message"), [
     ([], "train", "", "data.path=.*holds no Parquet, Arrow or JSON files"),
     (["train.parquet"], "trian", "", "data.split='trian': .*no such split; did you mean 'train'. Use one of 'train'"),
