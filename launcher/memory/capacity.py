@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,14 +112,18 @@ def _job(part: RoleConfig, key: str, num_gpus: float) -> Capacity | None:
 
 
 def _here(config: FullConfig) -> Capacities:
-    sizes, number = [] if config.trainer.device is Device.cpu else _gpus_here(), config.plan().num_train_devices
-    require(not 0 < len(sizes) < number, "allocation.num_devices", config.allocation.num_devices,
-            f"leaves training {number} devices, and this machine has {len(sizes)} GPUs", "Use fewer, or set CUDA_VISIBLE_DEVICES= to train on CPUs")
+    sizes, number, total = [] if config.trainer.device is Device.cpu else _gpus_here(), config.plan().num_train_devices, config.allocation.num_devices
+    on_sglang = bool(sizes) and config.engine.server is Server.sglang and config.engine.device != "cpu"
+    remedy = "Use fewer, or set CUDA_VISIBLE_DEVICES= to train on CPUs"
+    require(not 0 < len(sizes) < number, "allocation.num_devices", total,
+            f"leaves training {number} devices, and there are {len(sizes)} GPUs here (CUDA_VISIBLE_DEVICES)", remedy)
+    require(not on_sglang or len(sizes) >= total, "allocation.num_devices", total,
+            f"must be at most the {len(sizes)} GPUs here (CUDA_VISIBLE_DEVICES), which training and SGLang share out", remedy)
     gpu = _gpu(config.cluster.train, "cluster.train", set())
     if sizes and gpu is None:
         gpu = Capacity(min(sizes), "the smallest GPU here", "nvidia-smi")
     return Capacities(bool(sizes), gpu if sizes else None, machine=Capacity(memory_here(), "this machine", "its memory and swap space"),
-                 inference_gpu=gpu if sizes and config.engine.server is Server.sglang else None)
+                 inference_gpu=gpu if on_sglang else None)
 
 
 def memory_here() -> float:
@@ -132,11 +136,28 @@ def memory_here() -> float:
 
 def _gpus_here() -> list[float]:
     """Bytes of each GPU that torch would find on this machine."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or shutil.which("nvidia-smi") is None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "" or shutil.which("nvidia-smi") is None:
         return []
     try:
-        done = subprocess.run(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], capture_output=True, text=True,
+        done = subprocess.run(["nvidia-smi", "--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"], capture_output=True, text=True,
                               timeout=ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [int(line) * 2.0**20 for line in done.stdout.split() if line.isdigit()] if done.returncode == 0 else []
+    rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    return visible_sizes({row[0]: int(row[1]) * 2.0**20 for row in rows if len(row) == 2 and row[1].isdigit()}, visible)
+
+
+def visible_sizes(sizes: Mapping[str, float], visible: str | None) -> list[float]:
+    """The `sizes` of GPUs, by UUID in the order of their numbers, that CUDA_VISIBLE_DEVICES shows: numbers, or beginnings of UUIDs, up to the first
+    that names none. Of a part of one (MIG-...) only its GPUs' smallest is known."""
+    if visible is None:
+        return list(sizes.values())
+    found: list[float] = []
+    for name in visible.split(","):
+        whole = name.strip()
+        named = [size for number, (uuid, size) in enumerate(sizes.items()) if whole and (whole == str(number) or uuid.startswith(whole))]
+        if not named and not whole.startswith("MIG-"):
+            break
+        found.append(min(named or sizes.values()))
+    return found

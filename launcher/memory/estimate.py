@@ -186,10 +186,19 @@ def cache_bytes(config: Config, architecture: Architecture) -> float:
 def server_memory(config: Config, architecture: Architecture, weights: Weights) -> dict[str, float]:
     """Bytes that SGLang takes of each GPU at least: its weights, and the cache of one request; with more cache more requests run at once."""
     parallel = config.engine.parallel
+    number = weights.total / parallel.unit
+    if parallel.dp_attention > 1:  # each copy of the attention is whole, and the embedding is on every GPU
+        shapes = architecture.tensor_shapes().items()
+        attention = sum(math.prod(shape) for name, shape in shapes if ".self_attn." in name)
+        number += attention * (parallel.dp_attention - 1) / parallel.unit + weights.embedding * (1 - 1 / parallel.unit)
+    cache = cache_bytes(config, architecture) * cache_copies(config, architecture)
+    return {"weights": number * BYTES[config.engine.dtype], "KV cache of one request": cache * parallel.dp_attention / parallel.unit}
+
+
+def cache_copies(config: Config, architecture: Architecture) -> int:
+    """How often an SGLang server keeps a request's keys and values: more than once where more ranks do its attention than there are heads."""
     heads = 1 if architecture.latent else architecture.num_kv_heads
-    copies = max(1, parallel.tp // parallel.dp_attention // heads)  # of keys and values, where there are more ranks than heads
-    return {"weights": weights.total * BYTES[config.engine.dtype] / parallel.unit,
-            "KV cache of one request": cache_bytes(config, architecture) * copies * parallel.dp_attention / parallel.unit}
+    return max(1, config.engine.parallel.tp // config.engine.parallel.dp_attention // heads)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from launcher.memory.activations import BYTES
-from launcher.memory.estimate import SGLANG_SHARE, teacher_of
+from launcher.memory.estimate import SGLANG_SHARE, cache_copies, teacher_of
 from launcher.memory.parameters import Weights, count_weights
 from launcher.prediction.assumptions import Assumptions
 from launcher.prediction.device_speeds import DeviceSpeed
@@ -70,7 +70,8 @@ def decoding(config: Config, shapes: Shapes, device: DeviceSpeed, context: float
     fixed = LAUNCH_S[engine.server is Server.sglang] + shapes.weights.total * size / bandwidth
     if parallel.tp > 1 and engine.server is Server.sglang:
         fixed += shapes.architecture.num_layers * (EXCHANGE_OVER_NODES_S if num_nodes > parallel.pp else EXCHANGE_S)
-    return fixed * assumed.engine_factor, (shapes.cache * context * size / bandwidth + operations / flops) * assumed.engine_factor
+    cache = shapes.cache * (cache_copies(config, shapes.architecture) if engine.server is Server.sglang else 1)
+    return fixed * assumed.engine_factor, (cache * context * size / bandwidth + operations / flops) * assumed.engine_factor
 
 
 def slots(config: Config, shapes: Shapes, gpu_bytes: float, context: float) -> int:
@@ -79,7 +80,7 @@ def slots(config: Config, shapes: Shapes, gpu_bytes: float, context: float) -> i
     if engine.server is not Server.sglang or not gpu_bytes:
         return engine.num_slots
     room = (engine.mem_fraction or SGLANG_SHARE) * gpu_bytes * engine.parallel.unit - shapes.weights.total * size
-    return max(1, min(engine.num_slots, math.floor(room / (shapes.cache * size * context))))
+    return max(1, min(engine.num_slots, math.floor(room / (shapes.cache * cache_copies(config, shapes.architecture) * size * context))))
 
 
 def prompt_s(config: Config, shapes: Shapes, device: DeviceSpeed, tokens: float, assumed: Assumptions) -> float:
@@ -94,8 +95,11 @@ def training(config: Config, shapes: Shapes, device: DeviceSpeed, num_devices: i
     """Seconds of a training step on so many devices, without the copying of weights."""
     trainer, prompts = config.trainer, 1 if config.trainer.share_prompts else config.workflow.group_size
     tokens = trainer.batch_groups * (prompts * assumed.prompt_tokens + config.workflow.group_size * assumed.lengths.mean)
-    # The first minibatch's log-probs are the proximal policy's.
-    proximal = 1.0 - 1.0 / trainer.num_minibatches if config.algorithm.proximal is Proximal.recompute else 0.0
+    proximal = 0.0
+    if config.algorithm.needs_proximal:
+        proximal = 1.0
+    elif config.algorithm.decoupled and config.algorithm.proximal is Proximal.recompute:
+        proximal = 1.0 - 1.0 / trainer.num_minibatches  # the first minibatch's log-probs are the proximal policy's
     passes = 3.0 + proximal + (trainer.recompute is Recompute.full)
     context = assumed.prompt_tokens + assumed.lengths.mean / 2
     each = passes * shapes.operations(context) * (2 if config.algorithm.critic else 1)

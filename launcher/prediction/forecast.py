@@ -50,10 +50,12 @@ def check(config: FullConfig) -> None:
 
 
 def devices(config: FullConfig, assumed: Assumptions) -> tuple[DeviceSpeed, DeviceSpeed]:
-    """What generates, and what trains."""
-    on_slurm = config.cluster.kind is ClusterKind.slurm
-    inference = on_slurm and config.gives_gpus("inference") and config.engine.server is Server.sglang and config.engine.device != "cpu"
-    train = on_slurm and config.gives_gpus("train") and config.trainer.device is not Device.cpu
+    """What generates, and what trains. `config`: settled, so that it says what this machine has."""
+    if config.cluster.kind is ClusterKind.slurm:
+        inference, train = config.gives_gpus("inference"), config.gives_gpus("train") and config.trainer.device is not Device.cpu
+    else:
+        inference = train = config.trainer.device is Device.cuda
+    inference = inference and config.engine.server is Server.sglang and config.engine.device != "cpu"
     return (device(inference, config.cluster.inference.gpu_type, assumed.cpu_gflops),
             device(train, config.cluster.train.gpu_type, assumed.cpu_gflops))
 

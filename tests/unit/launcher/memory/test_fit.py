@@ -181,7 +181,11 @@ def test_a_gpu_of_sglang_holds_its_part_of_the_weights_and_of_a_request() -> Non
     full.engine.parallel = EngineParallelConfig(tp=28)
     assert server_memory(full, QWEN_7B, weights)["KV cache of one request"] == pytest.approx(cache / 4), "7 ranks hold each head"
     full.engine.parallel = EngineParallelConfig(tp=4, dp_attention=4)
-    assert server_memory(full, QWEN_7B, weights)["KV cache of one request"] == cache, "one rank does the attention of a request"
+    held = server_memory(full, QWEN_7B, weights)
+    assert held["KV cache of one request"] == cache, "one rank does the attention of a request"
+    attention = 28 * (2 * 3584 * 3584 + 2 * 512 * 3584)
+    whole_on_each = attention + 152064 * 3584
+    assert held["weights"] == pytest.approx(2 * ((weights.total - whole_on_each) / 4 + whole_on_each)), "of the attention, and of the embedding"
 
 
 def test_a_model_that_is_too_large_for_a_gpu_of_sglang_is_spread_further() -> None:
@@ -373,14 +377,24 @@ def test_the_memory_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "memory.max").write_text("1073741824\n")
     limited = look(full).machine
     assert limited is not None and limited.size == GIB
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '81559\\n40960\\n'\n")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf 'GPU-1a, 81559\\nGPU-2b, 40960\\n'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    with pytest.raises(ConfigError, match="num_devices=128: leaves training 32 devices, and this machine has 2 GPUs"):
+    with pytest.raises(ConfigError, match="num_devices=128: leaves training 32 devices, and there are 2 GPUs here"):
         look(full)
     full.allocation = AllocationConfig(8)
     assert look(full).gpu == Capacity(40 * GIB, "the smallest GPU here", "nvidia-smi")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ConfigError, match="num_devices=8: leaves training 2 devices, and there are 1 GPUs here"):
+        look(full)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not look(full).on_gpus
+
+
+@pytest.mark.parametrize(("visible", "sizes"), [
+    (None, [80, 4, 40]), ("", []), ("-1", []), ("0,2", [80, 40]), ("2,-1,0", [40]), ("GPU-2b", [4]), ("GPU-3c,0", [40, 80]), ("MIG-7", [4]),
+    ("7", []), ("1, 1", [4, 4])])
+def test_gpus_that_the_launcher_sees(visible: str | None, sizes: list[float]) -> None:
+    assert capacity.visible_sizes({"GPU-1a": 80, "GPU-2b": 4, "GPU-3c": 40}, visible) == sizes
 
 
 # -- at plan time ----------------------------------------------------------------------------------------------------------

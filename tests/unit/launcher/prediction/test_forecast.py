@@ -18,7 +18,7 @@ from launcher.prediction.device_speeds import device
 from launcher.prediction.earlier_run import measured
 from launcher.share import CONF
 from tests.support.documented import MODELS
-from workers.config import AllocationConfig, ClusterKind, ConfigError, Dtype, RunKind, Server
+from workers.config import AllocationConfig, ClusterKind, ConfigError, Device, Dtype, OffPolicy, RunKind, Server
 from workers.model.architecture import Architecture
 
 COMMON: dict[str, Any] = {"max_positions": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_scaling": None, "eos_token_ids": ()}
@@ -74,6 +74,36 @@ def test_slots_are_as_many_as_the_cache_has_room_for() -> None:
     assert costs.slots(config, shapes, 79 * 2.0**30, 1000.0) == 128
     config.engine.num_slots = 100_000
     assert 500 < costs.slots(config, shapes, 79 * 2.0**30, 2000.0) < 600, "(0.9 of 79 GiB - 15 GB) / 57 kB a token"
+    config.engine.parallel.tp = 4
+    each_once = costs.slots(config, shapes, 79 * 2.0**30, 2000.0)
+    config.engine.parallel.tp = 8  # of 4 heads
+    assert 1.0 < costs.slots(config, shapes, 79 * 2.0**30, 2000.0) / each_once < 1.1, "twice the room, in which all is kept twice"
+
+
+def test_the_passes_of_a_step_are_those_of_its_objective() -> None:
+    config, shapes, h100 = on_gpus(), Shapes.of(QWEN_7B), device(True, "h100")
+    config.trainer.num_minibatches = 4
+
+    def passes() -> float:
+        computing = costs.training(config, shapes, h100, 8, usual(config)) - costs.updating(config, shapes, h100, 8, usual(config))
+        return round(computing / unit, 2)
+
+    unit = 1.0
+    config.algorithm.decoupled = False
+    unit = passes() / 3
+    three = passes()
+    config.algorithm.decoupled = True
+    decoupled = passes()
+    config.algorithm.off_policy = OffPolicy.second_moment
+    assert (three, decoupled, passes()) == (3.0, 3.75, 4.0)
+
+
+def test_local_gpus_are_gpus() -> None:
+    config = on_gpus()
+    config.cluster.kind, config.trainer.device = ClusterKind.local, Device.cuda
+    assert all(found.is_gpu for found in forecast.devices(config, usual(on_gpus())))
+    config.engine.server = Server.embedded
+    assert [found.is_gpu for found in forecast.devices(config, usual(on_gpus()))] == [False, True]
 
 
 def test_a_better_split_is_named_and_it_is_better() -> None:
