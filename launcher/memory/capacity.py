@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -120,7 +121,7 @@ def _here(config: FullConfig) -> Capacities:
     require(not on_sglang or len(sizes) >= total, "allocation.num_devices", total,
             f"must be at most the {len(sizes)} GPUs here (CUDA_VISIBLE_DEVICES), which training and SGLang share out", remedy)
     gpu = _gpu(config.cluster.train, "cluster.train", set())
-    if sizes and gpu is None:
+    if sizes and gpu is None and min(sizes) < math.inf:
         gpu = Capacity(min(sizes), "the smallest GPU here", "nvidia-smi")
     return Capacities(bool(sizes), gpu if sizes else None, machine=Capacity(memory_here(), "this machine", "its memory and swap space"),
                  inference_gpu=gpu if on_sglang else None)
@@ -145,13 +146,13 @@ def _gpus_here() -> list[float]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
-    return visible_sizes({row[0]: int(row[1]) * 2.0**20 for row in rows if len(row) == 2 and row[1].isdigit()}, visible)
+    return visible_sizes({row[0]: int(row[1]) * 2.0**20 if row[1].isdigit() else math.inf for row in rows if len(row) == 2}, visible)
 
 
 def visible_sizes(sizes: Mapping[str, float], visible: str | None) -> list[float]:
-    """The `sizes` of GPUs, by UUID in the order of their numbers, that CUDA_VISIBLE_DEVICES shows: numbers, or beginnings of UUIDs, up to the first
-    that names none. Of a part of one (MIG-...) only its GPUs' smallest is known."""
-    if visible is None:
+    """The `sizes` of GPUs (infinite: not known), by UUID in the order of their numbers, that CUDA_VISIBLE_DEVICES shows: numbers, or beginnings of
+    UUIDs, up to the first that names none. Of a part of one (MIG-...) only its GPUs' smallest is known."""
+    if visible is None or not sizes:
         return list(sizes.values())
     found: list[float] = []
     for name in visible.split(","):

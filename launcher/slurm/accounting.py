@@ -47,7 +47,8 @@ class Hours:
 
 
 class IdleTime:
-    """How long rollout workers have been without any lease, added up; every incarnation begins its total, rollout_idle_s, anew."""
+    """How long rollout workers have been without any lease: by how much their total, rollout_idle_s, grew. Where another incarnation begins it lacks
+    what workers had counted that have left since, and falls: that is no growth."""
 
     def __init__(self) -> None:
         self.seconds, self._total = 0.0, 0.0
@@ -56,7 +57,7 @@ class IdleTime:
         """The next lines of metrics.jsonl; those without a total say nothing."""
         for total in (step.get("rollout_idle_s") for step in steps):
             if isinstance(total, int | float):
-                self.seconds += total - self._total if total >= self._total else total
+                self.seconds += max(0.0, total - self._total)
                 self._total = total
         return self
 

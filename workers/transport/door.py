@@ -10,7 +10,6 @@ A scanner of ports, or somebody without the keys, costs a descriptor for some se
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import resource
 import socket
@@ -111,19 +110,18 @@ class Door:
     # -- the door's thread -----------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        turned_at = 0.0
+        turned_at, put_off = 0.0, False
         while self._open:
             poller = zmq.Poller()
             poller.register(self._wake, zmq.POLLIN)
             for monitor in self._monitors:
                 poller.register(monitor, zmq.POLLIN)
-            waits_s = max(0.0, turned_at + TURN_S - time.monotonic()) or LOOK_S
-            ready = dict(poller.poll(math.ceil(waits_s * 1000)))
+            ready = dict(poller.poll(int((TURN_S if put_off else LOOK_S) * 1000)))
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
             for monitor in ready.keys() & self._monitors.keys():
                 self._read(monitor)
-            if time.monotonic() - turned_at >= TURN_S:
+            if not (put_off := time.monotonic() - turned_at < TURN_S):
                 self._turn_away()
                 turned_at = time.monotonic()
             self._authenticate()
@@ -176,6 +174,8 @@ class Door:
         if not self._authenticator.is_alive() and self._authenticator.pipe is not None:  # it would wait for an answer of the thread that is dead
             self._authenticator.pipe.close(linger=0)
             self._authenticator.pipe = None  # type: ignore[assignment]
+            with contextlib.suppress(zmq.ZMQError, AttributeError):  # what is closed gives its name back some time later
+                self._authenticator.zap_socket.unbind("inproc://zeromq.zap.01")
         self._authenticator.stop()
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import zmq
 
 from workers.run.folder import RunFolder, RunFolderError
-from workers.run.outage import patiently
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,9 @@ def make_keys(run: RunFolder) -> None:
 
 
 def read_keys(run: RunFolder, name: str) -> KeyPair:
-    """Read the pair `name` (server or client), as patiently as `run` is. Raises `RunFolderError` if it is missing, broken or readable by others,
-    `OSError` where the run folder cannot be read."""
-    return patiently(run, lambda: _read(run.keys / name))
-
-
-def _read(path: Path) -> KeyPair:
+    """Read the pair `name` (server or client). Raises `RunFolderError` if it is missing, broken or readable by others, `OSError` where the run
+    folder cannot be read now."""
+    path = run.keys / name
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise RunFolderError(f"{path}: readable by others. Run: chmod 600 {path}")

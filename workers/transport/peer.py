@@ -30,6 +30,7 @@ from workers.messages.from_coordinator import Finish, HeartbeatReply, Refused, S
 from workers.messages.from_worker import Goodbye, Heartbeat, Register
 from workers.messages.parts import Announcement, HeldLease, Message, Role
 from workers.run.folder import RunFolder
+from workers.run.outage import patiently
 from workers.run.own_pause import own_pause
 from workers.transport.client import LINGER_MS, ClientSockets, CoordinatorLost, NoCoordinator, find_coordinator, new_routing_id
 from workers.transport.keys import KeyPair, read_keys
@@ -72,7 +73,7 @@ class Peer:
 
     async def connect(self) -> None:
         """Find the coordinator and register. Raises `NoCoordinator` after `start_timeout_s`, `RunOver` if the run is over."""
-        self._keys = await asyncio.to_thread(lambda: (read_keys(self.run, "server"), read_keys(self.run, "client")))
+        self._keys = await asyncio.to_thread(patiently, self.run, lambda: (read_keys(self.run, "server"), read_keys(self.run, "client")))
         await self._connect(await find_coordinator(self.run, self._start_timeout_s, self._min_epoch))
 
     async def leave(self) -> None:
@@ -82,8 +83,7 @@ class Peer:
             self.sockets.close(linger_ms=0 if self._suspended else LINGER_MS)
 
     async def _connect(self, address: Address) -> None:
-        server, client = self._keys  # the run's, whichever coordinator it is
-        sockets = ClientSockets(self.config, address, server.public, client, self._routing_id)
+        sockets = ClientSockets(self.config, address, self._keys[0].public, self._keys[1], self._routing_id)
         if self._address is not None:  # what fails before leaves the old ones, by which it is told
             self.sockets.close(linger_ms=0)
         self.sockets = sockets

@@ -8,14 +8,15 @@ _FENCE = re.compile(r"^(?P<indent>[ \t]*)```[ \t]*(?P<language>[\w+-]*)[^\n`]*$"
 _PYTHON = ("python", "python3", "py")
 
 
-def extract(completion: str, function: str = "") -> str:
+def extract(completion: str, function: str = "", as_it_stands: bool = False) -> str:
     """The last closed ```python block of `completion`; else the last closed block without a language; else all of it.
 
-    Where `function` is given, the last of these blocks that defines it, if one does: behind it may stand an example of its use. A single fence
-    leaves the block open: what follows ```python, or what precedes a bare ``` (the prompt then opened the block).
+    Where `function` is given, the last of these blocks that defines it, if one does: behind it may stand an example of its use. Blocks lose the
+    indentation of their fences, but `as_it_stands`. A single fence leaves the block open: what follows ```python, or what precedes a bare ```
+    (the prompt then opened the block).
     """
     fences = list(_FENCE.finditer(completion))
-    blocks = [(opening["language"].lower(), _block(completion, opening, closing)) for opening, closing in _pairs(fences)]
+    blocks = [(opening["language"].lower(), _block(completion, opening, closing, as_it_stands)) for opening, closing in _pairs(fences)]
     for languages in (_PYTHON, ("",)):
         found = [block for language, block in blocks if language in languages]
         if found:
@@ -26,10 +27,10 @@ def extract(completion: str, function: str = "") -> str:
     return completion
 
 
-def _block(completion: str, opening: re.Match[str], closing: re.Match[str]) -> str:
-    """What stands between two fences, without the indentation of the first, as in the item of a list."""
-    inside = completion[opening.end() + 1:closing.start()]
-    return re.sub(rf"^[ \t]{{1,{width}}}", "", inside, flags=re.MULTILINE) if (width := len(opening["indent"])) else inside
+def _block(completion: str, opening: re.Match[str], closing: re.Match[str], as_it_stands: bool) -> str:
+    """What stands between two fences, `as_it_stands` or without the indentation of the first, as in the item of a list."""
+    inside, width = completion[opening.end() + 1:closing.start()], len(opening["indent"])
+    return re.sub(rf"^[ \t]{{1,{width}}}", "", inside, flags=re.MULTILINE) if width and not as_it_stands else inside
 
 
 def _pairs(fences: list[re.Match[str]]) -> list[tuple[re.Match[str], re.Match[str]]]:
@@ -52,7 +53,9 @@ def continued(prompt: str, completion: str, entry_point: str) -> list[str]:
     program = extract(completion, entry_point)
     if not prompt:
         return [program]
-    return [helpers(prompt, entry_point), program] if _definition(program, entry_point) else [prompt + program]
+    if _definition(program, entry_point):
+        return [helpers(prompt, entry_point), program]
+    return [prompt + extract(completion, as_it_stands=True)]
 
 
 def helpers(prompt: str, entry_point: str) -> str:

@@ -95,15 +95,19 @@ def judge(prompt: str, test: str, entry_point: str, receive: Receive, send: Send
         send(_message("passed"))
 
 
+class NotANumber(Exception):
+    """What no test waits for."""
+
+
 def _result(reply: bytes | None, allows_nan: bool) -> Any:
     """What the program returned, or its exception of a built-in type raised here.
 
-    Not a number is a ValueError, unless the test knows of such: `if abs(result - 5) > 1e-6: raise AssertionError` would take it for 5.
+    Not a number is an error, unless the test knows of such: `if abs(result - 5) > 1e-6: raise AssertionError` would take it for 5.
     Any other exception is a RuntimeError; so are those that end loops, by which a program would end the loop over its tests.
     """
     def constant(name: str) -> float:
         if name == "NaN" and not allows_nan:
-            raise ValueError("it is not a number")
+            raise NotANumber("it is not a number")
         return float(name)
 
     kind, *rest = json.loads(reply or b'["error", "EOFError"]', parse_constant=constant)

@@ -25,7 +25,7 @@ FUNCTIONS = frozenset({
 CONNECTORS = frozenset({"and", "or"})
 
 _SIGNS = str.maketrans("−﹣－", "---")
-_DASH = re.compile(r"(?<!\d)(?<!\d\s)–(?=[\d.$€£])")
+_DASH = re.compile(r"(?<![\d%$)\]}])(?<![\d%$)\]}]\s)–(?=[\d.$€£])")
 _CHARACTERS = str.maketrans({
     "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
     "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "±": r"\pm ", "°": r"^{\circ}", "％": "%",
@@ -40,7 +40,8 @@ _PRODUCT = re.compile(r"[xyz]{2,3}|abc?|bc|pq|uv|d[xyzrtu]")  # no units, as mn 
 _OPERATION = re.compile(r"[-+*/=^_]|\\[A-Za-z]")
 _APART = re.compile(r"[A-Za-z\d](?:\s|\\[ ,;:!]|~)+[a-z]{2,3}(?![A-Za-z])|(?<![A-Za-z])[a-z]{2,3}\s+[A-Za-z\d]")
 """Letters beside a number or letters: words, or a unit."""
-_LAST_UNIT = re.compile(r"[\d}@](?:\s|\\[ ,;:!]|~)+[A-Za-z]$|^[-+]?[\d.,]+[A-Za-z]$")
+_LAST_UNIT = re.compile(r"[\d}@](?:\s|\\[ ,;:!]|~)+[A-Za-z]$|^[^A-Za-z]*[\d}][A-Za-z]$|=\s*[-+]?[\d.,]+[A-Za-z]$")
+_BEHIND_NUMBERS = re.compile(r"[\d}](?:\s|\\[ ,;:!]|~)*([a-z]+)")
 UNITS = frozenset({
     "km", "cm", "mm", "nm", "kg", "mg", "ml", "hr", "hrs", "min", "sec", "mph", "kph", "kmh", "ft", "in", "lb", "lbs", "oz", "yd", "mi", "am", "pm",
     "st", "nd", "rd", "th", "cal", "gal", "px", "gb", "mb", "kb", "hz", "deg", "rad"})
@@ -113,14 +114,14 @@ def _products(text: str, words: Sequence[str]) -> bool:
     if not _OPERATION.search(text) or any(len(word) > 3 or not word.islower() for word in words):
         return False
     text = _COMMAND.sub("@", text)
-    return UNITS.isdisjoint(re.findall(r"(?<=\d)[a-z]+", text)) and not _APART.search(text)
+    return UNITS.isdisjoint(_BEHIND_NUMBERS.findall(text)) and not _APART.search(text)
 
 
 def has_variables(text: str) -> bool:
     """Whether the letters in a formula are variables, wherever they stand: "2r + s". One behind a number at the end may be a unit: "x = 5 m"."""
-    plain = _TEXT.sub(" ", text).strip()
-    letters = _COMMAND.sub("@", plain)
-    return _OPERATION.search(plain) is not None and re.search("[A-Za-z]", letters) is not None and _LAST_UNIT.search(letters) is None
+    letters = _COMMAND.sub("@", text)
+    return (_TEXT.search(text) is None and _OPERATION.search(text) is not None and re.search("[A-Za-z]", letters) is not None
+            and _LAST_UNIT.search(letters) is None and UNITS.isdisjoint(_BEHIND_NUMBERS.findall(letters)))
 
 
 def wording(text: str) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from workers.rollout.engines.client import EngineError
 from workers.rollout.engines.replica import local_devices
 from workers.rollout.engines.servers.process import ServerProcess, Span
 from workers.rollout.nodes.other_nodes import tell_whereabouts
+from workers.rollout.weights.attempts import ZMQ, Attempts
 from workers.rollout.weights.merging import Merging
 from workers.rollout.weights.shared_storage import from_shared_storage
 from workers.rollout.weights.streaming import Streaming
@@ -142,9 +144,7 @@ class EngineNode:
         announcement, cause = wanted.announcement, ""
         try:
             if wanted.source and self._streaming is not None:
-                self._streaming.expect(announcement.version)
-                self._streaming.held = wanted.held
-                folder = await self._streaming.fetch(announcement, Sources(announcement.version, [wanted.source]), lambda _: None)
+                folder = await self._stream(self._streaming, wanted)
             else:
                 folder = await from_shared_storage(announcement, self._config.weights.timeout_s, lambda: True)
                 if self._streaming is not None:
@@ -155,6 +155,21 @@ class EngineNode:
         except WeightsError as error:
             cause = str(error)
         await self._socket.send(peer, VersionFetched(wanted.number, cause))
+
+
+    async def _stream(self, streaming: Streaming, wanted: FetchVersion) -> Path:
+        """The version from the worker's own node, which is asked again while it may still get it. Raises `WeightsError`."""
+        announcement, streaming.held = wanted.announcement, wanted.held
+        tried = Attempts(announcement.version, self._config.weights.timeout_s, streaming.arrived, time.monotonic())
+        while True:
+            streaming.expect(announcement.version)
+            try:
+                return await streaming.fetch(announcement, Sources(announcement.version, [wanted.source]), lambda _: None)
+            except WeightsError as error:
+                tried.failed(ZMQ, error, streaming.arrived, time.monotonic())
+                if not tried.once_more():
+                    raise
+            await asyncio.sleep(self._config.transport.heartbeat_s)
 
 
 async def _to_its_end(task: asyncio.Future[Any]) -> None:

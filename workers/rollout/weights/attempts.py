@@ -14,22 +14,23 @@ def offered(announcement: Announcement) -> list[str]:
 
 
 class Attempts:
-    """`causes`: by transport, why it has failed. `limit_s`: sources that bring nothing for so long have failed (weights.timeout_s)."""
+    """`causes`: by transport, why it has failed. `limit_s`: sources that bring nothing for so long have failed (weights.timeout_s);
+    `arrived`: bytes of the version that are in their place, checked."""
 
-    def __init__(self, version: Version, limit_s: float, received: int, now: float) -> None:
+    def __init__(self, version: Version, limit_s: float, arrived: int, now: float) -> None:
         self.causes: dict[str, str] = {}
-        self._version, self._limit_s, self._received, self._since = version, limit_s, received, now
+        self._version, self._limit_s, self._arrived, self._since = version, limit_s, arrived, now
         self._lasting = True
 
     def next(self, announcement: Announcement, prefers: str) -> str | None:
         """The transport to try, `prefers` first; None where all that are offered have failed."""
         return next((way for way in sorted(offered(announcement), key=lambda way: way != prefers) if way not in self.causes), None)
 
-    def failed(self, way: str, error: WeightsError, received: int, now: float) -> None:
-        """`received`: bytes that have come over the network so far."""
+    def failed(self, way: str, error: WeightsError, arrived: int, now: float) -> None:
+        """A transport has failed."""
         self.causes[way] = str(error)
-        if received > self._received:
-            self._received, self._since = received, now
+        if arrived > self._arrived:
+            self._arrived, self._since = arrived, now
         self._lasting = not isinstance(error, SourcesFailed) or now - self._since >= self._limit_s
 
     def once_more(self) -> bool:

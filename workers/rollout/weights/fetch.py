@@ -75,6 +75,10 @@ class WeightFetch:
         return self._streaming.received if self._streaming else 0
 
     @property
+    def _arrived(self) -> int:
+        return self._streaming.arrived if self._streaming else 0
+
+    @property
     def num_refetched(self) -> int:
         """Chunks that came with a wrong digest, and were asked for elsewhere."""
         return self._streaming.num_corrupt if self._streaming else 0
@@ -122,7 +126,7 @@ class WeightFetch:
                 self.waiting_for = ""
 
     async def _fetch(self, announcement: Announcement) -> Path:
-        tried = Attempts(announcement.version, self._config.timeout_s, self.fetch_bytes, time.monotonic())
+        tried = Attempts(announcement.version, self._config.timeout_s, self._arrived, time.monotonic())
         while True:
             way = tried.next(announcement, self._prefers)
             if way is None:
@@ -134,7 +138,7 @@ class WeightFetch:
                     folder = await (self._from_storage if way == DISK else self._stream)(announcement)
             except WeightsError as error:
                 print(f"version {announcement.version} could not be had by {way}: {error}", flush=True)
-                tried.failed(way, error, self.fetch_bytes, time.monotonic())
+                tried.failed(way, error, self._arrived, time.monotonic())
                 self._prefers = DISK if way == ZMQ else ZMQ
                 continue
             self._prefers, self._num_skipped = way, 0

@@ -395,6 +395,7 @@ def test_the_memory_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("7", []), ("1, 1", [4, 4])])
 def test_gpus_that_the_launcher_sees(visible: str | None, sizes: list[float]) -> None:
     assert capacity.visible_sizes({"GPU-1a": 80, "GPU-2b": 4, "GPU-3c": 40}, visible) == sizes
+    assert capacity.visible_sizes({}, visible) == []
 
 
 # -- at plan time ----------------------------------------------------------------------------------------------------------

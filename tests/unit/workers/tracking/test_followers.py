@@ -165,6 +165,7 @@ def test_a_process_that_ends_early_is_said_at_the_next_step(tmp_path: Path, caps
         while not said and time.monotonic() < deadline:
             processes.look()
             said = capsys.readouterr().out
+            time.sleep(0.02)
     processes.look()
     processes.close()
     assert "tracking: prometheus's process" in said and "choose another tracking.port, or 0" in said and "python -m" not in said

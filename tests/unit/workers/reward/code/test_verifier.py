@@ -109,6 +109,7 @@ def test_what_continues_a_prompt() -> None:
     prompt = "import math\n\ndef f(x):\n    '''Doc.'''\n"
     assert extraction.continued(prompt, "    return x\n", "f") == [prompt + "    return x\n"]
     assert extraction.continued(prompt, "```python\n    return x\n```", "f") == [prompt + "    return x\n"]
+    assert extraction.continued(prompt, "    ```python\n    return x\n    ```", "f") == [prompt + "    return x\n"]
     assert extraction.continued(prompt, "```python\ndef f(x):\n    return x\n```", "f") == ["import math\n\n", "def f(x):\n    return x\n"]
     longer = "    return g(x)\n\ndef fg(x):\n    return x\n"
     assert extraction.continued(prompt, longer, "f") == [prompt + longer]
@@ -268,7 +269,7 @@ def test_a_judge_asks_the_program() -> None:
     assert judged(raises, [["error", "ValueError"]])[-1] == ["passed"]
     assert judged(raises, [["error", "KeyError"]])[-1][0] == "failed"
     near = "def check(candidate):\n    {}\n    if abs(candidate(1) - 5) > 1e-6:\n        raise AssertionError"
-    assert judged(near.format("pass"), [["value", float("nan")]])[-1] == ["failed", "ValueError: it is not a number"]
+    assert judged(near.format("pass"), [["value", float("nan")]])[-1] == ["failed", "NotANumber: it is not a number"]
     assert judged(near.format("nan = None"), [["value", float("nan")]])[-1] == ["passed"], "the test knows of such"
     loops = "def check(candidate):\n    assert all(map(lambda x: candidate(x) == x, [1, 2]))"
     assert judged(loops, [["error", "StopIteration"]])[-1] == ["failed", "RuntimeError: StopIteration"]

@@ -86,6 +86,10 @@ def test_forms_that_models_write(reference: str, completion: str, expected: floa
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\boxed{\begin{bmatrix}1&2\\3&4\end{bmatrix}}"), ("5", r"\boxed{5 km/h}"), ("10", r"\boxed{10km/h}"),
     (r"\begin{pmatrix}\frac12\\3\end{pmatrix}", r"\boxed{\begin{pmatrix}\dfrac12\\3\end{pmatrix}}"),
     ("12", r"\boxed{12 cm^2}"), ("x=5", r"\boxed{x = 5 m}"),
+    ("5", r"\boxed{x = 5\text{ m}}"), ("25", r"\boxed{A = 25\,\mathrm{cm}^{2}}"), ("2x+3", r"\boxed{2x+3\text{ cm}}"),
+    (r"x = 5\text{ m}", r"\boxed{5}"),
+    (r"\frac{3}{4}", r"\boxed{\frac{3}{4} ft}"), (r"\frac{3}{4} ft", r"\boxed{3/4}"), ("5", r"\boxed{x=5m}"), ("d=50t", r"\boxed{50t}"),
+    ("2", r"\boxed{t=2s}"),
     ("5", "x = 5.\n\nSo the answer is correct."), (r"\text{correct}", "The answer is correct."), ("-5", r"\boxed{–5}"), ("-5", "The answer is –5."),
 ])
 def test_equal(reference: str, completion: str) -> None:
