@@ -33,7 +33,7 @@ class JudgeConfig:
     template: str = ""  # the question, with {prompt}, {completion}, {reference}, {rubric}, {scale_min}, {scale_max}; empty: the built-in one
     template_file: str = ""  # a file with the template, which is read once, before anything starts
     rubric: str = ""  # what the judge is to look at; it stands in the template
-    pattern: str = r'(?i)score[\s:=*"]{0,10}(-?\d+(?:\.\d+)?)'  # its first group is the number; the last match in the answer counts
+    pattern: str = r'(?i)score(?: ?\([^()]{0,20}\))?(?: is)?[\s:=*"`]{0,10}(-?\d+(?:\.\d+)?)'  # its first group: the number; the last match counts
     scale_min: float = 0.0  # the number that is a score of 0
     scale_max: float = 10.0  # the number that is a score of 1
     temperature: float = 0.0  # of the judge's answer

@@ -54,6 +54,11 @@ def test_any_json_has_a_score_or_none(content: Any) -> None:
         assert error.again
 
 
+@pytest.mark.parametrize("said", ["Score: 8", "**Score:** 8", "the score is 8", "Score (0-10): 8", "Final score: `8`", "score=8.0, not score: none"])
+def test_scores_as_models_write_them(said: str) -> None:
+    assert score_of(JudgeConfig(), completion(said)) == 0.8
+
+
 def test_an_answer_that_was_cut_off_is_said_to_be() -> None:
     body = {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
     with pytest.raises(CallError, match=r"its answer is empty: it was cut off at reward\.judge\.max_tokens=7"):
