@@ -70,6 +70,8 @@ class ServerCounters:
 
 Peer = tuple[zmq.Socket, bytes]
 Waiting = tuple[Peer, ManifestWanted | ChunkWanted]
+Place = tuple[str, int] | None
+"""Of a chunk: its file, and where in it; None for the manifest."""
 
 
 class WeightServer:
@@ -80,7 +82,7 @@ class WeightServer:
     def __init__(self, config: TransportConfig, weights: WeightsConfig, keys: WeightKeys) -> None:
         self._counters = ServerCounters()
         self._offers: dict[Version, Offer | None] = {}  # None: expected
-        self._waiting: dict[Version, list[Waiting]] = {}
+        self._waiting: dict[Version, dict[Place, list[Waiting]]] = {}
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._wake).atexit = False  # a writer may still report a chunk after `close`
@@ -126,7 +128,7 @@ class WeightServer:
     def offer_incoming(self, incoming: Incoming) -> None:
         """Serve a version while it arrives, and afterwards."""
         offer, version = IncomingOffer(incoming), incoming.version  # what it keeps must not lead back to it: its files are closed with it
-        incoming.subscribe(lambda _: self._do(lambda: self._retry(version)))  # before anybody can wait for a chunk
+        incoming.subscribe(lambda chunk: self._do(lambda: self._retry(version, (chunk.name, chunk.offset))))  # before anybody can wait for a chunk
         self._put(offer)
 
     def withdraw(self, version: Version) -> None:
@@ -207,7 +209,8 @@ class WeightServer:
         offer = self._offers[version]
         try:
             if offer is None or (found := offer.find(request) if isinstance(request, ChunkWanted) else (offer.manifest(), False)) is None:
-                self._waiting.setdefault(version, []).append((peer, request))
+                place = (request.name, request.offset) if isinstance(request, ChunkWanted) else None
+                self._waiting.setdefault(version, {}).setdefault(place, []).append((peer, request))
                 return
         except Missing as error:
             self._send(peer, Unavailable(number, str(error)))
@@ -232,10 +235,14 @@ class WeightServer:
             return False  # gone, or it asks for far more than it reads
         return True
 
-    def _retry(self, version: Version) -> None:
-        """Something of `version` has come."""
-        for peer, request in self._waiting.pop(version, []):
-            self._answer(peer, request)
+    def _retry(self, version: Version, *places: Place) -> None:
+        """What `version` has at `places` has come, or, without any, what there is of it has changed."""
+        waiting = self._waiting.get(version, {})
+        for place in places or list(waiting):
+            for peer, request in waiting.pop(place, []):
+                self._answer(peer, request)
+        if not waiting:
+            self._waiting.pop(version, None)
 
     def _withdraw(self, version: Version) -> None:
         self._offers.pop(version, None)
