@@ -17,7 +17,7 @@ from workers.config import ClusterConfig as WorkersClusterConfig
 from workers.config import ClusterKind, ConfigError, require
 
 ROLES = ("inference", "reward", "train")
-GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task")
+GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")
 """Of sbatch, with which GPUs are asked for."""
 _TIME = re.compile(r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
                    r"|(?P<hours>\d+):(?P<hour_minutes>\d+):(?P<hour_seconds>\d+)|(?P<minutes>\d+)(?::(?P<seconds>\d+))?)")

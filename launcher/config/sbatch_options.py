@@ -19,7 +19,7 @@ _OWN = {
     "error": "logs are in the run folder, jobs/", "output": "logs are in the run folder, jobs/", "open-mode": "logs are continued, never overwritten",
     "hold": "Headway holds and releases jobs by itself",
     "job-name": "jobs are found by it; set run.name",
-    "nodes": _SHAPE, "ntasks": _SHAPE, "ntasks-per-node": _SHAPE, "gpus": _SHAPE,
+    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core", "gpus"), _SHAPE),
     "requeue": "preempted jobs come back by it", "no-requeue": "preempted jobs come back by --requeue",
     "signal": "it asks running jobs to save their state; set cluster.signal_delay_s",
     "kill-on-bad-exit": "a gang ends as one",

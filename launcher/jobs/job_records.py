@@ -67,6 +67,8 @@ class ArrayRecords:
         """This submission has been cancelled. Returns the names of arrays that may still appear; `refused`: there are none, forget them."""
         if refused:
             self._mine = [array for array in self._mine if array["job_id"]]
+        for array in self._mine:
+            array["withdrawn"] = bool(array["job_id"])  # by us: nobody has cancelled the run
         self._write(complete=True)
         return [array["name"] for array in self._mine if not array["job_id"]]
 

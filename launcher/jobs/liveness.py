@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import time
 from collections.abc import Sequence
 
@@ -89,12 +90,22 @@ def still_there(run: RunFolder) -> Sequence[psutil.Process | QueueEntry]:
     return [entry for entries in queue(run).values() for entry in entries] if on_slurm(run) else _processes(run)
 
 
+def host_elsewhere(run: RunFolder) -> str:
+    """The other machine on which a run on one machine is alive, as it has written its status lately; '' where that cannot be said."""
+    host = run.submission().get("host", "")
+    return host if host not in ("", socket.gethostname()) and run.ended() is None and _is_written(run) else ""
+
+
+def _is_written(run: RunFolder) -> bool:
+    return run.status.exists() and abs(time.time() - run.status.stat().st_mtime) < RECENT_S
+
+
 def lost_here(run: RunFolder) -> str:
     """That nothing is left of a run on this machine which nobody has ended, as after a power cut, in words; '' where it is otherwise, or its status
     is still written, on another machine then."""
     if on_slurm(run) or run.ended() is not None or not run.submission().get("complete"):
         return ""
-    if (run.status.exists() and abs(time.time() - run.status.stat().st_mtime) < RECENT_S) or still_there(run):
+    if _is_written(run) or still_there(run):
         return ""
     return f"nothing of the run is left on this machine, and nobody has written down why. Go on with: headway resume {run.path}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
-from launcher.jobs.liveness import on_slurm, still_there
+from launcher.jobs.liveness import host_elsewhere, on_slurm, still_there
 from launcher.slurm.queries import QueueEntry, asked_once
 from workers.run.folder import RunFolder
 from workers.slurm.command import SlurmError
@@ -26,7 +26,7 @@ def state(run: RunFolder, outcome: Mapping[str, object]) -> str:
     except SlurmError:
         return "?"
     if not left:
-        return "gone"
+        return "running" if host_elsewhere(run) else "gone"
     return "waiting" if on_slurm(run) and all(isinstance(one, QueueEntry) and one.state.waiting for one in left) else "running"
 
 

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -219,7 +220,8 @@ def _submit_processes(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFo
                     jobs.append(job)
                     record.append({"name": spec.name, "job_id": job.job_id, "created": psutil.Process(int(job.job_id)).create_time(),
                                    "log": str(job.paths.stdout)})
-                content = {"cluster": config.cluster.kind.value, "complete": spec is specs[-1], "time": time.time(), "jobs": record}
+                content = {"cluster": config.cluster.kind.value, "complete": spec is specs[-1], "time": time.time(), "host": socket.gethostname(),
+                           "jobs": record}
                 write_atomic(run.submitted, json.dumps(content, indent=2).encode())
     except BaseException as error:
         run.end(f"submission failed: {error}", "launcher")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from secrets import token_hex
 
 from rich.console import Console
 
-from launcher.config.cluster import as_sbatch
+from launcher.config.cluster import ContainerKind, as_sbatch
 from launcher.config.gpu_types import TOKENS_UNKNOWN
 from launcher.config.schema import FullConfig
 from launcher.interrupts import Interrupted, interruptible
@@ -98,6 +99,8 @@ def settle(config: FullConfig, run: RunFolder, console: Console) -> float:
     if config.cluster.kind is ClusterKind.slurm:
         for job in map(config.cluster.role, config.roles):
             job.pythonpath = job.pythonpath or python_path()
+            if job.container.kind is ContainerKind.none:
+                job.python = job.python or sys.executable  # whoever submits more of it later, from whatever environment
             if "chdir" not in map(as_sbatch, job.sbatch):  # relative paths of the config, for jobs that are submitted from elsewhere later
                 job.sbatch["chdir"] = os.getcwd()
             job.exclude, job.nodelist = (absolute(nodes) if "/" in nodes else nodes for nodes in (job.exclude, job.nodelist))  # files, for sbatch

@@ -13,13 +13,10 @@ fits there is then looked at as at its start.
 from __future__ import annotations
 
 import copy
-import enum
-import functools
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
 
 import msgspec
 from rich.console import Console
@@ -29,8 +26,9 @@ from launcher.config.schema import FullConfig, as_yaml, read_full
 from launcher.interrupts import Interrupted, interruptible
 from launcher.jobs.job_records import unanswered
 from launcher.jobs.job_specs import JobSpec, job_specs
-from launcher.jobs.liveness import on_slurm, still_there
+from launcher.jobs.liveness import host_elsewhere, on_slurm, still_there
 from launcher.jobs.sbatch_script import ROOT
+from launcher.launch.changeable import CAN, CHANGEABLE, changed
 from launcher.monitoring.observation import Observer
 from launcher.monitoring.supervisor import lock, read_excluded, remaining, with_excluded
 from launcher.monitoring.supervisor_policy import UNANSWERED_S
@@ -38,55 +36,18 @@ from launcher.preflight import device_choice
 from launcher.slurm.accounting import newest_checkpoint
 from launcher.views import evaluation_view
 from launcher.views.terminal import terminal
-from workers.config import ClusterKind, ConfigError, Device, Schedule, SelfTestAction
+from workers.config import ClusterKind, ConfigError, Schedule
 from workers.run import checkpoints
 from workers.run.files import is_full, read_lines, write_atomic
 from workers.run.folder import RunFolder, RunFolderError
 from workers.slurm.command import SlurmError
 
-CHANGEABLE: dict[str, Callable[[str], object]] = {
-    "run.num_steps": int, "run.max_hours": float, "selftest.action": SelfTestAction, "workflow.max_rejected": float, "trainer.device": Device,
-    "trainer.microbatch_tokens": int,
-    "alarms.stop": lambda value: [name for name in value.strip("[]").split(",") if name]}
-OF_JOBS: dict[str, Callable[[str], object]] = {
-    **dict.fromkeys(("partition", "account", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "mem", "mem_per_gpu"), str),
-    "gpu_type": str, "gpu_memory_gb": float, **dict.fromkeys(("cpus_per_gpu", "cpus_per_task", "devices_per_node"), int)}
-"""Of a role (cluster.train.time): where and how its next jobs run, which is nothing to the run."""
-CAN = f"{', '.join(CHANGEABLE)} and, on SLURM, cluster.ROLE.KEY of {', '.join(OF_JOBS)}"
-
-
-def changed(config: FullConfig, changes: list[str]) -> FullConfig:
-    """The config with the changes ('run.num_steps=200'). Raises `ConfigError`."""
-    result = copy.deepcopy(config)
-    for change in changes:
-        key, _, value = change.partition("=")
-        choices = CHANGEABLE.get(key) or _of_jobs(result, key)
-        if choices is None:
-            raise ConfigError(f"{change}: cannot be changed when a run goes on. Only {CAN} can; start a new run for the rest")
-        *parts, name = key.split(".")
-        try:
-            setattr(functools.reduce(getattr, parts, result), name, choices(value))
-        except ValueError as error:
-            kind = "one of " + ", ".join(str(one) for one in choices.__members__) if isinstance(choices, enum.EnumMeta) else "a number"
-            raise ConfigError(f"{change}: not {kind}. Give {key}=VALUE") from error
-    for role in config.roles if config.cluster.kind is ClusterKind.slurm else ():
-        own = {change.partition("=")[0].removeprefix(f"cluster.{role}.") for change in changes if change.startswith(f"cluster.{role}.")}
-        if own & {"partition", "gpu_type"} and "gpu_memory_gb" not in own:  # it was that of the GPUs there
-            result.cluster.role(role).gpu_memory_gb = 0.0
-    result.check()
-    return result
-
-
-def _of_jobs(config: FullConfig, key: str) -> Callable[[str], object] | None:
-    """What reads a value of `key`, where that says how jobs run that this run has."""
-    section, _, rest = key.partition(".")
-    role, _, name = rest.partition(".")
-    return OF_JOBS.get(name) if section == "cluster" and config.cluster.kind is ClusterKind.slurm and role in config.roles else None
-
 
 def refusal(run: RunFolder, config: FullConfig, now: float) -> str:
     """Why the run cannot go on; '' if it can. Raises `SlurmError`."""
     outcome, checkpoint = run.ended(), newest_checkpoint(run)
+    if host := host_elsewhere(run):
+        return f"{run.path}: runs on {host}; only what has ended can be resumed. Run: headway stop --drain {run.path}"
     if left := len(still_there(run)):
         what = "elements in the queue" if on_slurm(run) else "living processes"
         return f"{run.path}: has {left} {what}; only what has ended can be resumed. Run: headway stop --drain {run.path}"

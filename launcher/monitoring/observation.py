@@ -86,7 +86,7 @@ class Observer:
                 past = queries.history(everything)
                 self._history = {role: [entry for entry in past if entry.array_job_id in ids[role] and entry.nodes] for role in ROLES}
                 self._cancelled = {role: who for role in ROLES if (who := cancelled_by(
-                    [one for one in past if one.array_job_id in ids[role]], self.run.resumed_at()))}
+                    [one for one in past if one.array_job_id in self.run.arrays(role)], self.run.resumed_at()))}
             except SlurmError as error:
                 self._no_history = str(error)
         queue = {role: [entry for entry in entries if entry.array_job_id in ids[role]] for role in ROLES}

@@ -12,7 +12,7 @@ import sys
 import time
 
 from launcher.arguments import FAILED, Parser, add_run, open_run, refuse
-from launcher.jobs.liveness import POLL_S, cancel, kill, on_slurm, queue, still_there, wait_for_end
+from launcher.jobs.liveness import POLL_S, cancel, host_elsewhere, kill, on_slurm, queue, still_there, wait_for_end
 from launcher.slurm.accounting import newest_checkpoint
 from launcher.slurm.queries import QueueEntry
 from launcher.views import evaluation_view
@@ -43,6 +43,8 @@ def stop(run: RunFolder, reason: str, patience_s: float | None = None, drain: bo
 
 def _stop(run: RunFolder, reason: str, patience_s: float, drain: bool, already: dict | None) -> str:
     _ask(run, reason, drain)
+    if host := host_elsewhere(run):
+        return _wait_for_other(run, host, patience_s, already)
     in_time = _wait_on_slurm(run, reason, drain, patience_s) if on_slurm(run) else wait_for_end(run, patience_s)
     if in_time:
         _record(run, f"stopped: {reason}", drain)
@@ -55,6 +57,16 @@ def _stop(run: RunFolder, reason: str, patience_s: float, drain: bool, already: 
     left = still_there(run)
     return (f"stopped by force: {num_left} {_things(run)} had not ended after {patience_s:g} s"
             + (f", and {len(left)} are still there" if left else ""))
+
+
+def _wait_for_other(run: RunFolder, host: str, patience_s: float, already: dict | None) -> str:
+    """Nothing of the run is here: its coordinator, on `host`, acts on the request, and records the end."""
+    deadline = time.monotonic() + patience_s
+    while run.ended() is None:
+        if time.monotonic() > deadline or not host_elsewhere(run):
+            return f"the run is on {host}, has been asked to end, and has not. Look there: headway stop {run.path}"
+        time.sleep(POLL_S)
+    return _describe(run, already)
 
 
 def _things(run: RunFolder) -> str:

@@ -28,7 +28,8 @@ from launcher.slurm.states import Action, Meaning, State
 SETTLE_S = 30.0
 CUT_SHORT_S = 120.0
 HELD_S = 60.0
-FAST_S = 120.0
+FAST_S = 240.0
+"""One that fails in the first 180 s stays for another 60 by default, so that a bad node does not use up the array (workers/slurm/element.py)."""
 FAILURES = 2
 FRUITLESS = 3
 UNANSWERED_S = 300.0

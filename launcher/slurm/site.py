@@ -51,9 +51,12 @@ def of_type(kinds: list[NodeKind], gpu_type: str) -> list[NodeKind]:
 
 
 def gpus_per_node(kinds: list[NodeKind], gpu_type: str, num_devices: int) -> int:
-    """The GPUs of the smallest nodes that have any (of this type, where there are such); 0 where `num_devices` fit on one node. Pure."""
-    numbers = [number for kind in of_type(kinds, gpu_type) if (number := kind.gpus_of(gpu_type))]
-    return min(numbers) if numbers and num_devices > max(numbers) else 0
+    """So many GPUs of a node (of this type, where there are such) that most of the partition's can be used; 0 where `num_devices` fit on one such
+    node, or no node has any. Pure."""
+    there = [(number, kind.num_nodes) for kind in of_type(kinds, gpu_type) if (number := kind.gpus_of(gpu_type)) and not kind.away]
+    usable = {number: number * sum(nodes for other, nodes in there if other >= number) for number, _ in there}
+    best = max(sorted(usable), key=usable.__getitem__, default=0)
+    return best if num_devices > best else 0
 
 
 def settle_nodes(config: FullConfig, patience_s: float | None = None) -> str:

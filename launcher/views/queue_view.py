@@ -19,6 +19,7 @@ REASONS = {
     "Cleaning": "SLURM is still cleaning up after it",
     "JobArrayTaskLimit": "the elements before it have to end",
     "JobHeldUser": "held: scontrol release",
+    "JobHoldMaxRequeue": "held after too many requeues: scontrol release",
     "JobHeldAdmin": "held by an administrator",
     "job requeued in held state": "held: scontrol release",
     "launch failed requeued held": "it could not be launched and is held: scontrol release",
@@ -39,6 +40,7 @@ REASONS = {
     "Assoc": "your account does not allow it now",
     "None": "SLURM has not said why yet",
 }
+TOO_LARGE = "it asks for more than one job may have: headway stop, then headway resume with another cluster.ROLE.time, or qos"
 
 
 def duration(seconds: float) -> str:
@@ -50,7 +52,7 @@ def duration(seconds: float) -> str:
 
 def reason_words(reason: str) -> str:
     """'Resources' -> 'Resources: no nodes are free'; a reason that we do not know stays as it is."""
-    words = next((words for begin, words in REASONS.items() if reason.startswith(begin)), "")
+    words = TOO_LARGE if "PerJob" in reason else next((words for begin, words in REASONS.items() if reason.startswith(begin)), "")
     return f"{reason}: {words}" if words else reason
 
 

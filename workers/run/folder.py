@@ -148,8 +148,9 @@ class RunFolder(RunPaths):
             return {}
 
     def arrays(self, role: str) -> list[str]:
-        """The SLURM job ids of the arrays of `role` ('inference', 'reward' or 'train') that have been submitted so far."""
-        return [array["job_id"] for array in self.submission().get("arrays", []) if array["role"] == role and array["job_id"]]
+        """The SLURM job ids of the arrays of `role` ('inference', 'reward' or 'train') that have been submitted so far, and not taken back."""
+        return [array["job_id"] for array in self.submission().get("arrays", [])
+                if array["role"] == role and array["job_id"] and not array.get("withdrawn")]
 
     def launcher_is_gone(self) -> bool:
         """True if an attached launcher has died: its lock file is there, but nobody holds the lock any more."""

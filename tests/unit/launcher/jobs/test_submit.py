@@ -133,6 +133,7 @@ def test_an_array_whose_answer_was_lost_is_found_by_name(fake: Fake, run: RunFol
     with pytest.raises(ConfigError):
         submit.submit(specs_of(config(), run.path), config(), run)
     assert fake.cancelled == ["1", "77"]
+    assert run.arrays("inference") == [] and run.arrays("train") == [], "that these were cancelled says nothing of the run"
 
 
 @pytest.mark.parametrize("words", ["sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
@@ -150,6 +151,7 @@ def test_an_answer_that_is_not_clear_leaves_a_record(fake: Fake, run: RunFolder,
     fake.named = ["78"]
     assert job_records.settle(run)["inference"] > lost["submitted"], "it has come just now"
     assert job_records.settle(run) == {} and [array["job_id"] for array in run.submission()["arrays"]] == ["1", "78"]
+    assert run.arrays("inference") == ["78"], "it was not cancelled"
 
 
 def test_nothing_is_settled_while_somebody_submits(fake: Fake, run: RunFolder) -> None:

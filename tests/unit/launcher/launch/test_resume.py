@@ -15,8 +15,10 @@ from rich.console import Console
 
 from launcher.config.cluster import GpuRequest
 from launcher.config.schema import FullConfig
+from launcher.jobs.run_state import state
 from launcher.launch import resume
-from launcher.launch.resume import changed, refusal, reopen
+from launcher.launch.changeable import changed
+from launcher.launch.resume import refusal, reopen
 from launcher.monitoring import supervisor
 from launcher.monitoring.logs import NoLog, follow, main, newest_log, tail
 from launcher.monitoring.supervisor import lock
@@ -141,6 +143,16 @@ def test_which_runs_go_on(run: RunFolder) -> None:
     assert "must be at least the 40 steps that are done" in refusal(run, config(num_steps=39), now) and refusal(run, config(num_steps=43), now) == ""
     (run.processes / str(os.getpid())).write_text(repr(psutil.Process().create_time()))
     assert "living processes; only what has ended can be resumed. Run: headway stop --drain" in refusal(run, config(), now)
+
+
+def test_what_runs_on_another_machine_does_not_go_on_here(run: RunFolder) -> None:
+    run.submitted.write_text(json.dumps({"cluster": "local", "complete": True, "host": "login1", "jobs": []}))
+    assert refusal(run, config(), time.time()) == ""
+    run.status.write_text("{}")
+    assert "runs on login1; only what has ended can be resumed" in refusal(run, config(), time.time())
+    assert state(run, {}) == "running"
+    os.utime(run.status, (0, 0))
+    assert refusal(run, config(), time.time()) == "" and state(run, {}) == "gone"
 
 
 def test_what_is_complete_stays_so(run: RunFolder) -> None:
@@ -282,11 +294,14 @@ def test_where_jobs_run_may_be_changed_on_slurm() -> None:
     full.cluster.kind, full.cluster.train.time, full.cluster.inference.time = ClusterKind.slurm, "60", "60"
     train = changed(full, ["cluster.train.time=30", "cluster.train.exclude=n1,n2", "cluster.train.cpus_per_gpu=4"]).cluster.train
     assert (train.time, train.exclude, train.cpus_per_gpu) == ("30", "n1,n2", 4)
+    train = changed(full, ["cluster.train.python=/new/python", 'cluster.train.setup=["module load cuda/12.4", "export A=1,2"]']).cluster.train
+    assert (train.python, train.setup) == ("/new/python", ["module load cuda/12.4", "export A=1,2"])
     full.cluster.train.gpu_memory_gb = 80.0
     for changes, size in ((["cluster.train.time=30"], 80), (["cluster.train.partition=other"], 0), (["cluster.train.gpu_type=a40"], 0),
                           (["cluster.inference.partition=other"], 80), (["cluster.train.partition=other", "cluster.train.gpu_memory_gb=48"], 48)):
         assert changed(full, changes).cluster.train.gpu_memory_gb == size, "of other GPUs nothing is known, unless it is said"
-    for change, words in (("cluster.train.time=soon", "must be a time limit"), ("cluster.train.cpus_per_gpu=x", "not a number"),
+    for change, words in (("cluster.train.time=soon", "must be a time limit"), ("cluster.train.setup=module load x", "not a list of lines"),
+                           ("cluster.train.cpus_per_gpu=x", "not a number"),
                           ("cluster.reward.time=5", "cannot be changed"), ("cluster.train.gpus=none", "cannot be changed"),
                           ("cluster.train=x", "cannot be changed"), ("cluster.train.time.x=5", "cannot be changed")):
         with pytest.raises(ConfigError, match=words):

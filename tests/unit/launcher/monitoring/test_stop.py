@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,24 @@ def test_what_even_scancel_does_not_end_is_told(run: RunFolder, monkeypatch: pyt
     use(Stuck(run, {"train": [entry(0, State.COMPLETING)], "inference": []}), monkeypatch)
     monkeypatch.setattr(stop, "PATIENCE_S", -1000.0)
     assert stop.main([str(run.path)]) == 1 and "and 1 are still there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_on_another_machine_is_asked_and_left_to_it(run: RunFolder, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    run.submitted.write_text(json.dumps({"cluster": "local", "complete": True, "host": "login1", "jobs": []}))
+    run.status.write_text("{}")
+    save(run)
+
+    def sleep(_: float) -> None:
+        assert run.stop_requested() == {"reason": "by the test", "drain": True}
+        if ends:
+            run.end("by the coordinator", "coordinator", "drained")
+        else:
+            os.utime(run.status, (0, 0))
+
+    monkeypatch.setattr(stop.time, "sleep", sleep)
+    said = stop.stop(run, "by the test", patience_s=60, drain=True)
+    assert ("drained at step 12" in said) if ends else ("the run is on login1, has been asked to end, and has not" in said and run.ended() is None)
 
 
 def test_nothing_left(run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

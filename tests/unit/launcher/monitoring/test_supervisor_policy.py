@@ -39,9 +39,10 @@ from launcher.monitoring.supervisor_policy import (
 )
 from launcher.slurm.queries import HistoryEntry, QueueEntry
 from launcher.slurm.states import State
-from workers.config import AllocationConfig, ClusterKind
+from workers.config import AllocationConfig, ClusterConfig, ClusterKind
 from workers.run.folder import RunFolder
 from workers.slurm.command import SlurmError
+from workers.slurm.element import SOON_S
 
 
 def entry(task: int, state: State = State.RUNNING, array: str = "1", reason: str = "") -> QueueEntry:
@@ -225,6 +226,7 @@ def test_a_node_is_left_out_after_two_failures() -> None:
 
 
 def test_which_failures_are_a_nodes() -> None:
+    assert SOON_S + 6 * ClusterConfig().crash_backoff_s <= FAST_S, "it stays so long before it ends"
     assert blames_node(past("1_0", State.FAILED, elapsed_s=FAST_S - 1)) and not blames_node(past("1_0", State.FAILED, elapsed_s=FAST_S))
     assert blames_node(past("1_0", State.BOOT_FAIL)) and not blames_node(past("1_0", State.OUT_OF_MEMORY, elapsed_s=3))
     assert not blames_node(past("1_0", State.CANCELLED, elapsed_s=1)) and not blames_node(past("1_0", State.PREEMPTED, elapsed_s=1))

@@ -127,10 +127,12 @@ def node(number: int, gpus: int, state: str = "idle", gres: str = "") -> NodeKin
 
 
 @pytest.mark.parametrize(("kinds", "gpu_type", "number"), [
-    ([node(4, 8)], "", 8), ([node(4, 8), node(2, 4), node(9, 0)], "", 4), ([node(1, 16), node(9, 8)], "", 0), ([node(3, 0)], "", 0), ([], "", 0),
+    ([node(4, 8)], "", 8), ([node(4, 8), node(2, 4), node(9, 0)], "", 8), ([node(1, 16), node(9, 8)], "", 8),
+    ([node(20, 8), node(1, 1)], "", 8), ([node(20, 8), node(1, 1, "down*")], "", 8), ([node(20, 4), node(1, 56)], "", 4), ([node(1, 16)], "", 0),
+    ([node(4, 8, "drained"), node(2, 4)], "", 4), ([node(3, 0)], "", 0), ([], "", 0),
     ([node(2, 4, gres="gpu:v100:4"), node(2, 8, gres="gpu:h100:8(S:0-1)")], "h100", 8), ([node(2, 4)], "h100", 4),
     ([node(4, 6, gres="gpu:a100:4,gpu:v100:2")], "a100", 4), ([node(4, 18, gres="gpu:a100:4(S:0),gpu:1g.5gb:14")], "A100", 4)])
-def test_a_node_has_as_many_gpus_as_the_smallest(kinds: list[NodeKind], gpu_type: str, number: int) -> None:
+def test_a_node_gives_as_many_gpus_as_most_can_be_used_with(kinds: list[NodeKind], gpu_type: str, number: int) -> None:
     assert gpus_per_node(kinds, gpu_type, 16) == number
 
 

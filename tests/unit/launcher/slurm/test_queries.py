@@ -158,9 +158,9 @@ def test_the_default_partition_is_asked_for_its_nodes(command: Command) -> None:
     command("scontrol", "PartitionName=cpu State=UP\nPartitionName=gpu Default=YES State=UP\n")
     calls = command("sinfo", "3|8|8000|idle|gpu:8\n2|8|8000|idle|(null)\n1|8|8000|idle|gpu:4\n")
     full = slurm_config()
-    assert settle_nodes(full) == "cluster.train.devices_per_node=4, as the nodes of partition gpu have: training takes 16 devices"
-    assert full.cluster.train.devices_per_node == 4 and full.allocation.devices_per_node == 0 and "--partition=gpu" in calls.read_text()
-    assert settle_nodes(full) == "" and full.cluster.train.devices_per_node == 4, "what is given holds"
+    assert settle_nodes(full) == "cluster.train.devices_per_node=8, as the nodes of partition gpu have: training takes 16 devices"
+    assert full.cluster.train.devices_per_node == 8 and full.allocation.devices_per_node == 0 and "--partition=gpu" in calls.read_text()
+    assert settle_nodes(full) == "" and full.cluster.train.devices_per_node == 8, "what is given holds"
     full.cluster.train.devices_per_node, full.cluster.train.gpus = 0, GpuRequest.none
     assert settle_nodes(full) == "" and full.cluster.train.devices_per_node == 0, "processes are not counted by GPUs"
 

@@ -263,6 +263,7 @@ def test_a_run_on_slurm() -> None:
     (role(pending=1, reasons={"Priority": 1}, next="12_1", starts=NOW + 600), "(Priority: jobs of higher priority are ahead, starts about "),
     (role(pending=1, reasons={"NeverSeenBefore": 1}, next="12_1"), "pending (NeverSeenBefore)"),
     (role(pending=1, reasons={"JobHeldUser": 1}, next="12_1"), "(JobHeldUser: held: scontrol release)"),
+    (role(pending=1, reasons={"AssocMaxWallDurationPerJobLimit": 1}, next="12_1"), "it asks for more than one job may have"),
     (role(), "no training job is in the queue")])
 def test_what_a_run_on_slurm_waits_for(train: dict[str, Any], words: str) -> None:
     assert words in shown_on_slurm(None, slurm(train=train))

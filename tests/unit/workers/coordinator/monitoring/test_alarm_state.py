@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launcher.config.schema import FullConfig
-from launcher.launch.resume import changed
+from launcher.launch.changeable import changed
 from launcher.monitoring.watch import Follower, _print_lines
 from tests.unit.launcher.views.test_run_view import shown, status, step
 from tests.unit.workers.coordinator.test_core import TRAINER, Play, only
