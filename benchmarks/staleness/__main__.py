@@ -103,9 +103,15 @@ def report(journal: Journal, speeds: Journal, out: Path, settings: Record) -> di
         draw(journal.records, speeds.records, plot)
         print(plot)
     stale, fresh = (list(by_seed(journal.records, "decoupled_ppo", eta).values()) for eta in ("4", "0"))
-    value, against = (sum(map(accuracy, runs)) / max(1, len(runs)) for runs in (stale, fresh))
-    return {"name": "held-out accuracy of decoupled PPO at eta=4 against eta=0", "value": round(value, 4), "unit": "greedy accuracy",
-            "against": round(against, 4), "ratio": round(value / against, 4) if against else None, "runs": len(journal.records), **settings}
+    value, against = (sum(map(accuracy, runs)) / len(runs) if runs else None for runs in (stale, fresh))
+    return {"name": "held-out accuracy of decoupled PPO at eta=4 against eta=0", "value": rounded(value), "unit": "greedy accuracy",
+            "against": rounded(against), "ratio": rounded(value / against) if value is not None and against else None,
+            "runs": len(journal.records), **settings}
+
+
+def rounded(value: float | None) -> float | None:
+    """To four places; None where nothing was measured."""
+    return None if value is None else round(value, 4)
 
 
 def main() -> None:

@@ -215,8 +215,9 @@ def main() -> None:
     out = options.out.resolve()
     if options.quick:
         task = Task((*QUICK, "model=hf", f"model.path={out / 'model'}"), 2, 2, 0.0, options.until)
-    if options.until is not None and (options.until < task.every or options.until % task.every):
-        parser.error(f"--until {options.until}: must be a multiple of {task.every}, the steps from one evaluation to the next. Give one")
+    for flag, steps in (("--until", options.until), ("--peer-steps", task.peer_steps)):
+        if steps is not None and (steps < task.every or steps % task.every):
+            parser.error(f"{flag} {steps}: must be a multiple of {task.every}, the steps from one evaluation to the next. Give one")
     runs = _chosen(options.systems, options.seeds) if options.systems else _runs(options.seeds, options.peer_seeds)
     runs = [(ASYNC, 1)] if options.quick else [(system, seed) for system, seed in runs if not system.peer or options.experiment == "demo"]
     register()

@@ -142,6 +142,7 @@ RULES = (
     Rule("tracking.project tracking.url", lambda config: bool({*config.tracking.to} - {Tracker.prometheus}), "tracking.to names no tracker of them"),
     Rule("tracking.port tracking.interface", lambda config: Tracker.prometheus in config.tracking.to, "only tracking.to=[prometheus] listens"),
     Rule("tracking.offline", lambda config: Tracker.wandb in config.tracking.to, "only tracking.to=[wandb] can be offline"),
+    Rule("trainer.optimizer_offload", lambda config: config.trainer.device.value != "cpu", "with trainer.device=cpu all is in one memory"),
     Rule("staleness.warmup_steps", lambda config: config.staleness.eta > 0, "staleness.eta=0 has nothing to grow to"),
     Rule("staleness.max_divergence staleness.max_divergence_p99 staleness.min_ess", lambda config: config.staleness.control is Control.divergence,
          "only staleness.control=divergence keeps a budget"),

@@ -45,6 +45,8 @@ def changed(config: FullConfig, changes: list[str]) -> FullConfig:
             setattr(functools.reduce(getattr, parts, result), name, choices(value))
         except ValueError as error:
             raise ConfigError(f"{change}: not {_kind(choices)}. Give {key}=VALUE") from error
+    result.trainer.warmup_steps = min(result.trainer.warmup_steps, result.run.num_steps)  # a run may end in it
+    result.algorithm.critic_warmup_steps = min(result.algorithm.critic_warmup_steps, result.run.num_steps)
     for role in config.roles if config.cluster.kind is ClusterKind.slurm else ():
         own = {change.partition("=")[0].removeprefix(f"cluster.{role}.") for change in changes if change.startswith(f"cluster.{role}.")}
         if own & {"partition", "gpu_type"} and "gpu_memory_gb" not in own:  # it was that of the GPUs there

@@ -40,9 +40,10 @@ class Fenced(RuntimeError):
     """Another incarnation of this run has begun: this one may publish nothing any more."""
 
 
-def check_epoch(run: RunFolder, version: Version, what: str) -> None:
-    """Raise `Fenced` unless the incarnation that made `version` still holds the run. `what`: that which it is about to publish, in words."""
-    if (newest := patiently(run, run.newest_epoch)) != version.epoch:
+def check_epoch(run: RunFolder, version: Version, what: str, hurry: Callable[[], bool] = lambda: False) -> None:
+    """Raise `Fenced` unless the incarnation that made `version` still holds the run. `what`: that which it is about to publish, in words; `hurry`: as
+    of `patiently`."""
+    if (newest := patiently(run, run.newest_epoch, hurry=hurry)) != version.epoch:
         raise Fenced(f"{what} {version}: epoch {newest} has begun, this one may publish nothing any more")
 
 

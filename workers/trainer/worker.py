@@ -102,8 +102,8 @@ class TrainerWorker:
                 self._export()
             while True:
                 self._step()
+                self._export()  # first: the coordinator may end the run with this step, and answers no checkpoint then
                 self._saver.after_step(self.version)
-                self._export()
         except RunEnded as end:
             return self._finish(str(end))
         except (DrainRequested, StepAbandoned):

@@ -101,13 +101,13 @@ def write_hf_folder(folder: Path, tensors: Iterable[tuple[str, Tensor]], model_f
     """Write a Hugging Face folder of the architecture in `model_folder`: config.json with `dtype`, and safetensors files, one of which has what is
     frozen as it is in `model_folder`, in float32.
 
-    Raises `WeightsError` if the disk is full, or where `tensors` are not those of the architecture, or what is frozen is gone.
+    Raises `WeightsError` if the disk is full, where `tensors` are not those of the architecture, or `model_folder` cannot be read.
     """
-    architecture = read_architecture(model_folder)
-    files, free = lay_out(architecture.tensor_shapes(), dtype), shutil.disk_usage(folder).free
-    frozen = lay_out(architecture.frozen_shapes(), Dtype.float32, name="frozen")
-    size = sum(file.size for file in files)
+    free, size = shutil.disk_usage(folder).free, 0
     try:
+        architecture = read_architecture(model_folder)
+        files, frozen = lay_out(architecture.tensor_shapes(), dtype), lay_out(architecture.frozen_shapes(), Dtype.float32, name="frozen")
+        size = sum(file.size for file in files)
         if free < size + RESERVE_BYTES:
             raise OSError(errno.ENOSPC, "not enough for them")
         for name, content in small_files(files + frozen, model_folder, dtype).items():

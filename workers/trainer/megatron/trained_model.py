@@ -16,7 +16,7 @@ from workers.config import RunConfig, TrainerConfig
 from workers.trainer.megatron.hf_conversion import pieces_of
 from workers.trainer.megatron.model.model import PackedGPTModel
 from workers.trainer.megatron.objective import merge_over_ranks
-from workers.trainer.megatron.optimizer.optimizer import build_optimizer, build_scheduler, clip_gradients
+from workers.trainer.megatron.optimizer.optimizer import build_optimizer, build_scheduler, clip_gradients, new_run
 from workers.trainer.megatron.parallel import cpu_backend, process_group
 from workers.trainer.megatron.passes import PackedPasses
 
@@ -66,7 +66,7 @@ class TrainedModel:
         totals = merge_over_ranks(stats, none)
         if not math.isfinite(totals["loss"]):
             raise FloatingPointError(f"training step {step}, minibatch {number}: the loss is {totals['loss']}. The weights are those "
-                                     f"before this minibatch. Lower {self._lr_key}, or train in float32")
+                                     f"before this minibatch. {new_run(self._lr_key)}")
         return totals
 
     def clip(self, stats: list[Stats], none: Stats, step: int, number: int) -> dict[str, float]:

@@ -66,7 +66,7 @@ class Exporter:
         themselves, and return when it is verified. Raises WeightsError, OSError, `Fenced`."""
         self._look(wait=True)
         if self._final:
-            self._patiently(lambda: self._publish(self._run.final_model, version, self._write(self._run.final_model)))
+            self._patiently(lambda: self._export_now(version))
             if self._lora.rank:
                 self._patiently(lambda: self._publish_adapters(version))
 
@@ -94,11 +94,23 @@ class Exporter:
         self._stood_s = 0.0
         return metrics
 
+    def _export_now(self, version: Version) -> None:
+        """The trained model, read back beside this thread: a large one takes longer than the other ranks wait without a word."""
+        digests, self._step = self._write(self._run.final_model), version.step
+        self._verifying.start(lambda: self._publish(self._run.final_model, version, digests))
+        self._await_verified()
+
+    def _await_verified(self) -> None:
+        while not self._verifying.end(IDLE_S):
+            self._ranks.tell(StillThere())
+
     def _look(self, wait: bool) -> None:
         """Learn how the export before has ended, if it has; `wait` for its end."""
         try:
-            while not self._verifying.end(IDLE_S if wait else 0) and wait:
-                self._ranks.tell(StillThere())
+            if wait:
+                self._await_verified()
+            else:
+                self._verifying.end(0)
         except (WeightsError, OSError) as error:
             self._say(error)
 

@@ -51,7 +51,7 @@ class Announcer:
         """Publish the present weights as `version`; `metrics` go with it. Raises `Fenced`, `WeightsError`."""
         started = time.monotonic()
         self.wait()
-        check_epoch(self._run, version, "version")
+        check_epoch(self._run, version, "version", self._keep_others_waiting)
         self._shared = self._shared or self._fallback_wanted()
         order = PublishWeights(version, self._link.needed or NOTHING_NEEDED, self._shared)
         self._ranks.tell(order)
@@ -62,6 +62,10 @@ class Announcer:
                 metrics |= self._group.broadcast(version)
         finally:
             settled.set()
+
+    def _keep_others_waiting(self) -> bool:
+        self._ranks.tell(StillThere())
+        return False
 
     def wait(self) -> None:
         """Wait until the version on its way is announced. Raises what has prevented that."""

@@ -259,6 +259,9 @@ def test_reopening_keeps_what_was(run: RunFolder) -> None:
 
 def test_what_may_be_changed() -> None:
     assert changed(config(), ["run.num_steps=7", "run.max_hours=1.5"]).run.num_steps == 7
+    warming = config(num_steps=100)
+    warming.trainer.warmup_steps = 20
+    assert changed(warming, ["run.num_steps=5"]).trainer.warmup_steps == 5, "a run may be ended while it warms up"
     assert changed(config(), ["selftest.action=warn"]).selftest.action is SelfTestAction.warn
     assert changed(config(), ["workflow.max_rejected=1"]).workflow.max_rejected == 1.0
     for change, words in (("trainer.lr=1", "cannot be changed when a run goes on"), ("run.num_steps=many", "not a number"),

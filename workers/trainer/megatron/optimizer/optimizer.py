@@ -86,6 +86,11 @@ def build_scheduler(optimizer: Any, trainer: TrainerConfig, run: RunConfig) -> O
     )
 
 
+def new_run(lr_key: str) -> str:
+    """What helps where training has diverged; `lr_key`: of the learning rate's config."""
+    return f"Start a new run from an earlier export (model.path), with a lower {lr_key}, or in float32 (trainer.dtype)"
+
+
 def clip_gradients(optimizer: Any, max_norm: float, step: int, lr_key: str = "trainer.lr") -> float:
     """Clip by the global norm, ready for `optimizer.step_with_ready_grads()`; returns the norm before clipping. `lr_key`: of its config.
 
@@ -96,7 +101,7 @@ def clip_gradients(optimizer: Any, max_norm: float, step: int, lr_key: str = "tr
     norm = float(optimizer.get_grad_norm())
     if not math.isfinite(norm):
         raise FloatingPointError(f"training step {step}: the gradient norm is {norm}. The weights are those before this update. "
-                                 f"Lower {lr_key} or algorithm.behavior_cap, or train in float32")
+                                 f"{new_run(lr_key)}")
     if norm > max_norm:
         torch._foreach_mul_(_gradients(optimizer), max_norm / (norm + 1e-6))
     return norm

@@ -309,6 +309,22 @@ def test_a_complete_run_without_a_final_model_waits_for_the_last_export(run: Run
     assert exports(run) == ["1"] and not run.final_model.exists()
 
 
+def test_while_the_last_export_is_read_back_the_other_ranks_are_kept_waiting(run: RunFolder, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, gate = Trainer(run, model), Gate(monkeypatch, exporter, "verify")
+    monkeypatch.setattr(exporter, "IDLE_S", 0.05)
+    monkeypatch.setattr(Ranks, "tell", lambda ranks, order: gate.opened.set())
+    trainer.exporter.finish(trainer.version)
+    assert gate.opened.is_set() and run.final_model.is_dir()
+
+
+def test_an_export_without_the_model_that_training_began_with_is_said(run: RunFolder, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = Trainer(run, model, export_every_steps=1)
+    trainer.step()
+    trainer.exporter._model = run.path / "purged"
+    trainer.exporter.after_step(trainer.version)
+    assert "the model could not be exported, training goes on" in capsys.readouterr().out and exports(run) == []
+
+
 def test_an_export_that_nobody_waits_for_is_said(
         run: RunFolder, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     trainer, gate = Trainer(run, model, export_every_steps=1), Gate(monkeypatch, exporter, "verify")
