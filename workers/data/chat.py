@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from workers.config import ConfigError, require
 from workers.data.prompt import Message, Prompt, with_text
+from workers.model.end_tokens import token_text
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OURS = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception", "strftime_now"}
@@ -104,11 +105,6 @@ def _template_text(folder: Path, config: dict[str, Any]) -> str:
         raise ConfigError(f"data.chat_template=True: {folder} has no chat template (neither chat_template.jinja nor one in "
                           "tokenizer_config.json). Set data.chat_template=false or use an instruction-tuned model")
     return template
-
-
-def token_text(token: object) -> str:
-    """A special token of tokenizer_config.json, which is written in two ways."""
-    return str(token["content"]) if isinstance(token, dict) else str(token)
 
 
 def _environment(day: str) -> ImmutableSandboxedEnvironment:

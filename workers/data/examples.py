@@ -15,11 +15,11 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from workers.config import Config
-from workers.data.chat import read_tokenizer_config, token_text
+from workers.data.chat import read_tokenizer_config
 from workers.data.prompt import Prompt, PromptSource
 from workers.data.prompts import open_prompts
 from workers.model.architecture import ModelError, read_architecture
-from workers.model.end_tokens import eos_ids
+from workers.model.end_tokens import eos_ids, token_text
 from workers.model.tokenizer import open_tokenizer
 
 

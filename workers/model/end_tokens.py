@@ -30,12 +30,17 @@ class _Generation(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
+def token_text(token: object) -> str:
+    """A special token of tokenizer_config.json, which is written in two ways."""
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
 def eos_ids(folder: Path, architecture: Architecture) -> tuple[int, ...]:
     """End-of-sequence ids of config.json, of generation_config.json, where chat models often name a second one, and of the tokenizer, at which
     SGLang stops as well (`Req` in sglang/srt/managers/schedule_batch.py). Raises `ModelError`."""
     more = _read(folder / "generation_config.json", _Generation).eos_token_id
     named = _read(folder / "tokenizer_config.json", _Named).eos_token
-    texts = {MESSAGE_END, named["content"] if isinstance(named, dict) else named}
+    texts = {MESSAGE_END} | ({token_text(named)} if named is not None else set())
     own = [token.id for token in _read(folder / "tokenizer.json", _Tokenizer).added_tokens if token.content in texts]
     return tuple(dict.fromkeys((*architecture.eos_token_ids, *(more if isinstance(more, list) else [] if more is None else [more]), *own)))
 

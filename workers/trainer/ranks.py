@@ -23,7 +23,7 @@ from workers.run.outage import patiently
 from workers.slurm.job import Place
 from workers.trainer.megatron.parallel import collectives, process_group, store_guard
 from workers.trainer.megatron.parallel.gang import Gang
-from workers.trainer.orders import Order
+from workers.trainer.orders import Order, StillThere
 from workers.transport.addresses import address_of, interface_of
 
 MEET_S = 3600.0
@@ -55,6 +55,11 @@ class Ranks:
         """Have the others do their part of `order`."""
         if self.others:
             collectives.broadcast_bytes(msgspec.msgpack.encode(order))
+
+    def keep_waiting(self) -> bool:
+        """Tell the others that more is to come; False, since whoever waits for a disk (`outage.patiently`) is in no hurry."""
+        self.tell(StillThere())
+        return False
 
 
 def spread_in_copy(share: Batch | None) -> Batch:

@@ -167,7 +167,6 @@ class Door:
         self._authenticator.configure_curve_callback(KEYS, self)
         self._authenticator.passwords[TICKETS] = self.tickets
 
-
     def _end_authenticator(self) -> None:
         if self._authenticator is None:
             return

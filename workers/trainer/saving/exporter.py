@@ -25,7 +25,6 @@ from workers.run.folder import RunFolder
 from workers.run.outage import patiently
 from workers.trainer.background import LEAVE_S, Background
 from workers.trainer.megatron.model.model import DTYPES
-from workers.trainer.orders import StillThere
 from workers.trainer.ranks import IDLE_S, Ranks
 from workers.trainer.saving.export_folder import aside_of, removed_on_failure, verify, version_of, write_model
 from workers.weights.manifest import WeightsError, make_manifest
@@ -82,11 +81,7 @@ class Exporter:
 
     def _patiently(self, work: Callable[[], None]) -> None:
         """`work` once the disk takes it, for which the other ranks are kept waiting. Raises WeightsError, OSError, `Fenced`."""
-        def hurry() -> bool:
-            self._ranks.tell(StillThere())
-            return False
-
-        patiently(self._run, work, hurry=hurry)
+        patiently(self._run, work, hurry=self._ranks.keep_waiting)
 
     def take_metrics(self) -> dict[str, float]:
         """Seconds that training stood still for exports since this was last asked."""
@@ -102,7 +97,7 @@ class Exporter:
 
     def _await_verified(self) -> None:
         while not self._verifying.end(IDLE_S):
-            self._ranks.tell(StillThere())
+            self._ranks.keep_waiting()
 
     def _look(self, wait: bool) -> None:
         """Learn how the export before has ended, if it has; `wait` for its end."""

@@ -25,7 +25,6 @@ from workers.trainer.background import LEAVE_S, Files, PartSaver
 from workers.trainer.coordinator_link.client import CoordinatorLink
 from workers.trainer.megatron.checkpoint.checkpoint import CheckpointError
 from workers.trainer.megatron.engine import MegatronEngine
-from workers.trainer.orders import StillThere
 from workers.trainer.ranks import IDLE_S, Ranks
 
 
@@ -84,7 +83,7 @@ class RunSaver:
         started = time.monotonic()
         try:
             while not self._parts.writing.end(IDLE_S):
-                self._ranks.tell(StillThere())
+                self._ranks.keep_waiting()
         except (CheckpointError, OSError) as error:
             self._give_up(error)
         self._waited_s += time.monotonic() - started

@@ -26,7 +26,7 @@ from workers.run.digests import digest_of
 from workers.run.folder import RunFolder
 from workers.trainer.background import LEAVE_S
 from workers.trainer.coordinator_link.client import CoordinatorLink
-from workers.trainer.orders import PublishWeights, ShareWeights, StillThere
+from workers.trainer.orders import PublishWeights, ShareWeights
 from workers.trainer.ranks import IDLE_S, Ranks
 from workers.trainer.weights.broadcast import WeightGroup
 from workers.trainer.weights.rank_publisher import Part, RankPublisher
@@ -51,7 +51,7 @@ class Announcer:
         """Publish the present weights as `version`; `metrics` go with it. Raises `Fenced`, `WeightsError`."""
         started = time.monotonic()
         self.wait()
-        check_epoch(self._run, version, "version", self._keep_others_waiting)
+        check_epoch(self._run, version, "version", self._ranks.keep_waiting)
         self._shared = self._shared or self._fallback_wanted()
         order = PublishWeights(version, self._link.needed or NOTHING_NEEDED, self._shared)
         self._ranks.tell(order)
@@ -63,14 +63,10 @@ class Announcer:
         finally:
             settled.set()
 
-    def _keep_others_waiting(self) -> bool:
-        self._ranks.tell(StillThere())
-        return False
-
     def wait(self) -> None:
         """Wait until the version on its way is announced. Raises what has prevented that."""
         while not self._publisher.working.end(IDLE_S):
-            self._ranks.tell(StillThere())
+            self._ranks.keep_waiting()
 
     def attend(self) -> None:
         """While training waits: offer the last version in another way if that is wanted. Raises what has failed."""
