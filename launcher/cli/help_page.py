@@ -53,7 +53,7 @@ usage: headway [COMMAND] [--flags] [GROUP=OPTION ...] [KEY=VALUE ...]      headw
 
 examples
   headway experiment=demo                                       a small model learns to add, on two CPU cores
-  headway --dry-run cluster=slurm model.path=/models/Qwen3-0.6B data=gsm8k data.path=datasets/gsm8k
+  headway --dry-run cluster=slurm experiment=gsm8k_qwen3_0.6b model.path=/models/Qwen3-0.6B data.path=/datasets/gsm8k
   headway sweep experiment=demo staleness.eta=0,4 trainer.lr=1e-5,2e-5
 
 config keys     headway config          groups' files are in conf/, what they mean in docs/

@@ -33,11 +33,11 @@ from launcher.monitoring.observation import Observer
 from launcher.monitoring.supervisor import lock, read_excluded, remaining, with_excluded
 from launcher.monitoring.supervisor_policy import UNANSWERED_S
 from launcher.preflight import device_choice
-from launcher.slurm.accounting import newest_checkpoint
+from launcher.slurm.accounting import last_sign, newest_checkpoint, training_hours
 from launcher.views import evaluation_view
 from launcher.views.terminal import terminal
 from workers.config import ClusterKind, ConfigError, Schedule
-from workers.run import checkpoints
+from workers.run import checkpoints, incarnations
 from workers.run.files import is_full, read_lines, write_atomic
 from workers.run.folder import RunFolder, RunFolderError
 from workers.slurm.command import SlurmError
@@ -56,17 +56,22 @@ def refusal(run: RunFolder, config: FullConfig, now: float) -> str:
     if checkpoint is not None and checkpoint.step > config.run.num_steps and (step := _whole_step(run, config)) > config.run.num_steps:
         return (f"run.num_steps={config.run.num_steps}: must be at least the {step} steps that are done, after which the run ends. "
                 f"Run: headway resume {run.path} run.num_steps=...")
-    if not on_slurm(run):
-        return ""
-    lost = [array for array in unanswered(run) if now - array["submitted"] < UNANSWERED_S]
+    lost = [array for array in unanswered(run) if now - array["submitted"] < UNANSWERED_S] if on_slurm(run) else []
     if lost:
         return (f"{run.path}: sbatch gave no clear answer for {lost[-1]['name']}, and SLURM may queue it yet. "
                 f"Try again in {UNANSWERED_S - now + lost[-1]['submitted']:.0f} s")
-    used = Observer(run).look(now).training_hours
+    used = _hours_used(run, now)
     if used >= config.run.max_hours:
-        return (f"run.max_hours={config.run.max_hours:g}: must be more than the {used:.1f} h that training has had. "
+        return (f"run.max_hours={config.run.max_hours:g}: must be more than the {used:.2f} h that training has had. "
                 f"Run: headway resume {run.path} run.max_hours=...")
     return ""
+
+
+def _hours_used(run: RunFolder, now: float) -> float:
+    """Hours that training has had. Raises `SlurmError`."""
+    if on_slurm(run):
+        return Observer(run).look(now).training_hours
+    return training_hours(incarnations.history(run), now, seen=last_sign(run, newest_checkpoint(run)))
 
 
 def _whole_step(run: RunFolder, config: FullConfig) -> int:
@@ -104,7 +109,7 @@ def _plan(run: RunFolder, config: FullConfig, console: Console) -> tuple[FullCon
     if config.cluster.kind is ClusterKind.local:
         return config, job_specs(config.plan(), config, run)
     config = with_excluded(config, read_excluded(run))
-    rest = remaining(config, Observer(run).look(time.time()).training_hours)
+    rest = remaining(config, _hours_used(run, time.time()))
     return config, check.check(job_specs(rest.plan(), rest, run), config, run, console.print)
 
 

@@ -139,7 +139,7 @@ class SupervisorPolicy:
             if who := now.observed.cancelled.get(leading):
                 return [End(f"stopped: {'training' if leading == 'train' else 'the evaluation'} was cancelled by {who} (scancel)", in_order=True)]
             if now.training_hours >= self.max_hours:
-                return [End(f"run.max_hours={self.max_hours:g} is used up. Go on with: headway resume RUN run.max_hours=...", in_order=True)]
+                return [End(f"run.max_hours={self.max_hours:g} is used up, and a larger one is needed to go on", in_order=True)]
             return self._again(leading, now)
         # Without training there is nothing to do for the others: their elements would only hold GPUs.
         trains = any(entry.state is State.RUNNING for entry in train)

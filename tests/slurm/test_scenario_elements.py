@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import LocalCluster
-from tests.slurm.runs import ENDLESS, FAST_BACKOFF, HARD, ROOT, kill, occupy, slurm_run
+from tests.slurm.runs import ENDLESS, FAST_BACKOFF, HARD, ROOT, headway, kill, occupy, slurm_run
 from workers.coordinator.groups.ledger import ATTEMPTS_PER_EPOCH
 
 
@@ -43,6 +43,15 @@ def test_three_chunks_of_wall_time_are_one_run(cluster: LocalCluster, tmp_path: 
         assert leased_in <= {2, 3}, "what elements of the first chunk left behind has been taken over for good"
         run.drain()
         assert run.endings == ["walltime", "walltime", "drained"]
+
+
+def test_training_time_that_is_used_up_drains_the_run(cluster: LocalCluster, tmp_path: Path) -> None:
+    # Three minutes in chunks of less than two; the array has elements to spare, which would have gone on.
+    with slurm_run(cluster, tmp_path / "run", *ENDLESS, "cluster.time=2", "cluster.signal_delay_s=20", "run.max_hours=0.05", HARD) as run:
+        run.assert_sound("drained", "run.max_hours=0.05 is used up", timeout_s=600)
+        assert len(run.endings) > 1 and set(run.endings[:-1]) == {"walltime"} and run.endings[-1] == "drained"
+        with pytest.raises(RuntimeError, match=r"run.max_hours=0.05: must be more than the 0.0\d h that training has had"):
+            headway(cluster, "resume", run.run.path)
 
 
 def test_elements_that_somebody_cancels_are_followed_by_others(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -123,10 +123,10 @@ def spans(page: Path) -> Iterator[tuple[int, str]]:
 
 
 def files() -> dict[str, str]:
-    """The files of conf/ that pages show whole: by their path, which stands in the first line behind a `#`."""
+    """The files of conf/ that pages show whole: by their path, which stands in the first line behind a `#`, or in the one after its package."""
     shown = "\n".join(page.read_text() for page in PAGES)
     return {match[1]: textwrap.dedent(match[0])
-            for match in re.finditer(r"^ {4}# (conf/\w+/\w+\.yaml)\b.*\n(?: {4}.*\n)+", shown, re.MULTILINE)}
+            for match in re.finditer(r"^(?: {4}# @package .*\n)? {4}# (conf/\w+/\w+\.yaml)\b.*\n(?: {4}.*\n)+", shown, re.MULTILINE)}
 
 
 class World:

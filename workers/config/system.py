@@ -20,7 +20,7 @@ class RunConfig:
     seed: int = 1  # of prompts, samples and starting weights
     num_steps: int = 100  # [training steps] after which it ends
     target_accuracy: float | None = None  # [score] of the held-out prompts that ends the run; null: none does
-    max_hours: float = 24.0  # that training may take; on SLURM no more jobs are submitted then
+    max_hours: float = 24.0  # that training may take, in all its incarnations together: then the run is drained
     stall_minutes: float = 20.0  # without any progress, after which the run ends
     journal_mb: int = 256  # of what the coordinator is told, for headway replay; the oldest goes first; 0: none
     outage_minutes: float = 15.0  # that the run folder may be full or away, after which the run ends

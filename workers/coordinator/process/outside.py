@@ -1,16 +1,16 @@
 """What ends or pauses a run from outside of its messages.
 
     run folder   another incarnation's claim | an outcome | `headway stop` | a launcher that died while attached --> machine.py
-    time         on one machine `run.max_hours` is up --> the same as `headway stop --drain`. (On SLURM the supervisor submits no more then.)
+    time         training has had `run.max_hours`, over all incarnations --> the same as `headway stop --drain`
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
+from collections.abc import Callable
 
-from workers.config import ClusterKind, Config
+from workers.config import Config
 from workers.coordinator.process.machine import Machine
 from workers.coordinator.process.shutdown import cancel_waiting
 from workers.coordinator.recording.inputs import Left, Paused
@@ -18,11 +18,10 @@ from workers.run.folder import RunFolder
 
 
 class Outside:
-    """Of the incarnation `epoch`, which begins now."""
+    """Of the incarnation `epoch`, which begins now; `seconds`: that training has had, without the time between incarnations."""
 
-    def __init__(self, run: RunFolder, config: Config, epoch: int, machine: Machine) -> None:
-        self._run, self._epoch, self._machine, self._max_hours = run, epoch, machine, config.run.max_hours
-        self._time_is_up = time.monotonic() + 3600 * self._max_hours if config.cluster.kind is ClusterKind.local else math.inf
+    def __init__(self, run: RunFolder, config: Config, epoch: int, machine: Machine, seconds: Callable[[], float]) -> None:
+        self._run, self._epoch, self._machine, self._max_hours, self._seconds = run, epoch, machine, config.run.max_hours, seconds
         self._cancelling: asyncio.Task[None] | None = None
 
     def look(self) -> None:
@@ -36,8 +35,8 @@ class Outside:
             self._stop(stop["reason"], stop["drain"], now)
         elif self._run.launcher_is_gone():
             self._machine.end("the launcher has died while attached; start with --detach for a run that outlives it")
-        elif now > self._time_is_up:
-            self._run.request_stop(f"run.max_hours={self._max_hours:g} is used up", drain=True)
+        elif self._seconds() > 3600 * self._max_hours:
+            self._run.request_stop(f"run.max_hours={self._max_hours:g} is used up, and a larger one is needed to go on", drain=True)
 
     def _stop(self, reason: str, drain: bool, now: float) -> None:
         core = self._machine.core

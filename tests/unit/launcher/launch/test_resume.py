@@ -160,13 +160,14 @@ def test_what_is_complete_stays_so(run: RunFolder) -> None:
     assert "is complete; there is nothing to resume" in refusal(run, config(), time.time())
 
 
-def test_training_time_that_is_used_up(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.submitted.write_text(json.dumps({"cluster": "slurm", "complete": True, "arrays": [], "jobs": []}))
+@pytest.mark.parametrize("cluster", ["slurm", "local"])
+def test_training_time_that_is_used_up(run: RunFolder, cluster: str) -> None:
+    run.submitted.write_text(json.dumps({"cluster": cluster, "complete": True, "arrays": [], "jobs": []}))
     incarnations.claim(run, "2_0", "5", 0, "trn0", 1, 0)
     later = time.time() + 3 * 3600
     assert refusal(run, config(max_hours=2.0), later) == "", "nobody has seen it train since"
     run.status.write_text(json.dumps({"time": later}))
-    assert "run.max_hours=2: must be more than the 3.0 h that training has had" in refusal(run, config(max_hours=2.0), later)
+    assert "run.max_hours=2: must be more than the 3.00 h that training has had" in refusal(run, config(max_hours=2.0), later)
     assert refusal(run, config(max_hours=4.0), later) == ""
 
 

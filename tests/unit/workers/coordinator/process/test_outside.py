@@ -16,17 +16,17 @@ from workers.run import incarnations
 from workers.run.folder import RunFolder
 
 
-@pytest.mark.parametrize(("kind", "max_hours", "drained"), [
-    (ClusterKind.local, 0.0, True), (ClusterKind.local, 1.0, False), (ClusterKind.slurm, 0.0, False)])
-async def test_on_one_machine_a_run_whose_time_is_up_saves_its_state(tmp_path: Path, kind: ClusterKind, max_hours: float, drained: bool) -> None:
-    """It was killed, and what it had learned since the last checkpoint was lost."""
+@pytest.mark.parametrize(("kind", "trained_s", "drained"), [
+    (ClusterKind.local, 3601.0, True), (ClusterKind.local, 3599.0, False), (ClusterKind.slurm, 3601.0, True), (ClusterKind.slurm, 3599.0, False)])
+async def test_a_run_whose_time_is_up_saves_its_state(tmp_path: Path, kind: ClusterKind, trained_s: float, drained: bool) -> None:
+    """On one machine it was killed, and what it had learned since the last checkpoint was lost; on SLURM the spare elements of its array ran on."""
     run, config = RunFolder.create(tmp_path / "run"), make_config(4, 2, Bound.admission, 9)
-    config.run.max_hours, config.cluster.kind = max_hours, kind
+    config.run.max_hours, config.cluster.kind = 1.0, kind
     epoch = incarnations.claim(run, "", "", 0, "node", 1, 0)
     machine = Machine(Coordinator(config, Prompts(), epoch, 0.0))
-    outside = Outside(run, config, epoch, machine)
+    outside = Outside(run, config, epoch, machine, lambda: trained_s)
     for _ in range(2):
         await asyncio.sleep(0)
         outside.look()
-    assert machine.core.drain_reason == ("run.max_hours=0 is used up" if drained else "")
+    assert machine.core.drain_reason == ("run.max_hours=1 is used up, and a larger one is needed to go on" if drained else "")
     assert (run.stop_requested() or {"drain": False})["drain"] == drained and machine.core.ended is None
