@@ -2,7 +2,7 @@
 
     {"cluster": "slurm", "token": "8 hex digits of this run", "complete": false while a submission is under way, "time": ...,
      "arrays": [{"role", "name", "job_id" (null until sbatch has answered), "num_elements", "throttle", "gpus_per_element",
-                 "nodes_per_element", "time_limit_s", "submitted"}, ...]}
+                 "nodes_per_element", "time_limit_s", "submitted", "cluster_name"}, ...]}
 
 Names are unique, so that an array whose id was lost is found by its name. A record without an id is dropped only where sbatch has
 definitely refused the array: SLURM may queue one, seconds later, whose sbatch got no answer. `complete` stays true while more is
@@ -34,7 +34,7 @@ class ArrayRecords:
         self._token = content.get("token") or secrets.token_hex(4)
         self._earlier: list[dict] = content.get("arrays", [])
         self._mine: list[dict] = []
-        self.last = "the first array"
+        self.last, self.cluster_name = "the first array", ""
 
     def begin(self, spec: JobSpec, num_elements: int) -> str:
         """Write down an array that is about to be submitted; returns its name."""
@@ -43,7 +43,7 @@ class ArrayRecords:
         gpus = 0 if self._config.cluster.role(spec.role).gpus is GpuRequest.none else spec.devices_per_element
         self._mine.append({"role": spec.role, "name": name, "job_id": None, "num_elements": num_elements,
                            "throttle": min(spec.throttle, num_elements), "gpus_per_element": gpus, "nodes_per_element": spec.nodes_per_element,
-                           "time_limit_s": spec.time_limit_s, "submitted": time.time()})
+                           "time_limit_s": spec.time_limit_s, "submitted": time.time(), "cluster_name": self.cluster_name})
         self.last = name
         self._write(complete=False)
         return name

@@ -1,7 +1,7 @@
 """What of a run is still there, and ending it as a last resort. On one machine: processes. On SLURM: elements of its arrays.
 
 A process is known by its id and its time of creation, never by its name: ids are used again and machines are shared. An array is
-known by its job id, or, where the answer to its submission was lost, by its name, which no other array has.
+known by its job id, or, where the answer to its submission was lost, by its name, which no other array has; both on its own cluster.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from launcher.slurm import queries
 from launcher.slurm.queries import QueueEntry
 from workers.config import ClusterKind, load
 from workers.run.folder import RunFolder
+from workers.slurm.command import OtherCluster
 
 POLL_S = 2.0
 # SLURM kills what is left KillWait (30 s by default) after TERM, and then cleans up.
@@ -52,8 +53,21 @@ def alive(job: dict) -> psutil.Process | None:
     return _process(int(job["job_id"]), job["created"])
 
 
+def other_cluster(run: RunFolder) -> str:
+    """That the run's jobs are another cluster's than the one whose commands are here, in words; '' where they are of this one, or that is not on
+    record. Raises `SlurmError`."""
+    names = {array.get("cluster_name") for array in run.submission().get("arrays", []) if not array.get("withdrawn")} - {None, ""}
+    here = queries.cluster_name() if names else ""
+    if not here or not (others := [name for name in sorted(names) if name.casefold() != here.casefold()]):
+        return ""
+    return (f"{run.path}: its jobs are in the queue of cluster {others[0]!r}, and SLURM here is that of {here!r}, where their numbers mean others' "
+            f"jobs or none. Run this on a login node of {others[0]!r}, or with SLURM_CONF=FILE that names its slurm.conf")
+
+
 def job_ids(run: RunFolder) -> dict[str, list[str]]:
-    """The ids of the run's arrays by role. Raises `SlurmError`."""
+    """The ids of the run's arrays by role. Raises `SlurmError`, `OtherCluster` where they are another cluster's."""
+    if other := other_cluster(run):
+        raise OtherCluster(other)
     found: dict[str, list[str]] = {role: [] for role in ROLES}
     for array in run.submission().get("arrays", []):
         found[array["role"]] += [array["job_id"]] if array["job_id"] else queries.jobs_named(array["name"])

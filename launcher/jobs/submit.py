@@ -114,7 +114,8 @@ def _submit_arrays(specs: tuple[JobSpec, ...], config: FullConfig, run: RunFolde
     records = ArrayRecords(run, config, going_on)
     jobs: list[submitit.Job] = []
     try:
-        largest = max_array_size(queries.show_config())
+        cluster = queries.show_config()
+        largest, records.cluster_name = max_array_size(cluster), cluster.get("ClusterName", "")
         sizes = {spec.role: waves(spec, largest) for spec in specs}
         for spec in specs:
             before = after

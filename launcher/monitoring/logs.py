@@ -18,7 +18,7 @@ import psutil
 from launcher.arguments import Parser, add_run, open_run, refuse
 from launcher.jobs.liveness import job_ids, on_slurm, submitted_jobs
 from workers.run.folder import RunFolder
-from workers.slurm.command import SlurmError
+from workers.slurm.command import OtherCluster, SlurmError
 
 ROLES = ("inference", "reward", "train", "coordinator", "engine")
 POLL_S = 0.5
@@ -45,7 +45,11 @@ def newest_log(run: RunFolder, role: str, which: str = "") -> Path:
 
 def _job_logs(run: RunFolder, role: str) -> list[Path]:
     if on_slurm(run):
-        return [path for array in job_ids(run)[role] for path in run.jobs.glob(f"{array}_*_log.out")]
+        try:
+            arrays = job_ids(run)[role]
+        except OtherCluster:  # files can be read from everywhere
+            arrays = run.arrays(role)
+        return [path for array in arrays for path in run.jobs.glob(f"{array}_*_log.out")]
     ranks = run.jobs.glob("rank*.log") if role == "train" else ()
     return [*(Path(job["log"]) for job in submitted_jobs(run) if job["name"].endswith(f"-{role}")), *ranks]
 

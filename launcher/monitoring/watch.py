@@ -1,9 +1,8 @@
 """`headway watch RUN`: follow a run in the terminal, and on SLURM keep it going. It can come and go: Ctrl-C leaves the run running.
+Several people may watch; one of them keeps.
 
     status.json, metrics.jsonl, evaluations.jsonl, outcome.json --every half second--> live view, or lines if no terminal
     squeue, sacct, epochs/ --every few seconds--> the same view; supervisor.py --> new arrays, excluded nodes
-
-Several people may watch; one of them keeps.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.live import Live
 
-from launcher.arguments import Parser, add_run, open_run
+from launcher.arguments import Parser, add_run, open_run, refuse
 from launcher.jobs.liveness import alive, lost_here, on_slurm, submitted_jobs
 from launcher.monitoring.observation import Observation, Observer, figures
 from launcher.monitoring.stop import told
@@ -29,7 +28,7 @@ from workers.config import RunConfig
 from workers.run.files import GrowingLines
 from workers.run.folder import RunFolder
 from workers.run.outage import patiently
-from workers.slurm.command import SlurmError
+from workers.slurm.command import OtherCluster, SlurmError
 
 INTERVAL_S = 0.5
 LOOK_S = 5.0
@@ -167,6 +166,8 @@ class Lookout:
             self._empty = not any(observed.queue.values())
             self._act(observed)
             self._trouble = ""
+        except OtherCluster:
+            raise
         except SlurmError as error:  # the run does not need us: look again later
             if str(error) != self._trouble:
                 self._say(f"SLURM cannot be asked: {error}")
@@ -238,6 +239,8 @@ def main(arguments: list[str] | None = None) -> int:
         for line in evaluation_view.ending_lines(run):
             console.print(line, soft_wrap=True)
         return status
+    except OtherCluster as error:
+        return refuse(str(error))
     except KeyboardInterrupt:
         console.print(f"the run goes on; end it with: headway stop {run.path}", soft_wrap=True)
         return 0

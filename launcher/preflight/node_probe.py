@@ -104,7 +104,7 @@ def _versions(calls: list[_Call], answers: list[Answer], config: FullConfig) -> 
 
 def _cluster_name() -> str:
     try:
-        return queries.show_config().get("ClusterName", "")
+        return queries.cluster_name()
     except SlurmError:
         return ""
 

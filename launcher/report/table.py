@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from launcher.jobs.liveness import ROLES, job_ids, on_slurm
+from launcher.jobs.liveness import ROLES, job_ids, on_slurm, other_cluster
 from launcher.report.record import Record, number
 from launcher.report.series import values
 from launcher.slurm import queries
@@ -49,7 +49,7 @@ def differences(configs: Sequence[dict[str, object]]) -> list[str]:
 
 def _hours(record: Record, history: list[HistoryEntry] | None) -> float | None:
     run = RunFolder(record.path)
-    if history is None or not on_slurm(run):
+    if history is None:
         return None
     arrays = {role: run.arrays(role) for role in ROLES}
     by_role = {role: [entry for entry in history if entry.array_job_id in arrays[role]] for role in ROLES}
@@ -85,11 +85,13 @@ def rows(records: Sequence[Record], now: float) -> tuple[list[str], list[dict]]:
     keys = differences(configs)
     runs = [RunFolder(record.path) for record in records]
     try:
-        ids = [job_id for run in runs if on_slurm(run) for found in job_ids(run).values() for job_id in found]
+        here = {run.path for run in runs if on_slurm(run) and not other_cluster(run)}
+        ids = [job_id for run in runs if run.path in here for found in job_ids(run).values() for job_id in found]
         history: list[HistoryEntry] | None = queries.history(ids)
     except SlurmError:
-        history = None
-    return keys, [row(record, history, now) | {key: config.get(key) for key in keys} for record, config in zip(records, configs, strict=True)]
+        here, history = set(), None
+    return keys, [row(record, history if record.path in here else None, now) | {key: config.get(key) for key in keys}
+                  for record, config in zip(records, configs, strict=True)]
 
 
 def columns(keys: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
     squeue(ids), history(ids)   what is in the queue now; what has ended, each incarnation of a requeued element on its own
     jobs_named(name)            the jobs of a submission whose answer was lost
     cancel release update_exclude                                   change
-    show_config partition node_kinds test_only                      what the cluster is like, before submission
+    show_config cluster_name partition node_kinds test_only         what the cluster is like, before submission
 
 Fixed formats with a separator, not --json: its fields differ between versions.
 """
@@ -11,6 +11,7 @@ Fixed formats with a separator, not --json: its fields differ between versions.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -165,6 +166,12 @@ def show_config(patience_s: float | None = 0) -> dict[str, str]:
     """The cluster's configuration: MaxArraySize, KillWait, SlurmctldParameters, ... Raises `SlurmError`, unless told otherwise at once:
     a dry run asks too."""
     return dict(re.findall(r"^(\S+) *= *(.*?) *$", run("scontrol", "show", "config", patience_s=patience_s).stdout, re.MULTILINE))
+
+
+@functools.cache
+def cluster_name() -> str:
+    """What the cluster is called that SLURM's commands are of here, '' where it has no name; asked once. Raises `SlurmError`."""
+    return show_config(patience_s=None).get("ClusterName", "")
 
 
 @contextlib.contextmanager

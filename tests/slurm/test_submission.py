@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -105,6 +106,23 @@ def test_sbatch_gets_what_a_dry_run_shows(cluster: LocalCluster, tmp_path: Path)
         assert held.strip() in shown.stdout.replace("00000000", token)
         elements = {row.index for row in cluster.squeue(array["job_id"])}
         assert elements == set(range(array["num_elements"]))
+
+
+@pytest.mark.quick
+def test_from_the_login_node_of_another_cluster_nothing_is_touched(cluster: LocalCluster, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    assert headway(cluster, "--detach", f"run.dir={run.path}", "cluster.probe_s=0", *LATER).returncode == 0
+    submitted, before = run.submission(), queued(cluster)
+    assert {array["cluster_name"] for array in submitted["arrays"]} == {"headway"} and before
+    elsewhere = [array | {"cluster_name": "elsewhere"} for array in submitted["arrays"]]
+    run.submitted.write_text(json.dumps(submitted | {"arrays": elsewhere}))
+    call = functools.partial(subprocess.run, cwd=ROOT, env=cluster.env, capture_output=True, text=True, timeout=120, check=False)
+    for command, status in (("status", 0), ("watch", 2), ("resume", 2), ("stop", 2)):
+        result = call([sys.executable, "-m", "launcher", command, str(run.path)])
+        assert result.returncode == status and "in the queue of cluster 'elsewhere', and SLURM here is that of 'headway'" in result.stdout + result.stderr
+    assert queued(cluster) == before and run.ended() is None
+    run.submitted.write_text(json.dumps(submitted))
+    assert call([sys.executable, "-m", "launcher", "stop", str(run.path)]).returncode == 0 and queued(cluster) == []
 
 
 def test_elements_run_and_log_whatever_the_folder_is_called(cluster: LocalCluster, tmp_path: Path) -> None:

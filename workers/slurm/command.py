@@ -37,6 +37,10 @@ class SlurmError(RuntimeError):
     """A command of SLURM that did not do what it should. Its text names the command, what it said, and the remedy."""
 
 
+class OtherCluster(SlurmError):
+    """What is asked for are jobs of another cluster than the one whose commands these are."""
+
+
 def user_name(uid: str) -> str:
     """The name of a user, or its number in words where this machine does not know it."""
     try:

@@ -68,7 +68,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE", str(folder))
     fake = Fake(folder)
-    monkeypatch.setattr(queries, "show_config", lambda: {"MaxArraySize": "8"})
+    monkeypatch.setattr(queries, "show_config", lambda: {"MaxArraySize": "8", "ClusterName": "alpha"})
     monkeypatch.setattr(queries, "cancel", lambda ids, pending_only=False: fake.cancelled.extend(ids))
     monkeypatch.setattr(queries, "jobs_named", lambda name: fake.named)
     return fake
@@ -93,7 +93,7 @@ def test_arrays_are_written_down_and_chained(fake: Fake, run: RunFolder, monkeyp
     assert [(array["role"], array["job_id"], array["num_elements"], array["throttle"]) for array in record["arrays"]] == [
         ("inference", "1", 6, 3), ("inference", "2", 6, 3), ("inference", "3", 6, 3), ("train", "4", 6, 1)]
     assert [array["name"] for array in record["arrays"][2:]] == [f"x-{record['token']}-inference-3", f"x-{record['token']}-train-1"]
-    assert {"gpus_per_element": 1, "nodes_per_element": 1, "time_limit_s": 3600}.items() <= record["arrays"][3].items()
+    assert {"gpus_per_element": 1, "nodes_per_element": 1, "time_limit_s": 3600, "cluster_name": "alpha"}.items() <= record["arrays"][3].items()
     dependencies = [line.split("=", 1)[1] for number in (1, 2, 3, 4) for line in fake.script(number).splitlines() if "--dependency" in line]
     assert dependencies == ["afterany:90:91", "afterany:1", "afterany:2", "afterany:90:91"]
     environment = (fake.folder / "1.env").read_text().split()

@@ -272,3 +272,10 @@ def test_gpus(text: str, number: int) -> None:
     ("", 1001), ("defer,max_array_tasks=200,bf_continue", 200), ("max_array_tasks=5000", 1001), ("no_max_array_tasks_x=3", 1001)])
 def test_the_size_of_arrays(parameters: str, size: int) -> None:
     assert max_array_size({"MaxArraySize": "1001", "SchedulerParameters": parameters}) == size and max_array_size({}) == 1001
+
+
+def test_the_name_of_the_cluster_is_asked_once(command: Command) -> None:
+    queries.cluster_name.cache_clear()
+    calls = command("scontrol", "Configuration data as of now\nClusterName             = alpha\nMaxArraySize            = 1001\n")
+    assert queries.cluster_name() == queries.cluster_name() == "alpha" and len(calls.read_text().splitlines()) == 1
+    queries.cluster_name.cache_clear()
