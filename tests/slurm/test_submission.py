@@ -117,9 +117,10 @@ def test_from_the_login_node_of_another_cluster_nothing_is_touched(cluster: Loca
     elsewhere = [array | {"cluster_name": "elsewhere"} for array in submitted["arrays"]]
     run.submitted.write_text(json.dumps(submitted | {"arrays": elsewhere}))
     call = functools.partial(subprocess.run, cwd=ROOT, env=cluster.env, capture_output=True, text=True, timeout=120, check=False)
+    said = "in the queue of cluster 'elsewhere', and SLURM here is that of 'headway'"
     for command, status in (("status", 0), ("watch", 2), ("resume", 2), ("stop", 2)):
         result = call([sys.executable, "-m", "launcher", command, str(run.path)])
-        assert result.returncode == status and "in the queue of cluster 'elsewhere', and SLURM here is that of 'headway'" in result.stdout + result.stderr
+        assert result.returncode == status and said in result.stdout + result.stderr
     assert queued(cluster) == before and run.ended() is None
     run.submitted.write_text(json.dumps(submitted))
     assert call([sys.executable, "-m", "launcher", "stop", str(run.path)]).returncode == 0 and queued(cluster) == []

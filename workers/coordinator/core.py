@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from workers.coordinator.monitoring.waiting_reasons import waiting
+from workers.coordinator.monitoring.waiting_reasons import stalled
 from workers.coordinator.state import State
 from workers.coordinator.training.steps import Refusal
-from workers.coordinator.worker_loss import follow_up, refused
+from workers.coordinator.worker_loss import follow_up, went_wrong
 from workers.coordinator.worker_registry import Worker
 from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
 from workers.messages.from_coordinator import Drain, HeartbeatReply, Refused, RewardElements, VersionAnnounced, VersionsNeeded, Welcome
@@ -81,6 +81,7 @@ class Coordinator(State):
         peer = worker.peer
         match message:
             case Heartbeat():
+                self.last_progress = now if message.tokens_in_flight != worker.tokens_in_flight else self.last_progress  # long answers take time
                 self.registry.beat(worker, message)
                 self.delivery.beat(worker)
                 self.outbox += [(peer, unwanted) for unwanted in self.reconciliation.reconcile(peer, message.leases, message.leases_seen, now)]
@@ -115,8 +116,7 @@ class Coordinator(State):
             case CheckpointRequest() if worker.role is Role.trainer:
                 self._checkpoint(peer, message, now)
             case WorkerFailed():
-                self.failed_workers += worker.role in (Role.rollout, Role.reward)
-                self.lost(worker, message.cause)
+                self.lost(worker, message.cause, failed=True)
             case Goodbye():
                 self.registry.remove(peer)
                 follow_up(self, worker, message.reason and f"{worker.name} left: {message.reason}", in_order=bool(message.reason))
@@ -130,10 +130,11 @@ class Coordinator(State):
     def _result(self, worker: Worker, message: GroupFinished | GroupRejected | GroupFailed | GroupParked, now: float) -> None:
         answer = self.reconciliation.take(message, worker.peer)
         self.outbox += [(worker.peer, one) for one in answer.messages]
-        if answer.refused:
-            refused(self, worker, answer.refused)
+        if answer.refused or answer.failure:
+            went_wrong(self, worker, answer, now)
         if answer.progress:
-            self.failed_workers, self.last_progress, worker.refused_in_a_row = 0, now, 0
+            self.failed_workers, self.last_progress = 0, now
+            self.registry.worked(worker)
             if isinstance(message, GroupFinished):
                 self.concurrency.ended(message.group, now)
                 self.training.finished(message.group)
@@ -162,6 +163,7 @@ class Coordinator(State):
         self.ticked = now
         for worker, why in self.registry.lost(now):
             self.lost(worker, why)
+        self.registry.try_again(now)
         self.outbox += self.broadcasts.expire(now)
         self.delivery.expire(now)
         self.reconciliation.give_up_absent(now)
@@ -177,9 +179,7 @@ class Coordinator(State):
             self.last_progress = now  # jobs wait in the queue: status says so
         limit = self.config.run.stall_minutes * 60
         if self.ended is None and self.left is None and now - self.last_progress > limit:
-            waits = "; ".join(f"{part} waits for {what}" for part, what in waiting(self).items() if what)
-            waits = waits or f"the trainer is in step {self.training.step + 1}"
-            self.end(f"nothing has moved for {now - self.last_progress:.0f} s (run.stall_minutes): {waits}")
+            self.end(f"nothing has moved for {now - self.last_progress:.0f} s (run.stall_minutes): {stalled(self)}")
 
     def greet(self) -> None:
         """Write to workers, in turn: they hear that we live, and sending to a dead one fails, which is how it is noticed soon."""
@@ -220,10 +220,10 @@ class Coordinator(State):
     def _refuse(self, peer: bytes, reason: str) -> None:
         self.outbox.append((peer, Refused(reason)))
 
-    def lost(self, worker: Worker, why: str) -> None:
-        """Give up a worker; what it had leased goes to others."""
+    def lost(self, worker: Worker, why: str, failed: bool = False) -> None:
+        """Give up a worker, which may have said itself that it has failed; what it had leased goes to others."""
         self.registry.remove(worker.peer)
-        follow_up(self, worker, f"{worker.name} (process {worker.pid} on {worker.host}) was lost: {why}")
+        follow_up(self, worker, f"{worker.name} (process {worker.pid} on {worker.host}) was lost: {why}", failed=failed)
 
     # -- training ------------------------------------------------------------------------------------------------------
 

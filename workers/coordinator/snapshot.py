@@ -6,7 +6,7 @@ groups as finished. Leases stay with their workers, who outlive the training job
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 
 from workers.coordinator.groups.concurrency import ConcurrencyState
@@ -149,7 +149,7 @@ def restore_ledger(ledger: Ledger, state: LedgerState) -> None:
     ledger.attempts = {entry.index: entry.attempt for entry in state.running}
     ledger.parked.update({f"g{entry.index}": Parked(entry.index, entry.admitted_at, entry.partial) for entry in state.parked})
     ledger.finished.update({entry.group.group_id: Finished(entry.group, entry.admitted_at, entry.order) for entry in state.finished})
-    ledger.retry, ledger.failures, ledger.set_aside = deque(state.retry), dict(state.failures), dict(state.set_aside)
+    ledger.retry, ledger.failures, ledger.set_aside = dict.fromkeys(state.retry, b""), dict(state.failures), dict(state.set_aside)
 
 
 def leave_out(ledger: Ledger, check: Callable[[Group | Partial], None]) -> list[str]:
@@ -169,7 +169,7 @@ def leave_out(ledger: Ledger, check: Callable[[Group | Partial], None]) -> list[
             else:
                 ledger.finished.pop(group_id, None)
                 ledger.parked.pop(group_id, None)
-                ledger.retry.append(index_of(group_id))
+                ledger.retry[index_of(group_id)] = b""
     return notices
 
 

@@ -45,6 +45,7 @@ class State:
     def __init__(self, config: Config, prompts: Prompts, epoch: int, now: float, snapshot: Snapshot | None = None,
                  examples: TrainingExamples | None = None) -> None:
         self.config, self.epoch = config, epoch
+        self.notices: list[str] = []
         self.lead = Lead(config.staleness)
         self.policy = StalenessPolicy(config.staleness.eta, config.trainer.batch_groups, config.staleness.bound,
                                       config.staleness.target, config.staleness.warmup_steps, self.lead)
@@ -91,7 +92,7 @@ class State:
             self.concurrency.restore(snapshot.concurrency)
         if snapshot.lead is not None:
             self.lead.restore(snapshot.lead)
-        self.delivery.notices += leave_out(self.ledger, self.results.check)
+        self.notices += leave_out(self.ledger, self.results.check)
         self.reconciliation.expect()
 
     def snapshot(self, seconds: float, positions: dict[str, int]) -> Snapshot:
@@ -122,6 +123,13 @@ class State:
         lacks_rollouts = self.registry.num_ready < self.config.allocation.min_replicas
         lacks_rewards = self.config.rewards_apart and not self.registry.reward_endpoints()
         return ({Role.rollout} if lacks_rollouts else set()) | ({Role.reward} if lacks_rewards else set())
+
+    def take_notices(self) -> list[str]:
+        """Lines for the log; they are taken out."""
+        said: list[str] = []
+        for part in (self, self.training, self.delivery, self.broadcasts.group):
+            said, part.notices = said + part.notices, []
+        return said
 
     def end(self, cause: str) -> None:
         """End the run; only the first cause counts."""

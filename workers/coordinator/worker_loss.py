@@ -1,20 +1,29 @@
-"""What follows when a worker is gone, or brings back what nobody can take. Pure.
+"""What follows when a worker is gone, fails, or brings back what nobody can take. Pure.
 
     rollout worker   its leases go to others. On one machine the run ends where too few are left; on SLURM others come, and it
                      ends where they all fail
+    whose groups     others get its leases, and what failed there is tried again by others; the run ends where groups fail in a
+    fail             row at workers that are not suspect, or at all of them
     reward element   what it was asked goes to others; on one machine the run ends where none is left
     trainer, leader  on SLURM this incarnation goes and another one comes; on one machine the run ends
 """
 
 from __future__ import annotations
 
+from workers.coordinator.groups.group_states import index_of
+from workers.coordinator.groups.results import Answer
 from workers.coordinator.state import State
 from workers.coordinator.worker_registry import SUSPECT_AFTER, Worker
+from workers.messages.from_worker import GroupFailed
 from workers.messages.parts import Role
 
+NUM_SAID = 8
+"""So many groups that are set aside are named in the log each; of more, every one that doubles their number."""
 
-def follow_up(state: State, worker: Worker, cause: str = "", in_order: bool = False) -> None:
-    """`worker` has been taken out of the registry; `cause`: why, '' where it said Goodbye without a reason; `in_order`: it gave one."""
+
+def follow_up(state: State, worker: Worker, cause: str = "", in_order: bool = False, failed: bool = False) -> None:
+    """`worker` has been taken out of the registry; `cause`: why, '' where it said Goodbye without a reason; `in_order`: it gave one; `failed`: it has
+    said itself that it cannot work."""
     state.totals.num_retries += state.ledger.release(worker.peer) + state.evaluation.release(worker.peer)
     state.delivery.lost(worker)
     state.outbox += state.broadcasts.lost(worker)
@@ -31,7 +40,9 @@ def follow_up(state: State, worker: Worker, cause: str = "", in_order: bool = Fa
         if not state.registry.number(Role.rollout):
             state.drain_trainer()
     elif state.replaceable:
-        _count_failures(state, cause)
+        state.notices += [] if in_order else [cause]
+        if failed:
+            _count_failures(state, cause)
     elif worker.role is Role.reward:
         if not state.registry.number(Role.reward):
             state.end(f"{cause}. No reward element is left (reward.placement=array)")
@@ -39,14 +50,30 @@ def follow_up(state: State, worker: Worker, cause: str = "", in_order: bool = Fa
         state.end(f"{cause}. Fewer rollout workers are left than allocation.min_replicas={state.config.allocation.min_replicas}")
 
 
-def refused(state: State, worker: Worker, why: str) -> None:
-    """A result of `worker` was refused. Who brings back such results again and again has all leases taken away, as long as there are others: too many
-    failures in a row would end the run."""
-    state.registry.changed[worker.peer] = None
-    if notice := worker.refused(why):
-        state.delivery.notices.append(notice)
-    if worker.refused_in_a_row == SUSPECT_AFTER and not all(other.suspect for other in state.registry.ready()):
-        state.totals.num_retries += state.ledger.release(worker.peer) + state.evaluation.release(worker.peer)
+def went_wrong(state: State, worker: Worker, answer: Answer, now: float) -> None:
+    """A group failed at `worker`, or its result was refused. Who is suspect by that gets no leases, as long as there are others, and whose
+    results are refused has all taken away. What it says of the run is then nothing: too many failures in a row would end that."""
+    failure, refused = answer.failure, answer.refused
+    worker.num_refused += bool(refused)
+    if refused or (failure is not None and not failure.fatal):
+        if notice := state.registry.failed(worker, refused or (failure.cause if failure else ""), now):
+            state.notices.append(notice)
+        if refused and worker.failed_in_a_row == SUSPECT_AFTER and state.registry.has_others(worker):
+            state.totals.num_retries += state.ledger.release(worker.peer) + state.evaluation.release(worker.peer)
+    if failure is None:
+        return
+    _tell_set_aside(state, failure)
+    if not (worker.suspect and state.registry.has_others(worker)) and (cause := state.results.count(failure)):
+        state.end(cause)
+
+
+def _tell_set_aside(state: State, failure: GroupFailed) -> None:
+    number = len(state.ledger.set_aside)
+    if not failure.group_id.startswith("g") or (index := index_of(failure.group_id)) not in state.ledger.set_aside:
+        return
+    if number <= NUM_SAID or not number & (number - 1):
+        state.notices.append(f"group {failure.group_id} (prompt {state.office.prompts.train(index).id!r}) is set aside, the {number}. of the run, "
+                             f"because: {failure.cause}")
 
 
 def _trainer_departed(state: State, cause: str, in_order: bool) -> None:
@@ -57,6 +84,7 @@ def _trainer_departed(state: State, cause: str, in_order: bool) -> None:
 
 
 def _count_failures(state: State, cause: str) -> None:
+    state.failed_workers += 1
     others = state.registry.number(Role.rollout) + state.registry.number(Role.reward)
     limit = state.config.cluster.max_consecutive_crashes * (1 + others)
     if state.failed_workers >= limit:

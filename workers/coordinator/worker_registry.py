@@ -13,7 +13,9 @@ from workers.messages.from_worker import Heartbeat, Register
 from workers.messages.parts import Role, Version, WorkerStatus
 
 SUSPECT_AFTER = 4
-"""Results refused in a row, a power of two."""
+"""So many groups in a row that failed, or were refused, make a worker suspect."""
+TRIED_AGAIN_S = 300.0
+"""So long a suspect worker gets no leases, then some: one more failure, and it is suspect again."""
 HEARTBEATS_PER_S = 500
 """Of all workers together; as long as that leaves each enough of them before it counts as lost."""
 LONGEST_FETCH = 8
@@ -24,7 +26,7 @@ LONGEST_FETCH = 8
 class Worker:
     """One registered worker. `slot` numbers the workers of a role in order of registration; `measured`: the leases, by group and attempt,
     that `live` (samples; None: not known) and `tokens_in_flight` are of; `num_leases`: how many it has been given; `num_refused`: results that
-    were refused, `refused_in_a_row`: since one was taken."""
+    were refused; `failed_in_a_row`: those, and groups that failed there by no fault of their own, since a result was taken."""
 
     peer: bytes
     role: Role
@@ -43,7 +45,7 @@ class Worker:
     kv_tokens: int = 0
     update_ranks: int = 0
     num_refused: int = 0
-    refused_in_a_row: int = 0
+    failed_in_a_row: int = 0
     num_leases: int = 0
     live: int | None = None
     measured: frozenset[tuple[str, int]] = frozenset()
@@ -56,18 +58,17 @@ class Worker:
 
     @property
     def suspect(self) -> bool:
-        """Whether its results are refused again and again."""
-        return self.refused_in_a_row >= SUSPECT_AFTER
+        """Whether its groups fail, or are refused, again and again."""
+        return self.failed_in_a_row >= SUSPECT_AFTER
 
-    def refused(self, why: str) -> str:
-        """Note that a result was refused; returns what is to be said, '' for nothing new."""
-        self.num_refused += 1
-        self.refused_in_a_row += 1
-        number = self.refused_in_a_row
+    def failed(self, why: str) -> str:
+        """Note that a group failed here, or was refused; returns what is to be said, '' for nothing new."""
+        self.failed_in_a_row += 1
+        number = self.failed_in_a_row
         if not self.suspect or number & (number - 1):
             return ""
-        return (f"{self.name} (process {self.pid} on {self.host}): {number} of its results in a row were refused, the last because: {why[:1000]}. "
-                "Others get its leases as long as there are others")
+        return (f"{self.name} (process {self.pid} on {self.host}): {number} of its groups in a row have failed or were refused, the last because: "
+                f"{why[:1000]}. Others get its leases as long as there are others; it is tried again after {TRIED_AGAIN_S / 60:g} minutes")
 
     @property
     def ready(self) -> bool:
@@ -85,7 +86,7 @@ class Worker:
 @dataclass
 class Registry:
     """All workers of a run. `holding`: how many rollout workers that are not about to leave hold each version (None: no weights yet); `changed`: the
-    rollout workers of whom something has, since someone took them out of it."""
+    rollout workers of whom something has, since someone took them out of it; `suspects`: since when who is suspect is so."""
 
     heartbeat_s: float
     heartbeat_timeout_s: float
@@ -94,6 +95,7 @@ class Registry:
     num_registered: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
     holding: dict[Version | None, int] = field(default_factory=dict)
     changed: dict[bytes, None] = field(default_factory=dict)
+    suspects: dict[bytes, float] = field(default_factory=dict)
     _departed: Departed = field(default_factory=Departed)
     _by_role: dict[Role, dict[bytes, Worker]] = field(default_factory=lambda: {role: {} for role in Role})
     _reward_endpoints: list[str] = field(default_factory=list)
@@ -136,12 +138,37 @@ class Registry:
     def remove(self, peer: bytes) -> None:
         """Forget a worker."""
         worker = self.workers.pop(peer, None)
+        self.suspects.pop(peer, None)
         if worker is not None:
             self._count(worker, -1)
             del self._by_role[worker.role][peer]
             if worker.role in (Role.rollout, Role.reward):
                 self._departed.left(peer, worker.status)
             self._list_rewards(worker)
+
+    def failed(self, worker: Worker, why: str, now: float) -> str:
+        """Note that a group failed at a worker, or that its result was refused; returns what is to be said, '' for nothing new."""
+        self.changed[worker.peer] = None
+        said = worker.failed(why)
+        if worker.suspect:
+            self.suspects.setdefault(worker.peer, now)
+        return said
+
+    def worked(self, worker: Worker) -> None:
+        """Note that a result of a worker was taken."""
+        worker.failed_in_a_row = 0
+        self.suspects.pop(worker.peer, None)
+
+    def try_again(self, now: float) -> None:
+        """Let who has been suspect for long have leases again."""
+        for peer in [peer for peer, since in self.suspects.items() if now - since > TRIED_AGAIN_S]:
+            del self.suspects[peer]
+            self.workers[peer].failed_in_a_row = SUSPECT_AFTER - 1
+            self.changed[peer] = None
+
+    def has_others(self, worker: Worker) -> bool:
+        """Whether another rollout worker takes leases, and is not suspect."""
+        return self.num_ready - len(self.suspects) > (worker.ready and not worker.suspect)
 
     def _count(self, worker: Worker, change: int) -> None:
         if worker.role is not Role.rollout:
@@ -211,10 +238,6 @@ class Registry:
     def num_ready(self) -> int:
         """How many those are."""
         return sum(self.holding.values()) - self.holding.get(None, 0)
-
-    def all_hold(self, version: Version) -> bool:
-        """Whether all rollout workers that are not about to leave hold `version` or a newer one."""
-        return all(held is not None and held >= version for held in self.holding)
 
     def reward_endpoints(self) -> list[str]:
         """Where rollout workers can have completions judged: by reward elements that are not about to leave."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workers.coordinator.ranking import Ranking
-from workers.coordinator.worker_registry import Worker
+from workers.coordinator.worker_registry import SUSPECT_AFTER, Worker
 
 KV_AHEAD = 1.5
 """Samples in flight may come to so many times the tokens of the KV cache once all have ended: by then others have left it, and as with slots
@@ -103,7 +103,8 @@ def room_of(worker: Worker, leased: Iterable[tuple[str, int, int]], tokens_per_s
 
     What it has measured itself counts as far as it still runs: samples of a group that have ended leave room, before the last one has.
     `tokens_per_sample` stands for what it has not: leases that are younger than its last heartbeat, and everything where it measures nothing.
-    It takes `at_least` so many samples, however small its cache: else nobody would sample a group of long answers.
+    It takes `at_least` so many samples, however small its cache: else nobody would sample a group of long answers. Whom one failure more makes
+    suspect takes no more than that.
     """
     leases = list(leased)
     samples = sum(num_samples for *_, num_samples in leases)
@@ -114,6 +115,8 @@ def room_of(worker: Worker, leased: Iterable[tuple[str, int, int]], tokens_per_s
     unmeasured = samples - known if worker.tokens_in_flight else samples
     tokens += unmeasured * tokens_per_sample
     capacity = _capacity(worker, samples - known + live, tokens, tokens_per_sample, at_least)
+    if worker.failed_in_a_row == SUSPECT_AFTER - 1:
+        capacity = min(capacity, at_least)
     return Room(capacity, capacity - (samples - known) - live, tokens, worker.slot, worker.suspect, known, live)
 
 

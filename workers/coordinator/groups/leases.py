@@ -154,7 +154,8 @@ class LeaseOffice:
             group_id, index, attempt = self.evaluation.lease(peer)
             prompt, variant = self.heldout[index], 0
         else:
-            group_id, index, attempt, admitted_at, variant, partial = self.ledger.lease(peer, version.step)
+            group_id, index, attempt, admitted_at, variant, partial = self.ledger.lease(
+                peer, version.step, self.registry.has_others(self.registry.workers[peer]))
             prompt, version = self.prompts.train(index), Version(version.epoch, admitted_at)
         # By the number of failures, not by the attempt: a group that was lost with its worker is sampled again as it was.
         worker, lease = self.registry.workers[peer], (self.evaluation if purpose is Purpose.evaluation else self.ledger).running[group_id]

@@ -18,7 +18,8 @@ Attempts are numbered through all incarnations of a run (`first_attempt`), so a 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import itertools
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -31,13 +32,18 @@ LOST_AFTER_S = 10.0
 """A running lease that its worker leaves out of all heartbeats for so long has been lost on its way."""
 ATTEMPTS_PER_EPOCH = 1000
 """More often than that no group is leased in one incarnation."""
+LOOKED_AT = 64
+"""So many prompts that wait are looked at for one that has not failed at the same worker."""
+MAX_CAUSE = 200
+"""[characters] of why a group was set aside that are kept, in every checkpoint to come."""
 MAX_SKIPPED = 1_000_000
 """So many prompts that wait to be sampled may lie before one that is adopted: more were never leased since a checkpoint."""
 
 
 @dataclass
 class Ledger:
-    """All training groups of a run. Group k trains prompt k of the data set; its id is `g<k>`."""
+    """All training groups of a run. Group k trains prompt k of the data set; its id is `g<k>`. `retry`: the prompts that wait to be sampled again, in
+    order, each with the worker at which it has failed last (b'': at none)."""
 
     max_attempts: int
     first_attempt: int = 0
@@ -52,7 +58,7 @@ class Ledger:
     failures: dict[int, int] = field(default_factory=dict)
     set_aside: dict[int, str] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
-    retry: deque[int] = field(default_factory=deque)
+    retry: dict[int, bytes] = field(default_factory=dict)
 
     @property
     def admitted(self) -> int:
@@ -64,14 +70,17 @@ class Ledger:
         """Groups that have their batch: in training or consumed."""
         return len(self.in_training) + self.num_consumed
 
-    def lease(self, worker: bytes, version: int) -> Leased:
-        """Lease the next group to `worker` at `version`: parked ones first, then failed ones, then new ones."""
+    def lease(self, worker: bytes, version: int, others: bool = False) -> Leased:
+        """Lease the next group to `worker` at `version`: parked ones first, then failed ones, then new ones. What failed at that worker waits for
+        another one, if there are `others`."""
         if self.parked:
             group_id = next(iter(self.parked))
             parked = self.parked.pop(group_id)
             return self._lease(parked.index, worker, parked.admitted_at, parked.partial)
-        if self.retry:
-            return self._lease(self.retry.popleft(), worker, version, None)
+        for index, failed_at in itertools.islice(self.retry.items(), LOOKED_AT):
+            if not (others and failed_at == worker):
+                del self.retry[index]
+                return self._lease(index, worker, version, None)
         self.next_index += 1
         return self._lease(self.next_index - 1, worker, version, None)
 
@@ -115,10 +124,10 @@ class Ledger:
             return False
         self.failures[lease.index] = self.failures.get(lease.index, 0) + 1
         if fatal or self.failures[lease.index] >= self.max_attempts:
-            self.set_aside[lease.index] = cause
+            self.set_aside[lease.index] = cause[:MAX_CAUSE]
             self._forget(lease.index)
         else:
-            self.retry.append(lease.index)
+            self.retry[lease.index] = lease.worker
         return True
 
     def release(self, worker: bytes) -> int:
@@ -133,7 +142,7 @@ class Ledger:
         if lease.partial is not None:  # what an earlier worker had generated is still good
             self.parked[group_id] = Parked(lease.index, lease.admitted_at, lease.partial)
         else:
-            self.retry.append(lease.index)
+            self.retry[lease.index] = b""
 
     def reconcile(self, worker: bytes, held: set[tuple[str, int]], seen: float, now: float, patience_s: float) -> int:
         """Give back the leases that `worker` should have and does not (`LeaseTable.missing`); returns how many."""
@@ -172,11 +181,9 @@ class Ledger:
         if not may_admit:
             return False
         if index >= self.next_index:
-            self.retry.extend(range(self.next_index, index))
+            self.retry.update(dict.fromkeys(range(self.next_index, index), b""))
             self.next_index = index + 1
-        elif index in self.retry:
-            self.retry.remove(index)
-        else:
+        elif self.retry.pop(index, None) is None:
             return False  # in training, consumed or rejected
         self.attempts[index] = held.attempt
         self.running[held.group_id] = Running(index, held.attempt, worker, admitted_at)

@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from workers.config import Config
 from workers.coordinator.groups.bounds import Bounds
 from workers.coordinator.groups.consumption import Totals
@@ -34,12 +36,14 @@ Result = GroupFinished | GroupRejected | GroupFailed | GroupParked
 
 
 class Answer(NamedTuple):
-    """What is said to the sender, whether the run got on, the cause if it must end, and why the result was refused ('': it was not)."""
+    """What is said to the sender, whether the run got on, the cause if it must end, why the result was refused ('': it was not), and the failure of
+    a group that has been taken."""
 
     messages: list[Message]
     progress: bool = False
     cause: str = ""
     refused: str = ""
+    failure: GroupFailed | None = None
 
 
 class Results:
@@ -118,16 +122,16 @@ class Results:
         return Answer([Acknowledged(partial.group_id, partial.attempt, accepted)])
 
     def _failed(self, message: GroupFailed) -> Answer:
-        cause = message.cause[:MAX_CAUSE]
-        taken = self.ledger.fail(message.group_id, message.attempt, cause, message.fatal) or self.evaluation.fail(
-            message.group_id, message.attempt, cause, message.fatal)
-        answer = Answer([Acknowledged(message.group_id, message.attempt, taken)])
-        if not taken:
-            return answer
-        self.totals.num_retries += 1
+        failure = msgspec.structs.replace(message, cause=message.cause[:MAX_CAUSE])
+        taken = any(part.fail(failure.group_id, failure.attempt, failure.cause, failure.fatal) for part in (self.ledger, self.evaluation))
+        self.totals.num_retries += taken
+        return Answer([Acknowledged(failure.group_id, failure.attempt, taken)], failure=failure if taken else None)
+
+    def count(self, failure: GroupFailed) -> str:
+        """Count a failure that is no single worker's; returns the cause where there are too many in a row, which ends the run, else ''."""
         self._failures_in_a_row += 1
-        self._hopeless_in_a_row += message.hopeless
+        self._hopeless_in_a_row += failure.hopeless
         limit = max(8, 2 * self.config.rollout.max_attempts * self.config.trainer.batch_groups)
         if self._hopeless_in_a_row < MAX_HOPELESS and self._failures_in_a_row < limit:
-            return answer
-        return answer._replace(cause=f"{self._failures_in_a_row} groups in a row have failed; the last one because: {cause}")
+            return ""
+        return f"{self._failures_in_a_row} groups in a row have failed; the last one because: {failure.cause}"

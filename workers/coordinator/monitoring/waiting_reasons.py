@@ -15,10 +15,18 @@ def waiting(state: State) -> dict[str, str]:
     if state.training.announcement is None:
         return {"rollout": "the starting weights", "trainer": "" if trainers else "its start"}
     if state.suspending or state.drain_reason:
-        return {"rollout": "the pause of the run", "trainer": "" if state.suspending else "rollout workers to give back their leases"}
+        saves = "its state to be saved" if state.trainer_told else "rollout workers to give back their leases"
+        return {"rollout": "the pause of the run", "trainer": "" if state.suspending else saves}
     if not rollouts:
-        return {"rollout": f"a rollout worker to start{_gone(state, Role.rollout)}", "trainer": "rollouts"}
+        idle = state.training.trainer_waits or state.training.is_over
+        return {"rollout": f"a rollout worker to start{_gone(state, Role.rollout)}", "trainer": "rollouts" if idle else ""}
     return {"rollout": _rollout(state), "trainer": _trainer(state)}
+
+
+def stalled(state: State) -> str:
+    """What a run waits for in which nothing moves, and what to do if it is only slow."""
+    waits = "; ".join(f"{part} waits for {what}" for part, what in waiting(state).items() if what)
+    return f"{waits or f'the trainer is in step {state.training.step + 1}'}. If it is slow and not stuck: headway resume RUN run.stall_minutes=..."
 
 
 def _trainer(state: State) -> str:

@@ -115,8 +115,7 @@ def advance(core: Coordinator, given: AnyInput) -> Outcome:
     except MessageError as error:  # what is to be absorbed does not fit together; nothing has changed
         trouble = str(error)
     sent, core.outbox = core.outbox, []
-    notices = core.delivery.notices + core.broadcasts.take_notices()
-    core.delivery.notices = []
+    notices = core.take_notices()
     records, core.training.records = core.training.records, []
     checkpoint, core.checkpoint = core.checkpoint, None
     return Outcome(sent, notices, records, checkpoint, wanted, trouble)

@@ -63,13 +63,14 @@ class Asked(NamedTuple):
 
 class Training:
     """Where training is. `restored_at`: the step that this incarnation begins with. `in_training`: the batch of the present step, then that
-    of the next one, as far as they are formed."""
+    of the next one, as far as they are formed; `notices`: lines for the log, as in `State`."""
 
     def __init__(self, config: Config, epoch: int, ledger: Ledger, evaluation: Evaluation, registry: Registry, policy: StalenessPolicy,
                  totals: Totals, rejections: Rejections) -> None:
         self.config, self.epoch, self.ledger, self.evaluation = config, epoch, ledger, evaluation
         self.registry, self.policy, self.totals, self.rejections = registry, policy, totals, rejections
         self.restored_at = 0
+        self.notices: list[str] = []
         self.announcement: Announcement | None = None
         self.in_training: list[InTraining] = []
         self.records: list[Record] = []
@@ -78,6 +79,7 @@ class Training:
         self.enough_replicas = config.supervised
         self._asked: dict[int, Asked] = {}
         self.num_shares = 0
+        self._left_out_for = -1
 
     @property
     def step(self) -> int:
@@ -153,6 +155,10 @@ class Training:
         due = version.step == 0 or (every and version.step % every == 0 and not first and not self.is_over)
         if due and not self.evaluation.active and not (first and self.totals.num_evaluations):
             self.evaluation.start(version.step)
+        elif due and not first and self._left_out_for != self.evaluation.step:
+            self._left_out_for = self.evaluation.step
+            self.notices.append(f"the evaluation of step {version.step} is left out, as that of step {self.evaluation.step} goes on: evaluations "
+                                f"take longer than evaluation.every_steps={every} steps")
         self.final_evaluation_due = self.final_evaluation_due or self.is_over
 
     def _ready(self) -> float:

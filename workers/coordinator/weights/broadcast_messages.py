@@ -60,10 +60,5 @@ class Broadcasts:
         return [sent for trainer in self._registry.of(Role.trainer)
                 for sent in self.group.consider(trainer.peer, fleet, len(current) == len(workers), now)]
 
-    def take_notices(self) -> list[str]:
-        """Lines for the log."""
-        notices, self.group.notices = self.group.notices, []
-        return notices
-
     def _fleet(self) -> Mapping[bytes, int]:
         return {worker.peer: worker.update_ranks for worker in self._registry.ready() if worker.update_ranks}

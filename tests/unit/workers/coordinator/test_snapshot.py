@@ -50,7 +50,7 @@ def ledgers(draw: st.DrawFn) -> Ledger:
         ledger.parked[f"g{index}"] = Parked(index, draw(NUMBERS), make_partial(f"g{index}", draw(NUMBERS), draw(STEPS)))
     for order, index in enumerate(finished):
         ledger.finished[f"g{index}"] = Finished(make_group(f"g{index}", draw(NUMBERS), draw(STEPS)), draw(NUMBERS), order)
-    ledger.retry.extend(retry)
+    ledger.retry.update(dict.fromkeys(retry, b""))
     ledger.failures = {index: draw(st.integers(1, 2)) for index in [*running, *retry] if draw(st.booleans())}
     ledger.set_aside, ledger.num_rejected = {index: draw(TEXTS) for index in set_aside}, draw(NUMBERS)
     return ledger

@@ -207,7 +207,7 @@ def test_a_checkpoint_with_a_poisoned_group_fails_no_incarnation() -> None:
     later = make_play(epoch=8, snapshot=play.save())
     assert list(later.core.ledger.finished) == [kept.group_id]
     assert not any(one.partial for one in later.core.ledger.running.values()) and not later.core.ledger.parked
-    assert sum("left out" in notice for notice in later.core.delivery.notices) == 2
+    assert sum("left out" in notice for notice in later.core.notices) == 2
     everything = [*later.core.ledger.retry, *(entry.index for entry in later.core.ledger.running.values())]
     assert sorted([*everything, int(kept.group_id[1:])]) == list(range(later.core.ledger.next_index)), "no prompt is lost"
 
@@ -251,7 +251,7 @@ def test_a_worker_whose_results_are_refused_again_and_again_is_named_and_others_
     for _ in range(SUSPECT_AFTER):
         lease = granted.pop()
         granted += leases(play.tell(ROLLOUT, GroupFinished(msgspec.structs.replace(good(lease), tokens=Int32.of([64, 64])))))
-    [notice] = [notice for notice in play.core.delivery.notices if "refused" in notice]
+    [notice] = [notice for notice in play.core.notices if "refused" in notice]
     assert "rollout 0" in notice and "vocabulary" in notice
     play.core.handle(OTHER, Heartbeat(held=Version(7, 0), capacity=100), play.now)
     lease = granted.pop()

@@ -160,7 +160,7 @@ def test_an_unknown_lease_is_admitted_and_the_prompts_before_it_are_made_up_for(
 
 def test_an_unknown_lease_needs_a_place() -> None:
     ledger = Ledger(max_attempts=2, next_index=2)
-    ledger.retry.append(1)
+    ledger.retry[1] = b""
     assert not adopt(ledger, "g4", 1003, may_admit=False) and not adopt(ledger, "g1", 1003, may_admit=False)
     assert ledger.next_index == 2 and list(ledger.retry) == [1] and not ledger.running
 

@@ -80,7 +80,7 @@ def test_a_member_that_leaves_ends_the_group(end: Goodbye | Draining | UpdateGro
     refused = only(play.tell(TRAINER, BroadcastWanted(Version(7, 1))), BroadcastRefused)
     assert len(refused) == 1 and (told or isinstance(end, Draining))
     assert status(play.core, play.now, 0.0, 0.0, 0, 0)["weights"]["broadcast_to"] == 0
-    assert any(GROUP in notice for notice in play.core.broadcasts.take_notices())
+    assert any(GROUP in notice for notice in play.core.take_notices())
 
 
 def test_a_group_that_is_not_made_in_time_is_given_up() -> None:
