@@ -111,7 +111,7 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check launcher workers tests benchmarks
 	$(BIN)/mypy launcher workers benchmarks
 
-benchmarks: $(READY)  ## each prints its ratio as one JSON object on its last line
+benchmarks: $(READY)  ## each prints its figures as one JSON object on its last line
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.packing
 	$(BIN)/python -m benchmarks.trainer

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-# Dense bfloat16, by the makers' data sheets.
-PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "H800": 989.0, "A100": 312.0, "A800": 312.0, "B200": 2250.0}
+# Dense bfloat16, by the makers' data sheets; the first that a device's name holds.
+PEAK_TFLOPS = {"H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "H200": 989.0, "H800": 989.0, "A100": 312.0, "A800": 312.0, "B200": 2250.0}
 NUM_MICROBATCHES = 4
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dense": ("LlamaConfig", {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
@@ -89,6 +89,8 @@ def measure(folder: Path, tokens: int, arguments: argparse.Namespace) -> dict[st
     groups, advantages = samples(NUM_MICROBATCHES * (tokens // length), length, engine.architecture.vocab_size)
     step_once = partial(engine.train_step, groups, [list(range(len(groups)))], None, advantages)
     seconds, limits = list[float](), list[float]()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
     for _ in range(arguments.steps + 1):
         seconds.append(timed(step_once))
         limits.append(matmul_tflops(tokens, engine.architecture))

@@ -28,9 +28,11 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these checks alone")
     parser.add_argument("--out", type=Path, default=Path("gpu-acceptance.json"))
     options = parser.parse_args()
-    asked = [check for check in (*checks.ONE, *(checks.EIGHT if options.gpus == 8 else ())) if not options.only or check.name in options.only]
-    if not asked:
-        parser.error(f"there is no such check. Names: {', '.join(check.name for check in (*checks.ONE, *checks.EIGHT))}")
+    known = {check.name: check for check in (*checks.ONE, *(checks.EIGHT if options.gpus == 8 else ()))}
+    if unknown := set(options.only or ()) - known.keys():
+        parser.error(f"--only {' '.join(sorted(unknown))}: must be of {', '.join(known)} (with --gpus 8 of "
+                     f"{', '.join(check.name for check in checks.EIGHT)}, too)")
+    asked = [check for name, check in known.items() if not options.only or name in options.only]
     seen = gpus_seen.look()
     results = []
     for check in asked:

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from scipy.stats import t as student_t
+
 from benchmarks.journal import Record
 from benchmarks.quiet import QUIET
 
@@ -16,8 +18,6 @@ OBJECTIVES = {"ppo": "naive PPO", "decoupled_ppo": "decoupled PPO"}
 PAPER = {"0": (42.0, 42.0, 128.7), "1": (41.8, 42.1, 269), "2": (40.0, 41.8, 357), "4": (23.3, 42.2, 357), "8": (35.7, 41.0, 372),
          "16": (35.8, 38.7, 382), "inf": (34.0, 36.9, 397)}
 """AReaL (arXiv 2505.24298), Table 2 and Figure 5: AIME24 without and with the decoupled objective (at eta=0 they are one), k tokens/s."""
-QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093)
-"""Student's t, 0.975, by degrees of freedom from 1 to 19; of more degrees the last, which is a little too wide."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Mean:
     def of(values: Sequence[float]) -> Mean:
         """Raises `statistics.StatisticsError` where there are no values."""
         freedom = len(values) - 1
-        half = QUANTILES[min(freedom, len(QUANTILES)) - 1] * statistics.stdev(values) / math.sqrt(len(values)) if freedom else math.nan
+        half = float(student_t.ppf(0.975, freedom)) * statistics.stdev(values) / math.sqrt(len(values)) if freedom else math.nan
         return Mean(statistics.mean(values), half, len(values))
 
     def text(self, digits: int = 3, sign: str = "") -> str:
@@ -80,21 +80,21 @@ def between(records: Sequence[Record], eta: str, figure: Callable[[Record], floa
 
 
 def summary(records: Sequence[Record], target: float) -> list[Record]:
-    """One row for each eta and objective that has runs."""
+    """One row for each eta and objective that has runs. `steps`, `cpu_s`: medians of all of them, infinite where half did not reach `target`."""
     rows = []
     for eta in ETAS:
         for objective in OBJECTIVES:
             runs = list(by_seed(records, objective, eta).values())
             if not runs:
                 continue
-            reached = [step for run in runs if (step := steps_to(run, target)) is not None]
-            spent = [seconds for run in runs if (seconds := cpu_to(run, target)) is not None]
+            reached = [math.inf if (step := steps_to(run, target)) is None else step for run in runs]
+            spent = [math.inf if (seconds := cpu_to(run, target)) is None else seconds for run in runs]
             rows.append({
                 "eta": eta, "objective": objective, "num": len(runs), "accuracy": Mean.of([accuracy(run) for run in runs]),
-                "difference": against_fresh(records, objective, eta), "reached": len(reached),
-                "steps": statistics.median(reached) if reached else None, "cpu_s": statistics.median(spent) if spent else None,
+                "difference": against_fresh(records, objective, eta), "reached": sum(map(math.isfinite, reached)),
+                "steps": statistics.median(reached), "cpu_s": statistics.median(spent),
                 "gap": statistics.mean(statistics.mean(run["gaps"]) for run in runs),
-                "run_s": statistics.mean(run["cpu_s"][-1] for run in runs), "diverged": sum(bool(run["diverged"]) for run in runs)})
+                "diverged": sum(bool(run["diverged"]) for run in runs)})
     return rows
 
 
@@ -108,8 +108,9 @@ def accuracy_table(records: Sequence[Record], target: float) -> str:
         cells = []
         for objective in OBJECTIVES:
             row = rows.get((eta, objective))
-            cells += [row["accuracy"].text() if row else "-", row["difference"].text(sign="+") if row and eta != "0" and row["difference"] else "-",
-                      f"{row['gap']:.3f}" if row else "-"]
+            broke = f" ({row['diverged']} broke off)" if row and row["diverged"] else ""
+            cells += [row["accuracy"].text() + broke, row["difference"].text(sign="+") if eta != "0" and row["difference"] else "-",
+                      f"{row['gap']:.3f}"] if row else ["-"] * 3
         apart = between(records, eta)
         naive, decoupled, _ = PAPER[eta]
         paper = f"{naive:.1f}" if eta == "0" else f"{naive:.1f} → {decoupled:.1f}"
@@ -142,8 +143,9 @@ def speed_table(records: Sequence[Record], speeds: Sequence[Record], target: flo
         cells = []
         for objective in OBJECTIVES:
             row = rows.get((eta, objective))
-            reached = "-" if not row else f"{row['steps']:g} ({row['reached']} of {row['num']})" if row["reached"] else f"never (0 of {row['num']})"
-            cells += [reached, f"{row['cpu_s']:.0f}" if row and row["cpu_s"] is not None else "-"]
+            half = row is not None and math.isfinite(row["steps"])
+            reached = "-" if not row else f"{row['steps']:g} ({row['reached']} of {row['num']})" if half else f"- ({row['reached']} of {row['num']})"
+            cells += [reached, f"{row['cpu_s']:.0f}" if row and half else "-"]
         own = undisturbed(speeds, eta)
         rate = statistics.mean(speed["rate"] for speed in own) if own else None
         cells += [f"{rate:.0f}" if rate else "-", f"{statistics.mean(speed['staleness'] for speed in own):.1f}" if own else "-",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
+from scipy.stats import t as student_t
 from torch import Tensor
 
 LEVEL = 0.05
@@ -15,7 +15,7 @@ LEVEL = 0.05
 @dataclass(frozen=True)
 class Cost:
     """Of a case against the same method with fresh samples: the difference of success (mean over seeds, which are paired), half of its 95%
-    interval, and the probability of one as large by chance."""
+    interval, and the probability of one as large by chance, by Student's t."""
 
     difference: float
     half: float
@@ -27,8 +27,9 @@ def cost(fresh: Tensor, old: Tensor) -> Cost:
     differences = (old - fresh).tolist()
     number, mean = len(differences), sum(differences) / len(differences)
     error = math.sqrt(sum((each - mean) ** 2 for each in differences) / (number - 1) / number)
-    unit = NormalDist()
-    return Cost(mean, unit.inv_cdf(0.975) * error, 2 * unit.cdf(-abs(mean) / error) if error else float(mean == 0))
+    freedom = number - 1
+    p = 2 * float(student_t.sf(abs(mean) / error, freedom)) if error else float(mean == 0)
+    return Cost(mean, float(student_t.ppf(0.975, freedom)) * error, p)
 
 
 def holm(ps: Sequence[float], level: float = LEVEL) -> list[bool]:

@@ -10,7 +10,6 @@ An engine that computes otherwise than the trainer (`mismatch`) has every versio
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -127,9 +126,3 @@ def of(table: Tensor, prompts: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
     """Log-probs of answers [seeds, groups, samples, length]."""
     each = prompts.repeat_interleave(tokens.shape[2], 1)
     return logprobs(table, each, tokens.flatten(1, 2), rows.flatten(1, 2)).view(tokens.shape)
-
-
-def interval(values: Tensor, level: float = 0.95) -> tuple[float, float]:
-    """Mean over seeds, and half of its interval (normal)."""
-    z = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
-    return float(values.mean()), z * float(values.std()) / math.sqrt(len(values))

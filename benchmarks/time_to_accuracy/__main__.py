@@ -34,7 +34,7 @@ from pathlib import Path
 
 from benchmarks.children import ROOT
 from benchmarks.configs import composed
-from benchmarks.journal import Journal, Record, open_folder
+from benchmarks.journal import Journal, Record, circumstances, open_folder
 from benchmarks.launched import ended_with_us
 from benchmarks.quiet import Others
 from benchmarks.sampler import Sampler
@@ -139,7 +139,7 @@ def run(task: Task, system: System, seed: int, folder: Path, evaluator: Evaluato
     record = {
         "system": system.name, "seed": seed, "steps": [0, *steps], "seconds": [0.0, *(round(value, 3) for value in seconds)],
         "accuracy": evaluator.accuracies(config, [model, *(exports / str(step) for step in steps)]),
-        "wall_s": round(wall_s, 1), "others_cores": round(others, 2)}
+        "wall_s": round(wall_s, 1), "others_cores": round(others, 2), "own": [*system.more], **circumstances()}
     shutil.rmtree(folder)
     return record
 
@@ -185,11 +185,13 @@ def _runs(seeds: int, peer_seeds: int) -> list[tuple[System, int]]:
     return [(system, seed) for systems, number in ((every, seeds), (once, peer_seeds)) for seed in range(1, number + 1) for system in systems]
 
 
-def _chosen(names: list[str], seeds: int) -> list[tuple[System, int]]:
+def _chosen(names: list[str], seeds: int, experiment: str) -> list[tuple[System, int]]:
     """All runs of the systems of these names."""
     known = {system.name: system for system in (ASYNC, WARM_UP, LITTLE, LORA, DIVERGENCE, SYNC, AUTO, BOTH_CORES, TRL)}
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"--systems {', '.join(unknown)}: must be of {', '.join(known)}. Give one of these")
+    if experiment != "demo" and TRL.name in names:
+        raise SystemExit(f"--systems {TRL.name!r} --experiment {experiment}: TRL learns demo alone. Leave one of the two out")
     return [(known[name], seed) for seed in range(1, seeds + 1) for name in names]
 
 
@@ -218,7 +220,7 @@ def main() -> None:
     for flag, steps in (("--until", options.until), ("--peer-steps", task.peer_steps)):
         if steps is not None and (steps < task.every or steps % task.every):
             parser.error(f"{flag} {steps}: must be a multiple of {task.every}, the steps from one evaluation to the next. Give one")
-    runs = _chosen(options.systems, options.seeds) if options.systems else _runs(options.seeds, options.peer_seeds)
+    runs = _chosen(options.systems, options.seeds, options.experiment) if options.systems else _runs(options.seeds, options.peer_seeds)
     runs = [(ASYNC, 1)] if options.quick else [(system, seed) for system, seed in runs if not system.peer or options.experiment == "demo"]
     register()
     open_folder(out, {"overrides": [*task.overrides], "every": task.every, "peer_steps": task.peer_steps})
@@ -228,8 +230,11 @@ def main() -> None:
         make_smollm2(Path(task.config(SYNC, 1).model.path).expanduser())
     journal, evaluator = Journal(out / "runs.jsonl"), Evaluator(task.config(BOTH_CORES, 1))
     done = {(record["system"], record["seed"]): record["steps"][-1] for record in journal.records}
+    rules = {record["system"]: record["own"] for record in journal.records if "own" in record}
     for system, seed in runs:
         step, steps = done.get((system.name, seed)), task.num_steps(system, task.config(system, seed))
+        if (own := rules.get(system.name, [*system.more])) != [*system.more]:
+            raise SystemExit(f"--out {out}: its runs of {system.name} had {own}, and these have {[*system.more]}. Give another folder")
         if step is not None and step < steps:
             raise SystemExit(f"--out {out}: {system.name} of seed {seed} was stopped after step {step}, before {steps}. Give --until {step}, or "
                              "another folder")

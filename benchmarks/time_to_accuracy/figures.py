@@ -79,10 +79,11 @@ def report(records: Sequence[Record], fast: str, slow: str, led: str, peer: str,
         value, against = (_mean([pair[side] for pair in best]) for side in (0, 1))
         return {"value": value, "against": against, "ratio": round(against / value, 3)} if value and against else None
 
+    whole = times_as_long(pairs(peer, fast), target)
     return {
         "name": f"seconds to {target:g} held-out accuracy, {peer} over {fast}", "unit": "s",
         "value": _mean(figures.get(fast, {}).get("seconds", [])), "against": _mean(figures.get(peer, {}).get("seconds", [])),
-        "ratio": (times_as_long(pairs(peer, fast), target) or {}).get("ratio"), f"to what {peer} came to": as_good(),
+        "ratio": None if whole is None or whole["bound"] else whole["ratio"], f"to what {peer} came to": as_good(),
         **{f"{one} over": {name: times_as_long(pairs(one, name), target) for name in figures if name != one}
            for one in (slow, led) if one in figures},
         f"accuracy at the end less that of {slow}": {name: difference(name) for name in figures if name != slow},
@@ -91,14 +92,18 @@ def report(records: Sequence[Record], fast: str, slow: str, led: str, peer: str,
 
 def times_as_long(pairs: Sequence[tuple[Record, Record]], target: float) -> dict[str, Any] | None:
     """How many times as long the first of each pair took to `target` as the second: `ratio`, the geometric mean; `interval`, 95% by Student's t over
-    logarithms (None for a single pair); `seeds`. None where there are no pairs, or a run did not reach it."""
+    logarithms (None for a single pair); `seeds`; `bound`: a run that did not reach it took longer than it lasted, so that the ratio is 'at least'
+    that where one of the first did not, 'at most' where one of the second did not, and has no interval (None: all did). None without pairs,
+    where both happened, or one was there from the start."""
     seconds = [(seconds_to(one, target), seconds_to(other, target)) for one, other in pairs]
-    logs = [math.log(one / other) for one, other in seconds if one and other]
-    if not logs or len(logs) < len(seconds):
+    late = {side for pair in seconds for side, value in enumerate(pair) if value is None}
+    logs = [math.log((one or left["seconds"][-1]) / (other or right["seconds"][-1]))
+            for (one, other), (left, right) in zip(seconds, pairs, strict=True)] if all(0.0 not in pair for pair in seconds) else []
+    if len(late) > 1 or not logs:
         return None
-    mean = Mean.of(logs)
-    interval = None if math.isnan(mean.half) else [round(math.exp(mean.value + side * mean.half), 3) for side in (-1, 1)]
-    return {"ratio": round(math.exp(mean.value), 3), "interval": interval, "seeds": len(logs)}
+    mean, bound = Mean.of(logs), "at least" if 0 in late else "at most" if late else None
+    interval = None if late or math.isnan(mean.half) else [round(math.exp(mean.value + side * mean.half), 3) for side in (-1, 1)]
+    return {"bound": bound, "ratio": round(math.exp(mean.value), 3), "interval": interval, "seeds": len(logs)}
 
 
 def _figures(runs: Sequence[Record], target: float) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Case:
 
     def room(self) -> str:
         """Why this machine has no room for it; '' where it has."""
-        needed = self.size * (self.receivers + 1) + RESERVE_BYTES
+        needed = self.size * (2 * self.receivers + 3) + RESERVE_BYTES  # of each rank and receiver, by broadcast and as files of a node
         free = min(psutil.virtual_memory().available, shutil.disk_usage(MEMORY).free)
         return "" if needed <= free else f"takes {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
 

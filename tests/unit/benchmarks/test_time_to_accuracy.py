@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.time_to_accuracy.figures import cut, line, report, seconds_to, step_s, steps_to
+from benchmarks.time_to_accuracy.figures import cut, line, report, seconds_to, step_s, steps_to, times_as_long
 
 
 def record(system: str, seed: int, accuracy: list[float], seconds_a_step: float = 4.0, others: float = 0.0) -> dict[str, Any]:
@@ -33,6 +33,11 @@ def test_a_run_counts_as_far_as_a_step() -> None:
     assert cut(whole, None) == cut(whole, 15) == cut(whole, 100) == whole and short["wall_s"] == whole["wall_s"]
 
 
+def known_to_be(bound: str | None, ratio: float) -> dict[str, Any]:
+    """Of one seed."""
+    return {"bound": bound, "ratio": pytest.approx(ratio, abs=1e-3), "interval": None, "seeds": 1}
+
+
 def test_ratios_are_of_the_seeds_that_both_have(capsys: pytest.CaptureFixture[str]) -> None:
     curve = [0.3, 0.5, 0.7, 0.8]
     records = [record("fast", 1, curve, 4.0), record("fast", 2, curve, 100.0), record("slow", 1, curve, 9.0),
@@ -44,8 +49,8 @@ def test_ratios_are_of_the_seeds_that_both_have(capsys: pytest.CaptureFixture[st
     assert both["ratio"] == pytest.approx(math.exp(sum(logs) / 2), abs=1e-3) and both["seeds"] == 2
     half = 12.706 * abs(logs[0] - logs[1]) / 2  # Student's t of one degree of freedom
     assert both["interval"] == pytest.approx([math.exp(sum(logs) / 2 - half), math.exp(sum(logs) / 2 + half)], rel=1e-3, abs=1e-3)
-    assert last["slow over"]["peer"] == {"ratio": pytest.approx(122.5 / 510, abs=1e-3), "interval": None, "seeds": 1}
-    assert last["led over"]["slow"] == {"ratio": pytest.approx(47.5 / 111.25, abs=1e-3), "interval": None, "seeds": 1}
+    assert last["slow over"]["peer"] == known_to_be(None, 122.5 / 510)
+    assert last["led over"]["slow"] == known_to_be(None, 47.5 / 111.25)
     assert last["led over"]["peer"] is None, "no seed that both have"
     differences = last["accuracy at the end less that of slow"]
     assert differences["fast"].startswith("-0.050 ±") and differences["peer"] == "+0.000" and not last["quiet"]
@@ -56,7 +61,10 @@ def test_ratios_are_of_the_seeds_that_both_have(capsys: pytest.CaptureFixture[st
 def test_a_target_that_is_not_reached_has_no_ratio() -> None:
     last = report([record("fast", 1, [0.3, 0.4, 0.8]), record("slow", 1, [0.3, 0.6]), record("peer", 1, [0.3, 0.6], 20.0)],
                   "fast", "slow", "led", "peer", 0.75)
-    assert last["ratio"] is None and last["against"] is None and set(last["slow over"].values()) == {None}
+    assert last["ratio"] is None and last["against"] is None
+    assert last["slow over"] == {"fast": known_to_be("at least", 30 / 47.5), "peer": None}
+    fast, slow, there = record("fast", 1, [0.3, 0.4, 0.8]), record("slow", 1, [0.3, 0.6]), record("fast", 1, [0.8, 0.9])
+    assert times_as_long([(fast, slow)], 0.75) == known_to_be("at most", 47.5 / 30) and times_as_long([(there, fast)], 0.75) is None
     assert last["to what peer came to"] == {"value": 40.0, "against": 110.0, "ratio": 2.75}
     assert last["accuracy at the end less that of slow"] == {"fast": None, "peer": "+0.000"}
 
