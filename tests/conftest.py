@@ -8,6 +8,7 @@ Property tests draw the same examples in every run, so that a change is judged b
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from typing import Any
@@ -34,6 +35,9 @@ TOLD = pytest.StashKey[list[str]]()
 TOGETHER = ("tests/slurm/", "tests/conformance/", "tests/sglang/")
 """Folders whose tests share what is slow to start (a cluster, an engine), or must not run beside each other."""
 
+WAITING = ("tests/slurm/", "tests/e2e/test_evaluation.py", "tests/wire/workers/transport/", "tests/wire/workers/coordinator/",
+           *(f"tests/wire/workers/rollout/{name}/" for name in ("engines", "nodes", "weights")))
+"""What mostly waits (for other machines' clocks, for what must not happen) is for one process; the others compute meanwhile."""
 LONGEST_FIRST = (*TOGETHER, "tests/e2e/", "tests/fake_device/", "tests/fuzz/", "tests/wire/")
 """What takes long begins first; the rest fills up. A file of minutes that begins last is waited for by itself."""
 
@@ -45,11 +49,24 @@ class ByFile(LoadScopeScheduling):
         file = nodeid.split("::", 1)[0]
         return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
+    def _assign_work_unit(self, node: Any) -> None:
+        waits = node is self.nodes[0]
+        if suits := next((scope for scope in self.workqueue if scope.startswith(WAITING) == waits), None):
+            self.workqueue.move_to_end(suits, last=False)
+        super()._assign_work_unit(node)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background: what tests start would not hear Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "long: runs with HEADWAY_LONG=1 only")
+    gc.disable()  # while everything is imported and collected, all of which stays
+
+
+def pytest_collection_finish() -> None:
+    """What stands by now is not looked through again by every later collection of garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

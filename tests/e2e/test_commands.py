@@ -10,6 +10,7 @@ import pytest
 
 from launcher.__main__ import CONF
 from launcher.cli import starting
+from launcher.monitoring import status, watch
 from tests.e2e.runs import headway
 from tests.unit.launcher.cli.test_mistakes import answered
 from workers.model.initialize import make_tiny
@@ -116,14 +117,17 @@ def test_malformed_data_is_refused(tmp_path: Path, model: Path, lines: str, word
     assert not (tmp_path / "run").exists()
 
 
-def test_who_watches_is_told_when_nothing_of_a_run_is_left(tmp_path: Path) -> None:
+def test_who_watches_is_told_when_nothing_of_a_run_is_left(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """As after a power cut: no process, and no outcome."""
+    monkeypatch.setattr(watch, "LOST_S", 0.2)
     run = RunFolder.create(tmp_path / "run")
     run.config.write_text("{}")
     run.submitted.write_text('{"cluster": "local", "complete": true, "jobs": []}')
-    for result in (headway("watch", "--plain", str(run.path)), headway("status", "--json", str(run.path))):
-        assert result.returncode == 1
-        assert f"nothing of the run is left on this machine, and nobody has written down why. Go on with: headway resume {run.path}" in result.stdout
+    for command, flag in ((watch, "--plain"), (status, "--json")):
+        assert command.main([flag, str(run.path)]) == 1
+        said = capsys.readouterr().out
+        assert f"nothing of the run is left on this machine, and nobody has written down why. Go on with: headway resume {run.path}" in said
 
 
 def test_run_folders_are_not_used_twice_and_must_be_private(tmp_path: Path) -> None:

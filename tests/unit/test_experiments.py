@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from hydra import compose, initialize_config_dir
 
 from launcher.__main__ import CONF
 from launcher.config.schema import FullConfig, register, to_object
+from launcher.preflight import device_choice
+from tests.unit.launcher.cli.test_mistakes import answered
 from workers.data import demo_tasks
 from workers.data.prompts import open_prompts
 from workers.reward.code.tests import Asserts, parse
@@ -38,11 +39,13 @@ def composed(experiment: str) -> FullConfig:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_what_would_be_submitted_is_shown(experiment: str, tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-m", "launcher", "--dry-run", f"experiment={experiment}", f"run.dir={tmp_path / 'run'}"],
-                           cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert f"{experiment}-inference" in ended.stdout and f"{experiment}-train" in ended.stdout
+def test_what_would_be_submitted_is_shown(
+        experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    cpu = {"cpu": {"name": "CPU", "runs": ["float32"], "best": "float32"}}
+    monkeypatch.setattr(device_choice, "settle", functools.partial(device_choice.settle, ask=lambda: cpu))
+    status, out, err = answered(f"--dry-run experiment={experiment} run.dir={tmp_path / 'run'}", capsys)
+    assert status == 0, err
+    assert f"{experiment}-inference" in out and f"{experiment}-train" in out
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

@@ -507,7 +507,8 @@ async def test_a_version_that_is_gone_is_an_error_if_it_is_the_newest(rig: Rig, 
     await serves_unharmed(rig, first)
 
 
-async def test_a_version_that_is_gone_with_its_training_job_is_waited_out(rig: Rig) -> None:
+async def test_a_version_that_is_gone_with_its_training_job_is_waited_out(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "NEWER_S", 2.0)
     first, gone, newest = rig.publish(0), rig.publish(1), rig.publish(2)
     shutil.rmtree(gone.folder)
     async with Following(rig) as following:
@@ -539,7 +540,8 @@ def damaged(announcement: Announcement, damage: str) -> Announcement:
 
 
 @pytest.mark.parametrize("damage", ["flipped bit", "cut short", "another version"])
-async def test_damaged_weights_are_refused_and_the_old_ones_serve_on(rig: Rig, damage: str) -> None:
+async def test_damaged_weights_are_refused_and_the_old_ones_serve_on(rig: Rig, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "NEWER_S", 0.2)
     first, bad = rig.publish(0), damaged(rig.publish(1), damage)
     async with Following(rig) as following:
         await following.load(first)

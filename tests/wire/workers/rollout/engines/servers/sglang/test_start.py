@@ -22,6 +22,7 @@ from tests.support.processes import lives
 from workers.config import EngineConfig, EngineParallelConfig, Server
 from workers.messages.parts import Version
 from workers.rollout.engines.client import BadRequest, EngineClient, EngineError
+from workers.rollout.engines.servers import process
 from workers.rollout.engines.servers.process import ServerProcess, Span
 
 LAUNCH_SERVER = '''
@@ -260,7 +261,10 @@ async def test_a_server_that_fails_at_its_start_says_why_and_leaves_nothing(
     wait_until(lambda: not left_over(tmp_path))
 
 
-async def test_a_server_that_never_answers_is_ended_with_all_its_processes(interpreter: Path, tmp_path: Path) -> None:
+async def test_a_server_that_never_answers_is_ended_with_all_its_processes(interpreter: Path, tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "TOLD_S", 1.0)
+    monkeypatch.setattr(process, "GROUP_ENDS_S", 0.5)
     script = tmp_path / "silent"
     script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {tmp_path}/child\nexec sleep 1000\n")
     script.chmod(0o755)
