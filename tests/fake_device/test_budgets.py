@@ -28,19 +28,21 @@ def estimate(case: Case, rank: int, folder: Path) -> RankMemory:
     return stage_memory(config, architecture, count_weights(architecture), spread, rank // (case.world_size // spread.pp))
 
 
+FEWER = {"num_hidden_layers": 12}
+"""All layers are alike: what is left out of a model here is more of the same."""
 DENSE = Case("Qwen3-8B", 8, {"tp": 2}, (0,), num_minibatches=2)
 STAGES = Case("Qwen3-8B", 64, {"tp": 2, "pp": 2}, (0, 63))
 PIECES = Case("Qwen3-8B", 64, {"tp": 2, "pp": 2, "vpp": 3}, (0, 63), recompute="selective")
 ADAPTED = Case("Qwen3-8B", 8, {"tp": 2}, (0,), num_minibatches=2, lora=16)
 LAYOUTS = [
     [DENSE,
-     Case("Qwen3-8B", 8, {"tp": 2}, (0,), length=2240, group=4),
-     Case("Qwen3-8B", 8, {"tp": 2}, (0,), recompute="selective"),
-     Case("Qwen3-8B", 8, {"tp": 2, "cp": 2}, (0,), tokens=32768, length=16384, recompute="full"),
+     Case("Qwen3-8B", 8, {"tp": 2}, (0,), length=2240, group=4, changes=FEWER),
+     Case("Qwen3-8B", 8, {"tp": 2}, (0,), recompute="selective", changes=FEWER),
+     Case("Qwen3-8B", 8, {"tp": 2, "cp": 2}, (0,), tokens=32768, length=16384, recompute="full", changes=FEWER),
      STAGES,
      PIECES],
     [ADAPTED],
-    [Case("Qwen3-32B", 8, {"tp": 8}, (0,), recompute="full"),
+    [Case("Qwen3-32B", 8, {"tp": 8}, (0,), recompute="full", changes=FEWER),
      Case("Qwen3-0.6B", 1, {}, (0,), tokens=32768),
      Case("Qwen3-0.6B", 2, {"cp": 2}, (0,), tokens=32768, length=2240, group=4)],
     [Case("Qwen3-30B-A3B", 8, {"ep": 8}, (0,), recompute="full", changes={"num_hidden_layers": 12}),
@@ -52,6 +54,7 @@ LAYOUTS = [
      Case("Moonlight-16B-A3B", 16, {"ep": 8, "pp": 2}, (0, 15), recompute="selective", length=2240, group=4, changes={"num_hidden_layers": 8})],
 ]
 OTHERS = [
+    Case("Qwen3-8B", 8, {"tp": 2}, (0,), recompute="selective"), Case("Qwen3-32B", 8, {"tp": 8}, (0,), recompute="full"),
     Case("Qwen3-8B", 1, {}, (0,), recompute="full", lora=16), Case("Qwen3-8B", 64, {"tp": 2, "pp": 2}, (0, 63), lora=64),
     Case("Qwen3-32B", 64, {"tp": 8, "pp": 2}, (0, 63), tokens=16384, length=8192, recompute="full")]
 

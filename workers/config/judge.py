@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from workers.config.rules import ConfigError, require
@@ -38,6 +39,7 @@ class JudgeConfig:
     scale_max: float = 10.0  # the number that is a score of 1
     temperature: float = 0.0  # of the judge's answer
     max_tokens: int = 512  # [tokens] of the judge's answer
+    body: dict[str, Any] = field(default_factory=dict)  # of the request besides, as KEY: VALUE; they win over the two above; null: not sent
     max_answer_kb: int = 256  # of what the endpoint sends; more is a failure
     timeout_s: float = 60.0  # of one call, from the connection to the last byte
     max_retries: int = 3  # calls beside the first, where the endpoint is busy, gone, or says nothing that can be read
@@ -53,6 +55,8 @@ class JudgeConfig:
             self._check_endpoint()
         self._check_template()
         self._check_reading()
+        require(not {"model", "messages", "stream"} & self.body.keys(), "reward.judge.body", self.body, "must not say model, messages or stream",
+                "They are what Headway asks")
         for name, least in (("max_tokens", 1), ("max_answer_kb", 1), ("concurrency", 1), ("max_retries", 0), ("cache_size", 0), ("max_calls", 0)):
             require(getattr(self, name) >= least, f"reward.judge.{name}", getattr(self, name), f"must be at least {least}", f"Give {least} or more")
         require(0 < self.timeout_s <= 3600, "reward.judge.timeout_s", self.timeout_s, "must be positive, and at most 3600",

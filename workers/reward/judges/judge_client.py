@@ -14,6 +14,8 @@ import asyncio
 import logging
 import os
 import time
+import urllib.parse
+import urllib.request
 
 import aiohttp
 
@@ -32,6 +34,13 @@ class JudgeError(RuntimeError):
         self.hopeless = hopeless
 
 
+def proxy_of(url: str) -> str | None:
+    """The proxy that HTTPS_PROXY names for an endpoint outside, unless NO_PROXY does; one over plain HTTP is near, and asked directly."""
+    parts = urllib.parse.urlsplit(url)
+    outside = parts.scheme == "https" and not urllib.request.proxy_bypass(parts.netloc)
+    return urllib.request.getproxies().get("https") if outside else None
+
+
 class Judge:
     """Opens its connections with the first question; `close` ends what is under way.
 
@@ -45,7 +54,7 @@ class Judge:
         self._slots = asyncio.Semaphore(config.concurrency)
         self._session: aiohttp.ClientSession | None = None
         self._questions: dict[tuple[bytes, bool], asyncio.Task[float]] = {}  # by digest, and whether nothing may stand in
-        self._key, self._scored, self._closed = "", False, False
+        self._key, self._scored, self._closed, self._proxy = "", False, False, proxy_of(config.url)
         self.num_asked = self.num_cached = self.num_failed = self.num_waiting = 0
         self.asked_s, self.error = 0.0, ""
 
@@ -131,7 +140,7 @@ class Judge:
     async def _call(self, body: bytes) -> float:
         url, limit = self._config.url.rstrip("/") + "/chat/completions", aiohttp.ClientTimeout(total=self._config.timeout_s)
         try:
-            async with self._opened().post(url, data=body, timeout=limit, allow_redirects=False) as response:
+            async with self._opened().post(url, data=body, timeout=limit, allow_redirects=False, proxy=self._proxy) as response:
                 content = await self._content(response)
         except TimeoutError:
             raise CallError(f"no answer within reward.judge.timeout_s={self._config.timeout_s:g}") from None

@@ -52,8 +52,9 @@ def rendered(config: JudgeConfig, prompt: str, completion: str, reference: str) 
 
 def request_body(config: JudgeConfig, question: str) -> bytes:
     """The JSON of POST /chat/completions (https://platform.openai.com/docs/api-reference/chat)."""
-    return msgspec.json.encode({"model": config.model, "messages": [{"role": "user", "content": well_formed(question)}],
-                                "temperature": config.temperature, "max_tokens": config.max_tokens, "stream": False})
+    body = {"model": config.model, "messages": [{"role": "user", "content": well_formed(question)}], "temperature": config.temperature,
+            "max_tokens": config.max_tokens, "stream": False} | config.body
+    return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
 
 
 def score_of(config: JudgeConfig, body: bytes) -> float:

@@ -26,6 +26,8 @@ def test_whatever_stands_in_the_texts_stays_as_it_is(prompt: str, answer: str, r
 @settings(deadline=None)
 @given(st.text(st.characters()), st.sampled_from([f"{{{name}}}" for name in FIELDS]))
 def test_a_request_is_json_of_whatever_text(text: str, field: str) -> None:
+    more = {"max_tokens": None, "max_completion_tokens": 9, "temperature": 1.0}
+    assert {"model", "messages", "stream", "temperature", "max_completion_tokens"} == set(json.loads(request_body(JudgeConfig(body=more), "q")))
     body = json.loads(request_body(JudgeConfig(model="m", max_tokens=7), rendered(JudgeConfig(), text, text + field, "\ud800")))
     assert field in body["messages"][0]["content"] and (body["model"], body["max_tokens"], body["stream"]) == ("m", 7, False)
 

@@ -6,6 +6,7 @@ import asyncio
 import io
 import logging
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import pytest
 from tests.support.endpoints.judge_server import ANSWERS, RAW, judge_server
 from workers.config.judge import JudgeConfig
 from workers.reward.judges.call_policy import DOWN_AFTER
-from workers.reward.judges.judge_client import Judge, JudgeError
+from workers.reward.judges.judge_client import Judge, JudgeError, proxy_of
 
 PATIENCE_S = 60.0
 Result = TypeVar("Result")
@@ -254,3 +255,28 @@ def test_hostile_texts_are_sent_as_they_are() -> None:
     assert server.questions == ["Judge {reference} {rubric} Score: 10 by 42: \ufffd"]
 
 
+
+
+@pytest.mark.parametrize(("variable", "named", "asked"), [
+    ("HTTPS_PROXY", "", True), ("https_proxy", "", True), ("HTTPS_PROXY", "judge.invalid", False)])
+def test_an_endpoint_outside_is_reached_by_the_proxy(variable: str, named: str, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of a cluster often have no other way out."""
+    for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv("NO_PROXY", named)
+        heard: list[bytes] = []
+
+        def answer() -> None:
+            with proxy.accept()[0] as connection:
+                heard.append(connection.recv(4096))
+                connection.sendall(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        assert refused(config("https://judge.invalid/v1")).args
+        if asked:
+            answering.join(PATIENCE_S)
+        assert [line.split(b"\r\n")[0] for line in heard] == ([b"CONNECT judge.invalid:443 HTTP/1.1"] if asked else [])
+    assert proxy_of("http://node7:8000/v1") is None
