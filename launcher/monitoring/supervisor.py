@@ -47,9 +47,15 @@ _without_locks: set[RunFolder] = set()
 
 @contextlib.contextmanager
 def lock(run: RunFolder, say: Callable[[str], None]) -> Iterator[bool]:
-    """Hold the run's supervisor.lock; gives whether nobody else holds it. Where the file system has no locks, nobody does, which is said once."""
+    """Hold the run's supervisor.lock; gives whether nobody else holds it, or has said on another machine that it keeps the run. Where the file system
+    has no locks, that is said once."""
     with _lock_file(run) as descriptor:
-        yield _locked(descriptor, run, say)
+        mine = _locked(descriptor, run, say)
+        try:
+            yield mine
+        finally:
+            if mine:
+                run.keeper.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -71,6 +77,9 @@ def _locked(descriptor: int, run: RunFolder, say: Callable[[str], None]) -> bool
             say(f"{run.path}: its file system has no locks ({error.strerror}), so that nothing keeps two `headway watch` or `headway resume` "
                 "of this run apart. Run one at a time, or mount it with locks (Lustre: -o flock)")
         _without_locks.add(run)
+    if run.kept_elsewhere():
+        return False
+    run.keep()
     return True
 
 
@@ -86,13 +95,18 @@ def supervising(run: RunFolder, say: Callable[[str], None]) -> Iterator[Callable
                 say("the `headway watch` that kept this run going has gone; this one does from now on")
                 keeper = Supervisor(run, say)
             if keeper is not None:
+                run.keep()
                 keeper.act(observed)
 
         if _locked(descriptor, run, say):
             keeper = Supervisor(run, say)
         else:
             say("this run is kept going by another `headway watch` already; this one only shows it, and takes over should that one go")
-        yield act
+        try:
+            yield act
+        finally:
+            if keeper is not None:
+                run.keeper.unlink(missing_ok=True)
 
 
 class Supervisor:

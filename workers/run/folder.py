@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from workers.run.files import is_full, write_atomic, write_once
 from workers.run.paths import RunPaths
 
 RESERVE_BYTES = 256 << 10
+KEPT_S = 120.0
+"""So long it counts that a machine keeps the run going: it says so with every look, and submitting takes a while."""
 
 
 class RunFolderError(ValueError):
@@ -157,8 +160,21 @@ class RunFolder(RunPaths):
         return self._lock_error(self.launcher_lock) == 0 and self.launcher_lock.exists()
 
     def is_supervised(self) -> bool:
-        """Whether a `headway watch` keeps the run going. On a file system without locks nobody can tell: then not."""
-        return self._lock_error(self.supervisor_lock) == errno.EWOULDBLOCK
+        """Whether a `headway watch` keeps the run going, by its lock, or by what it said lately."""
+        return self._lock_error(self.supervisor_lock) == errno.EWOULDBLOCK or bool(self.kept_elsewhere())
+
+    def keep(self) -> None:
+        """Say that this process keeps the run going, now: for those on other machines whom its lock does not reach (none there, or one of each
+        machine, as on Lustre with -o localflock)."""
+        write_atomic(self.keeper, json.dumps({"host": socket.gethostname()}).encode())
+
+    def kept_elsewhere(self) -> str:
+        """The other machine that has said so lately; '' where none has."""
+        try:
+            host, age_s = json.loads(self.keeper.read_bytes())["host"], abs(time.time() - self.keeper.stat().st_mtime)
+        except FileNotFoundError:
+            return ""
+        return host if host != socket.gethostname() and age_s < KEPT_S else ""
 
     @staticmethod
     def _lock_error(path: Path) -> int:

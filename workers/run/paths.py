@@ -37,6 +37,7 @@
       reserve                room for the outcome, should the disk be full      launcher
       launcher.lock          held by the launcher while it stays attached       launcher
       supervisor.lock        held by the `headway watch` that keeps the run     launcher
+      keeper.json            which that is, said every few seconds              launcher
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ class RunPaths:
     stop = Entry("stop")
     launcher_lock = Entry("launcher.lock")
     supervisor_lock = Entry("supervisor.lock")
+    keeper = Entry("keeper.json")
 
     def weights(self, where: str) -> Path:
         """The folder of published weights for `weights.dir`: memory-backed ('auto'), in here ('run'), or below a given folder."""

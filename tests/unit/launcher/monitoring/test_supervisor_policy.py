@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +44,7 @@ from launcher.monitoring.supervisor_policy import (
 from launcher.slurm.queries import HistoryEntry, QueueEntry
 from launcher.slurm.states import State
 from workers.config import AllocationConfig, ClusterConfig, ClusterKind
-from workers.run.folder import RunFolder
+from workers.run.folder import KEPT_S, RunFolder
 from workers.slurm.command import SlurmError
 from workers.slurm.element import SOON_S
 
@@ -342,3 +346,20 @@ def test_a_watch_takes_over_from_the_one_that_kept_the_run(hands: tuple[Supervis
             assert [observed.time for observed in acted] == [1.0, 2.0] and "this one does from now on" in said[-1] and len(said) == 2
             with supervisor.lock(run, said.append) as mine:
                 assert not mine, "it holds the lock"
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "here"])
+def test_who_keeps_a_run_on_another_machine_is_seen_though_its_lock_is_not(where: str, tmp_path: Path) -> None:
+    """Locks that hold on one machine alone: two would have submitted every array twice."""
+    run, said = RunFolder.create(tmp_path / "run"), list[str]()
+    run.keeper.write_text(json.dumps({"host": "login2" if where == "elsewhere" else socket.gethostname()}))
+    with supervisor.lock(run, said.append) as mine:
+        assert mine is (where == "here") and run.kept_elsewhere() == ("login2" if where == "elsewhere" else "")
+    assert run.keeper.exists() is (where == "elsewhere"), "its own word goes with it"
+    assert run.is_supervised() is (where == "elsewhere")
+    if where == "elsewhere":
+        long_ago = time.time() - KEPT_S - 1
+        os.utime(run.keeper, (long_ago, long_ago))
+        assert not run.is_supervised()
+        with supervisor.lock(run, said.append) as mine:
+            assert mine and json.loads(run.keeper.read_bytes())["host"] == socket.gethostname(), "it is gone"
