@@ -23,7 +23,7 @@ from launcher.share import SLURM
 from workers.run.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT = SLURM / "wait_for_run_folder.sh"
+WAIT, STAY = SLURM / "wait_for_run_folder.sh", SLURM / "stay_after_failure.sh"
 MAX_LINKS = 10_000
 """Files of a folder that are looked at for links out of it."""
 
@@ -61,8 +61,9 @@ def setup_lines(spec: JobSpec, part: RoleConfig) -> list[str]:
 
 
 def waiting_lines(run: RunFolder, config: FullConfig) -> list[str]:
-    """The lines before all others: wait for the run folder, then log into it."""
-    return [f"RUN={shlex.quote(str(run.path))} LIMIT_S={60 * config.run.outage_minutes:.0f}", WAIT.read_text("utf-8").rstrip()]
+    """The lines before all others: wait for the run folder, then log into it; and do not end at once where nothing begins."""
+    return [f"RUN={shlex.quote(str(run.path))} LIMIT_S={60 * config.run.outage_minutes:.0f} STAY_S={config.cluster.stay_s:.0f}",
+            *(path.read_text("utf-8").rstrip() for path in (WAIT, STAY))]
 
 
 def mounted(config: FullConfig, run: RunFolder) -> list[str]:

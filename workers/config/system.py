@@ -76,6 +76,11 @@ class ClusterConfig:
     max_consecutive_crashes: int = 3  # without a new checkpoint, after which the run ends
     crash_backoff_s: float = 10.0  # before the next job after a crash; doubled each time
 
+    @property
+    def stay_s(self) -> float:
+        """How long an element that failed at its start stays where it is: the next one would most likely fail there alike."""
+        return min(300.0, 6 * self.crash_backoff_s)
+
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
         require(10 <= self.signal_delay_s <= 3600, "cluster.signal_delay_s", self.signal_delay_s, "must be from 10 to 3600",

@@ -28,7 +28,6 @@ from workers.slurm.termination import Termination
 
 LOOK_S = 5.0
 SOON_S = 180.0
-MAX_PAUSE_S = 300.0
 
 
 class Worker(Protocol):
@@ -62,7 +61,7 @@ async def _work(run: RunFolder, config: Config, element: SlurmElement | None, ro
         if element is None and not worker.in_touch:
             run.end(f"an element of {role} (process {os.getpid()}) failed without a coordinator to tell: {first_cause(error)}", role)
         elif element is not None and not isinstance(error, asyncio.CancelledError) and time.monotonic() - started < SOON_S:
-            await _pause(run, min(MAX_PAUSE_S, 6 * config.cluster.crash_backoff_s))  # the next element here would most likely fail alike
+            await _pause(run, config.cluster.stay_s)  # the next element here would most likely fail alike
         raise
     finally:
         watching.cancel()

@@ -190,7 +190,7 @@ def test_the_script_holds_what_the_run_needs() -> None:
     lines = first.splitlines()
     for line in ("#SBATCH --array=0-1%1", "#SBATCH --requeue", "#SBATCH --signal=USR2@120", "#SBATCH --open-mode=append", "#SBATCH --nodes=2",
                  "#SBATCH --ntasks-per-node=4", "#SBATCH --time=60", "#SBATCH --dependency=afterany:7:8", "#SBATCH --job-name=x-00000000-train-1",
-                 "#SBATCH --output=/dev/null", "RUN='/a b' LIMIT_S=900", "#SBATCH --account='it'\"'\"'s mine'"):
+                 "#SBATCH --output=/dev/null", "RUN='/a b' LIMIT_S=900 STAY_S=60", "#SBATCH --account='it'\"'\"'s mine'"):
         assert line in lines, line
     assert not any("wckey" in line or "--error" in line for line in lines)
     command = shlex.split(lines[-1])
@@ -213,12 +213,12 @@ def job(tmp_path: Path) -> Callable[..., subprocess.Popen]:
         (folder / name).write_text(f"#!/bin/bash\n{comments}\necho {name} \"$@\" >>{tmp_path}/calls\necho \"{answer}\"\n")
         (folder / name).chmod(0o755)
 
-    def start(minutes: float) -> subprocess.Popen:
+    def start(minutes: float, then: str = "echo begun") -> subprocess.Popen:
         config = FullConfig()
         config.run.outage_minutes = minutes
         env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "1",
                "SLURM_JOB_NAME": "x-1-train-1"}
-        return subprocess.Popen(["bash", "-c", "\n".join([*waiting_lines(run, config), "echo begun"])], env=env, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(["bash", "-c", "\n".join([*waiting_lines(run, config), then])], env=env, stderr=subprocess.DEVNULL)
 
     return start
 
@@ -247,6 +247,23 @@ def test_a_run_folder_that_stays_away_ends_all_of_its_run_and_of_no_other(job: C
     assert child.returncode == 1 and "was full or away for 0 s: the run has ended" in calls and calls.endswith("scancel 7 8\n")
     outcome = RunFolder(tmp_path / "run").ended()
     assert ("run.outage_minutes" in (outcome or {})["cause"]) if there else outcome is None
+
+
+def test_a_node_on_which_nothing_begins_does_not_use_up_the_array(job: Callable[..., subprocess.Popen], tmp_path: Path) -> None:
+    log = tmp_path / "run" / "jobs" / "8_1_0_log.out"
+    with job(minutes=10, then="/no/such/python") as child:
+        while not (log.exists() and "this element stays for 60 s" in log.read_text()):
+            assert child.poll() is None
+            time.sleep(0.01)
+        RunFolder(tmp_path / "run").end("enough", "test")
+    assert child.returncode == 127 and "ended within seconds, with status 127" in log.read_text()
+
+
+@pytest.mark.parametrize(("then", "status"), [("SECONDS=100; (exit 3)", 3), ("true", 0), ("kill -TERM $$", -15)])
+def test_what_has_begun_ends_when_it_does(job: Callable[..., subprocess.Popen], then: str, status: int) -> None:
+    with job(minutes=10, then=then) as child:
+        pass
+    assert child.returncode == status
 
 
 def test_an_element_of_a_run_that_has_ended_waits_for_nothing(job: Callable[..., subprocess.Popen], tmp_path: Path) -> None:
