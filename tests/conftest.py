@@ -60,7 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background: what tests start would not hear Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "long: runs with HEADWAY_LONG=1 only")
-    gc.disable()  # while everything is imported and collected, all of which stays
+    if hasattr(config, "workerinput") or not config.option.numprocesses:  # who collects
+        gc.disable()  # while everything is imported, all of which stays
 
 
 def pytest_collection_finish() -> None:

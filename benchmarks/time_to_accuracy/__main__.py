@@ -47,8 +47,6 @@ from workers.model.initialize import make_smollm2, make_tiny
 from workers.reward.verifiers import registry
 
 NO_TRL = f"TRL is not installed, so it is left out. To compare with it: .venv/bin/pip install -c constraints/{sys.version[:4]}.txt -e '.[benchmark]'"
-
-
 EVERY = 5
 """Steps from one evaluation to the next."""
 POLL_S = 0.5
@@ -128,6 +126,7 @@ def run(task: Task, system: System, seed: int, folder: Path, evaluator: Evaluato
     model = Path(config.model.path).expanduser()
     command, exports = _peer(task, system, config, model, folder) if system.peer else _headway(task, system, seed, folder)
     environment = os.environ | {"OMP_NUM_THREADS": str(system.num_threads), "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+    around = circumstances()
     beside, began = Others(), time.time()
     steps = list(range(task.every, task.num_steps(system, config) + 1, task.every))
     with (folder / "output").open("w") as output, ended_with_us(command, env=environment, stdout=output, stderr=subprocess.STDOUT) as process:
@@ -139,7 +138,7 @@ def run(task: Task, system: System, seed: int, folder: Path, evaluator: Evaluato
     record = {
         "system": system.name, "seed": seed, "steps": [0, *steps], "seconds": [0.0, *(round(value, 3) for value in seconds)],
         "accuracy": evaluator.accuracies(config, [model, *(exports / str(step) for step in steps)]),
-        "wall_s": round(wall_s, 1), "others_cores": round(others, 2), "own": [*system.more], **circumstances()}
+        "wall_s": round(wall_s, 1), "others_cores": round(others, 2), "own": [*system.more], **around}
     shutil.rmtree(folder)
     return record
 

@@ -56,20 +56,22 @@ def alive(job: dict) -> psutil.Process | None:
 def other_cluster(run: RunFolder) -> str:
     """That the run's jobs are another cluster's than the one whose commands are here, in words; '' where they are of this one, or that is not on
     record. Raises `SlurmError`."""
-    names = {array.get("cluster_name") for array in run.submission().get("arrays", []) if not array.get("withdrawn")} - {None, ""}
+    names = [name for array in run.present_arrays() if (name := array.get("cluster_name"))]
     here = queries.cluster_name() if names else ""
-    if not here or not (others := [name for name in sorted(names) if name.casefold() != here.casefold()]):
+    if not here or names[-1].casefold() == here.casefold():
         return ""
-    return (f"{run.path}: its jobs are in the queue of cluster {others[0]!r}, and SLURM here is that of {here!r}, where their numbers mean others' "
-            f"jobs or none. Run this on a login node of {others[0]!r}, or with SLURM_CONF=FILE that names its slurm.conf")
+    return (f"{run.path}: its jobs are in the queue of cluster {names[-1]!r}, and SLURM here is that of {here!r}, where their numbers mean others' "
+            f"jobs or none. Run this on a login node of {names[-1]!r}, or with SLURM_CONF=FILE that names its slurm.conf")
 
 
 def job_ids(run: RunFolder) -> dict[str, list[str]]:
-    """The ids of the run's arrays by role. Raises `SlurmError`, `OtherCluster` where they are another cluster's."""
-    if other := other_cluster(run):
-        raise OtherCluster(other)
+    """The ids of the run's arrays by role; none of another cluster, where the run has ended. Raises `SlurmError`, `OtherCluster` where it has not."""
     found: dict[str, list[str]] = {role: [] for role in ROLES}
-    for array in run.submission().get("arrays", []):
+    if other := other_cluster(run):
+        if run.ended() is None:
+            raise OtherCluster(other)
+        return found
+    for array in run.present_arrays():
         found[array["role"]] += [array["job_id"]] if array["job_id"] else queries.jobs_named(array["name"])
     return found
 

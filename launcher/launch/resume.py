@@ -109,7 +109,7 @@ def _plan(run: RunFolder, config: FullConfig, console: Console) -> tuple[FullCon
     if config.cluster.kind is ClusterKind.local:
         return config, job_specs(config.plan(), config, run)
     config = with_excluded(config, read_excluded(run))
-    rest = remaining(config, _hours_used(run, time.time()))
+    rest = remaining(config, Observer(run).look(time.time()).training_hours)
     return config, check.check(job_specs(rest.plan(), rest, run), config, run, console.print)
 
 
@@ -147,7 +147,8 @@ def resume(run: RunFolder, config: FullConfig, console: Console, elsewhere: bool
     with interruptible():
         with lock(run, console.print) as mine:
             if not mine:
-                return refuse(f"{run.path}: a `headway watch` is still keeping it, or another `headway resume` is under way. "
+                where = f" on {host} (or was, a minute ago)" if (host := run.kept_elsewhere()) else ""
+                return refuse(f"{run.path}: a `headway watch` is still keeping it{where}, or another `headway resume` is under way. "
                               "End the first with Ctrl-C, or wait for the second, then try again")
             if why := refusal(run, config, time.time()):  # another one may have resumed it since
                 return refuse(why)

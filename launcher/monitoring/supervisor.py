@@ -19,7 +19,8 @@ from launcher.config.cluster import RoleConfig
 from launcher.config.schema import FullConfig, read_full
 from launcher.jobs import job_records
 from launcher.jobs.job_specs import fit, job_specs
-from launcher.jobs.liveness import ROLES, cancel
+from launcher.jobs.liveness import ROLES, cancel, other_cluster
+from launcher.monitoring.keeping import Keeping
 from launcher.monitoring.observation import Observation
 from launcher.monitoring.supervisor_policy import (
     CancelPending,
@@ -39,7 +40,7 @@ from launcher.views import evaluation_view
 from workers.config import ConfigError
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder
-from workers.slurm.command import SlurmError
+from workers.slurm.command import OtherCluster, SlurmError
 from workers.slurm.command import run as ask
 
 _without_locks: set[RunFolder] = set()
@@ -51,11 +52,8 @@ def lock(run: RunFolder, say: Callable[[str], None]) -> Iterator[bool]:
     has no locks, that is said once."""
     with _lock_file(run) as descriptor:
         mine = _locked(descriptor, run, say)
-        try:
+        with Keeping(run) if mine else contextlib.nullcontext():
             yield mine
-        finally:
-            if mine:
-                run.keeper.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -77,36 +75,40 @@ def _locked(descriptor: int, run: RunFolder, say: Callable[[str], None]) -> bool
             say(f"{run.path}: its file system has no locks ({error.strerror}), so that nothing keeps two `headway watch` or `headway resume` "
                 "of this run apart. Run one at a time, or mount it with locks (Lustre: -o flock)")
         _without_locks.add(run)
-    if run.kept_elsewhere():
-        return False
-    run.keep()
-    return True
+    return not run.kept_elsewhere()
 
 
 @contextlib.contextmanager
 def supervising(run: RunFolder, say: Callable[[str], None]) -> Iterator[Callable[[Observation], None]]:
     """Gives what keeps the run going, to be called with what is observed from time to time. While somebody else keeps it that does nothing; it takes
-    over when that one is gone."""
-    keeper: Supervisor | None = None
-    with _lock_file(run) as descriptor:
+    over when that one is gone. Raises `OtherCluster`."""
+    keeper: tuple[Supervisor, Keeping] | None = None
+    if other := _other_cluster(run):
+        raise OtherCluster(other)
+    with _lock_file(run) as descriptor, contextlib.ExitStack() as kept:
         def act(observed: Observation) -> None:
             nonlocal keeper
-            if keeper is None and _locked(descriptor, run, say):
+            if keeper is not None and keeper[1].lost:
+                say(f"this run is kept going by a `headway watch` on {run.kept_elsewhere() or 'another machine'}, as this one was silent for long")
+                keeper = None
+            elif keeper is None and _locked(descriptor, run, say):
                 say("the `headway watch` that kept this run going has gone; this one does from now on")
-                keeper = Supervisor(run, say)
+                keeper = Supervisor(run, say), kept.enter_context(Keeping(run))
             if keeper is not None:
-                run.keep()
-                keeper.act(observed)
+                keeper[0].act(observed)
 
         if _locked(descriptor, run, say):
-            keeper = Supervisor(run, say)
+            keeper = Supervisor(run, say), kept.enter_context(Keeping(run))
         else:
-            say("this run is kept going by another `headway watch` already; this one only shows it, and takes over should that one go")
-        try:
-            yield act
-        finally:
-            if keeper is not None:
-                run.keeper.unlink(missing_ok=True)
+            where = f" on {host}" if (host := run.kept_elsewhere()) else ""
+            say(f"this run is kept going by another `headway watch` already{where}; this one only shows it, and takes over should that one go")
+        yield act
+
+
+def _other_cluster(run: RunFolder) -> str:
+    with contextlib.suppress(SlurmError):  # it is asked again with every look
+        return other_cluster(run)
+    return ""
 
 
 class Supervisor:

@@ -22,10 +22,10 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from workers.coordinator.monitoring.waiting_reasons import stalled
+from workers.coordinator.registered_worker import Worker
 from workers.coordinator.state import State
 from workers.coordinator.training.steps import Refusal
 from workers.coordinator.worker_loss import follow_up, went_wrong
-from workers.coordinator.worker_registry import Worker
 from workers.messages.broadcasts import BroadcastReady, BroadcastWanted, UpdateGroupBroken, UpdateGroupJoined, UpdateGroupOpened
 from workers.messages.from_coordinator import Drain, HeartbeatReply, Refused, RewardElements, VersionAnnounced, VersionsNeeded, Welcome
 from workers.messages.from_worker import (
@@ -81,7 +81,8 @@ class Coordinator(State):
         peer = worker.peer
         match message:
             case Heartbeat():
-                self.last_progress = now if message.tokens_in_flight != worker.tokens_in_flight else self.last_progress  # long answers take time
+                if message.tokens_in_flight != worker.tokens_in_flight:  # a request has begun or ended
+                    self.last_progress = now
                 self.registry.beat(worker, message)
                 self.delivery.beat(worker)
                 self.outbox += [(peer, unwanted) for unwanted in self.reconciliation.reconcile(peer, message.leases, message.leases_seen, now)]

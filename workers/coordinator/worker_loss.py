@@ -2,8 +2,8 @@
 
     rollout worker   its leases go to others. On one machine the run ends where too few are left; on SLURM others come, and it
                      ends where they all fail
-    whose groups     others get its leases, and what failed there is tried again by others; the run ends where groups fail in a
-    fail             row at workers that are not suspect, or at all of them
+    failing groups   others get its leases, and what failed there is tried again by others; the run ends where groups fail in a
+                     row at workers that are not suspect, or at all of them
     reward element   what it was asked goes to others; on one machine the run ends where none is left
     trainer, leader  on SLURM this incarnation goes and another one comes; on one machine the run ends
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from workers.coordinator.groups.group_states import index_of
 from workers.coordinator.groups.results import Answer
+from workers.coordinator.registered_worker import Worker
 from workers.coordinator.state import State
-from workers.coordinator.worker_registry import SUSPECT_AFTER, Worker
 from workers.messages.from_worker import GroupFailed
 from workers.messages.parts import Role
 
@@ -40,7 +40,8 @@ def follow_up(state: State, worker: Worker, cause: str = "", in_order: bool = Fa
         if not state.registry.number(Role.rollout):
             state.drain_trainer()
     elif state.replaceable:
-        state.notices += [] if in_order else [cause]
+        if not in_order:
+            state.notices.append(cause)
         if failed:
             _count_failures(state, cause)
     elif worker.role is Role.reward:
@@ -55,15 +56,17 @@ def went_wrong(state: State, worker: Worker, answer: Answer, now: float) -> None
     results are refused has all taken away. What it says of the run is then nothing: too many failures in a row would end that."""
     failure, refused = answer.failure, answer.refused
     worker.num_refused += bool(refused)
-    if refused or (failure is not None and not failure.fatal):
-        if notice := state.registry.failed(worker, refused or (failure.cause if failure else ""), now):
+    why = refused or (failure.cause if failure is not None and not failure.fatal else "")
+    if why:
+        if notice := state.registry.failed(worker, why, now):
             state.notices.append(notice)
-        if refused and worker.failed_in_a_row == SUSPECT_AFTER and state.registry.has_others(worker):
+        if refused and worker.suspect and state.registry.has_others(worker):
             state.totals.num_retries += state.ledger.release(worker.peer) + state.evaluation.release(worker.peer)
     if failure is None:
         return
     _tell_set_aside(state, failure)
-    if not (worker.suspect and state.registry.has_others(worker)) and (cause := state.results.count(failure)):
+    others = state.registry.has_others(worker)
+    if not (worker.suspect and others) and (cause := state.results.count(failure, again=worker.failed_in_a_row > 1 and others)):
         state.end(cause)
 
 

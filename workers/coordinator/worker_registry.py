@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from workers.coordinator.departed import Departed
+from workers.coordinator.registered_worker import SUSPECT_AFTER, Worker
 from workers.messages.from_worker import Heartbeat, Register
 from workers.messages.parts import Role, Version, WorkerStatus
 
-SUSPECT_AFTER = 4
-"""So many groups in a row that failed, or were refused, make a worker suspect."""
 TRIED_AGAIN_S = 300.0
-"""So long a suspect worker gets no leases, then some: one more failure, and it is suspect again."""
+"""So long after its last failure a worker gets leases as the others do. One that was suspect is so again by one more failure."""
 HEARTBEATS_PER_S = 500
 """Of all workers together; as long as that leaves each enough of them before it counts as lost."""
 LONGEST_FETCH = 8
@@ -23,70 +22,10 @@ LONGEST_FETCH = 8
 
 
 @dataclass
-class Worker:
-    """One registered worker. `slot` numbers the workers of a role in order of registration; `measured`: the leases, by group and attempt,
-    that `live` (samples; None: not known) and `tokens_in_flight` are of; `num_leases`: how many it has been given; `num_refused`: results that
-    were refused; `failed_in_a_row`: those, and groups that failed there by no fault of their own, since a result was taken."""
-
-    peer: bytes
-    role: Role
-    slot: int
-    host: str
-    pid: int
-    last_heard: float
-    unreachable_since: float | None = None
-    held: Version | None = None
-    fetching: Version | None = None
-    capacity: int = 0
-    job: str = ""
-    serves: str = ""
-    draining: str = ""
-    tokens_in_flight: int = 0
-    kv_tokens: int = 0
-    update_ranks: int = 0
-    num_refused: int = 0
-    failed_in_a_row: int = 0
-    num_leases: int = 0
-    live: int | None = None
-    measured: frozenset[tuple[str, int]] = frozenset()
-    status: WorkerStatus = field(default_factory=WorkerStatus)
-
-    @property
-    def name(self) -> str:
-        """For people: role and slot."""
-        return f"{self.role.value} {self.slot}"
-
-    @property
-    def suspect(self) -> bool:
-        """Whether its groups fail, or are refused, again and again."""
-        return self.failed_in_a_row >= SUSPECT_AFTER
-
-    def failed(self, why: str) -> str:
-        """Note that a group failed here, or was refused; returns what is to be said, '' for nothing new."""
-        self.failed_in_a_row += 1
-        number = self.failed_in_a_row
-        if not self.suspect or number & (number - 1):
-            return ""
-        return (f"{self.name} (process {self.pid} on {self.host}): {number} of its groups in a row have failed or were refused, the last because: "
-                f"{why[:1000]}. Others get its leases as long as there are others; it is tried again after {TRIED_AGAIN_S / 60:g} minutes")
-
-    @property
-    def ready(self) -> bool:
-        """Whether it is a rollout worker that holds weights and is not about to leave."""
-        return self.role is Role.rollout and self.held is not None and not self.draining
-
-    def beat(self, message: Heartbeat) -> None:
-        """Take note of what the worker says of itself."""
-        self.held, self.fetching, self.status, self.capacity = message.held, message.fetching, message.status, message.capacity
-        self.live, self.tokens_in_flight, self.update_ranks = message.live, message.tokens_in_flight, message.update_ranks
-        self.kv_tokens = message.kv_tokens
-        self.measured = frozenset((held.group_id, held.attempt) for held in message.leases)
-
-
-@dataclass
 class Registry:
     """All workers of a run. `holding`: how many rollout workers that are not about to leave hold each version (None: no weights yet); `changed`: the
-    rollout workers of whom something has, since someone took them out of it; `suspects`: since when who is suspect is so."""
+    rollout workers of whom something has, since someone took them out of it; `failing`: when groups failed last at whom
+    they do; `suspects`: who of them is suspect, and stays."""
 
     heartbeat_s: float
     heartbeat_timeout_s: float
@@ -95,7 +34,8 @@ class Registry:
     num_registered: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
     holding: dict[Version | None, int] = field(default_factory=dict)
     changed: dict[bytes, None] = field(default_factory=dict)
-    suspects: dict[bytes, float] = field(default_factory=dict)
+    failing: dict[bytes, float] = field(default_factory=dict)
+    suspects: dict[bytes, None] = field(default_factory=dict)
     _departed: Departed = field(default_factory=Departed)
     _by_role: dict[Role, dict[bytes, Worker]] = field(default_factory=lambda: {role: {} for role in Role})
     _reward_endpoints: list[str] = field(default_factory=list)
@@ -131,6 +71,7 @@ class Registry:
     def drain(self, worker: Worker, reason: str) -> None:
         """Note that a worker is about to leave."""
         self._count(worker, -1)
+        self._fewer(worker.peer)
         worker.draining, worker.capacity = reason, 0
         self._count(worker, 1)
         self._list_rewards(worker)
@@ -138,37 +79,51 @@ class Registry:
     def remove(self, peer: bytes) -> None:
         """Forget a worker."""
         worker = self.workers.pop(peer, None)
-        self.suspects.pop(peer, None)
         if worker is not None:
             self._count(worker, -1)
+            self._fewer(peer)
             del self._by_role[worker.role][peer]
             if worker.role in (Role.rollout, Role.reward):
                 self._departed.left(peer, worker.status)
             self._list_rewards(worker)
 
+    def _fewer(self, peer: bytes) -> None:  # who is suspect may be needed again
+        self.suspects.pop(peer, None)
+        self.failing.pop(peer, None)
+        self.changed.update(self.suspects)
+
     def failed(self, worker: Worker, why: str, now: float) -> str:
         """Note that a group failed at a worker, or that its result was refused; returns what is to be said, '' for nothing new."""
         self.changed[worker.peer] = None
-        said = worker.failed(why)
-        if worker.suspect:
-            self.suspects.setdefault(worker.peer, now)
-        return said
+        worker.failed_in_a_row += 1
+        number = worker.failed_in_a_row
+        if not worker.draining:
+            self.failing[worker.peer] = now
+        if not worker.suspect:
+            return ""
+        if not worker.draining:
+            self.suspects[worker.peer] = None
+        return "" if number & (number - 1) else (
+            f"{worker.name} (process {worker.pid} on {worker.host}): {number} of its groups in a row have failed or were refused, the last because: "
+            f"{why[:1000]}. Others get its leases as long as there are others; it is tried again after {TRIED_AGAIN_S / 60:g} minutes")
 
     def worked(self, worker: Worker) -> None:
         """Note that a result of a worker was taken."""
         worker.failed_in_a_row = 0
+        self.failing.pop(worker.peer, None)
         self.suspects.pop(worker.peer, None)
 
     def try_again(self, now: float) -> None:
-        """Let who has been suspect for long have leases again."""
-        for peer in [peer for peer, since in self.suspects.items() if now - since > TRIED_AGAIN_S]:
-            del self.suspects[peer]
-            self.workers[peer].failed_in_a_row = SUSPECT_AFTER - 1
+        """Let those have leases again at whom nothing has failed for long."""
+        for peer in [peer for peer, last in self.failing.items() if now - last > TRIED_AGAIN_S]:
+            del self.failing[peer]
+            self.suspects.pop(peer, None)
+            self.workers[peer].failed_in_a_row = SUSPECT_AFTER - 1 if self.workers[peer].suspect else 0
             self.changed[peer] = None
 
     def has_others(self, worker: Worker) -> bool:
-        """Whether another rollout worker takes leases, and is not suspect."""
-        return self.num_ready - len(self.suspects) > (worker.ready and not worker.suspect)
+        """Whether another rollout worker is there that is not suspect, and not about to leave; it may still load its weights."""
+        return sum(self.holding.values()) - len(self.suspects) > (not worker.draining and not worker.suspect)
 
     def _count(self, worker: Worker, change: int) -> None:
         if worker.role is not Role.rollout:

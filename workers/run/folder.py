@@ -17,8 +17,8 @@ from workers.run.files import is_full, write_atomic, write_once
 from workers.run.paths import RunPaths
 
 RESERVE_BYTES = 256 << 10
-KEPT_S = 120.0
-"""So long it counts that a machine keeps the run going: it says so with every look, and submitting takes a while."""
+KEPT_S = 60.0
+"""So long it counts that a machine keeps the run going; it says so six times as often."""
 
 
 class RunFolderError(ValueError):
@@ -150,10 +150,15 @@ class RunFolder(RunPaths):
         except FileNotFoundError:
             return {}
 
+    def present_arrays(self) -> list[dict]:
+        """The arrays on record, but for those of a cluster on which the run was before it was resumed on another one."""
+        arrays = self.submission().get("arrays", [])
+        cluster = arrays[-1].get("cluster_name", "") if arrays else ""
+        return [array for array in arrays if array.get("cluster_name") in (None, "", cluster)]
+
     def arrays(self, role: str) -> list[str]:
         """The SLURM job ids of the arrays of `role` ('inference', 'reward' or 'train') that have been submitted so far, and not taken back."""
-        return [array["job_id"] for array in self.submission().get("arrays", [])
-                if array["role"] == role and array["job_id"] and not array.get("withdrawn")]
+        return [array["job_id"] for array in self.present_arrays() if array["role"] == role and array["job_id"] and not array.get("withdrawn")]
 
     def launcher_is_gone(self) -> bool:
         """True if an attached launcher has died: its lock file is there, but nobody holds the lock any more."""

@@ -8,6 +8,7 @@ An incarnation without an end was killed hard. If SLURM requeued its job (preemp
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import msgspec
@@ -19,7 +20,8 @@ IN_ORDER = ("finished", "walltime", "preempted", "terminated", "stopped", "drain
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Who began an incarnation. `job`: SLURM's id of the element's job ('' on one machine); `restarts`: how often it was requeued."""
+    """Who began an incarnation. `job`: SLURM's id of the element's job ('' on one machine); `restarts`: how often it was requeued; `trained_s`: what
+    training had had before, in seconds, as far as earlier ones were seen."""
 
     epoch: int
     job: str
@@ -29,6 +31,7 @@ class Claim(msgspec.Struct, frozen=True):
     pid: int
     time: float
     step: int
+    trained_s: float = 0.0
 
 
 class End(msgspec.Struct, frozen=True):
@@ -39,6 +42,12 @@ class End(msgspec.Struct, frozen=True):
     step: int
     checkpoint: int
     time: float
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """When a record was written, seconds since 1970: of an End, and of status.json."""
+
+    time: float = 0.0
 
 
 class Incarnation(msgspec.Struct, frozen=True):
@@ -52,15 +61,31 @@ def claim(run: RunFolder, element: str, job: str, restarts: int, host: str, pid:
     """Begin an incarnation; returns its epoch, which fences off all earlier ones."""
     while True:
         epoch = run.newest_epoch() + 1
-        record = Claim(epoch, job, element, restarts, host, pid, time.time(), step)
+        record = Claim(epoch, job, element, restarts, host, pid, time.time(), step, _trained_s(run))
         if write_once(run.epochs / f"{epoch:06d}", msgspec.json.encode(record)):
             return epoch
 
 
+def _trained_s(run: RunFolder) -> float:
+    """What training has had in all incarnations; one without an end lasted until it last wrote its status."""
+    if not (newest := run.newest_epoch()):
+        return 0.0
+    trained_s = 0.0
+    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):  # it was never seen to train
+        claim, ended = claim_of(run, newest), run.epochs / f"{newest:06d}.end"
+        trained_s = claim.trained_s
+        trained_s += max(0.0, msgspec.json.decode((ended if ended.exists() else run.status).read_bytes(), type=Moment).time - claim.time)
+    return trained_s
+
+
+def claim_of(run: RunFolder, epoch: int) -> Claim:
+    """The claim of an incarnation. Raises FileNotFoundError."""
+    return msgspec.json.decode((run.epochs / f"{epoch:06d}").read_bytes(), type=Claim)
+
+
 def correct(run: RunFolder, epoch: int, step: int) -> None:
     """Have the claim of `epoch` say that it began from `step`. For whoever holds it alone."""
-    path = run.epochs / f"{epoch:06d}"
-    write_atomic(path, msgspec.json.encode(msgspec.structs.replace(msgspec.json.decode(path.read_bytes(), type=Claim), step=step)))
+    write_atomic(run.epochs / f"{epoch:06d}", msgspec.json.encode(msgspec.structs.replace(claim_of(run, epoch), step=step)))
 
 
 def record_end(run: RunFolder, epoch: int, how: str, cause: str, step: int, checkpoint: int) -> None:

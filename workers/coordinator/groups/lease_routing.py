@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workers.coordinator.ranking import Ranking
-from workers.coordinator.worker_registry import SUSPECT_AFTER, Worker
+from workers.coordinator.registered_worker import SUSPECT_AFTER, Worker
 
 KV_AHEAD = 1.5
 """Samples in flight may come to so many times the tokens of the KV cache once all have ended: by then others have left it, and as with slots
@@ -22,7 +22,8 @@ KV_AHEAD = 1.5
 @dataclass(frozen=True)
 class Room:
     """A worker's samples and tokens. `capacity`, `free`: samples; `tokens`: in flight, as far as is known; `slot`: its own; `suspect`: leases
-    go to others as long as there are others; `known`: samples of the leases that it has told of, and how many of them are `live`."""
+    go to others as long as there are others; `failed`: a group has failed there since one was finished, so that others come first; `known`:
+    samples of the leases that it has told of, and how many of them are `live`."""
 
     capacity: int
     free: int
@@ -31,6 +32,7 @@ class Room:
     suspect: bool = False
     known: int = 0
     live: int = 0
+    failed: bool = False
 
 
 class Rooms:
@@ -70,7 +72,7 @@ class Rooms:
         room = self.rooms.get(peer)
         for size, ranking in self._by_load.items():
             if room is not None and room.free >= size and peer != self._kept:
-                ranking.put(peer, (room.suspect, room.tokens / room.capacity, -room.free, room.slot))
+                ranking.put(peer, (room.suspect, room.failed, room.tokens / room.capacity, -room.free, room.slot))
             else:
                 ranking.drop(peer)
         if room is not None and room.capacity >= self._group_size:
@@ -117,7 +119,7 @@ def room_of(worker: Worker, leased: Iterable[tuple[str, int, int]], tokens_per_s
     capacity = _capacity(worker, samples - known + live, tokens, tokens_per_sample, at_least)
     if worker.failed_in_a_row == SUSPECT_AFTER - 1:
         capacity = min(capacity, at_least)
-    return Room(capacity, capacity - (samples - known) - live, tokens, worker.slot, worker.suspect, known, live)
+    return Room(capacity, capacity - (samples - known) - live, tokens, worker.slot, worker.suspect, known, live, worker.failed_in_a_row > 0)
 
 
 def _capacity(worker: Worker, running: int, tokens: float, tokens_per_sample: float, at_least: int) -> int:

@@ -13,7 +13,8 @@ from workers.coordinator.groups.lead import HeldBack
 from workers.coordinator.groups.lease_routing import Room, Rooms, room_of
 from workers.coordinator.groups.ledger import Ledger
 from workers.coordinator.groups.staleness import StalenessPolicy
-from workers.coordinator.worker_registry import Registry, Worker
+from workers.coordinator.registered_worker import Worker
+from workers.coordinator.worker_registry import Registry
 from workers.messages.from_coordinator import Leases
 from workers.messages.parts import Lease, Purpose, Version
 
@@ -129,7 +130,7 @@ class LeaseOffice:
             while changed:
                 peer, _ = changed.popitem()
                 worker = self.registry.workers.get(peer)
-                able = worker is not None and worker.ready and worker.capacity
+                able = worker is not None and worker.ready and worker.capacity and not (worker.suspect and self.registry.has_others(worker))
                 self.rooms.put(peer, self.room(worker) if worker is not None and able else None)
 
     def room(self, worker: Worker) -> Room:

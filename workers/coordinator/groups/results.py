@@ -127,10 +127,11 @@ class Results:
         self.totals.num_retries += taken
         return Answer([Acknowledged(failure.group_id, failure.attempt, taken)], failure=failure if taken else None)
 
-    def count(self, failure: GroupFailed) -> str:
-        """Count a failure that is no single worker's; returns the cause where there are too many in a row, which ends the run, else ''."""
+    def count(self, failure: GroupFailed, again: bool) -> str:
+        """Count a failure that is no single worker's; returns the cause where there are too many in a row, which ends the run, else ''. `again`: it
+        is one more of a worker that is not alone, which says nothing more of the verifier."""
         self._failures_in_a_row += 1
-        self._hopeless_in_a_row += failure.hopeless
+        self._hopeless_in_a_row += failure.hopeless and not again
         limit = max(8, 2 * self.config.rollout.max_attempts * self.config.trainer.batch_groups)
         if self._hopeless_in_a_row < MAX_HOPELESS and self._failures_in_a_row < limit:
             return ""

@@ -64,7 +64,9 @@ def _rejected(state: State) -> str:
 
 
 def _rollout(state: State) -> str:
-    training = state.training
+    training, registry = state.training, state.registry
+    if registry.suspects and registry.num_ready <= len(registry.suspects) and not (state.ledger.running or state.evaluation.running):
+        return "another rollout worker, as groups fail one after the other where weights are loaded (see jobs/coordinator.log)"
     if state.evaluation.active or state.ledger.running or (not training.is_over and state.office.may_train(training.step)):
         return ""
     if training.is_over:

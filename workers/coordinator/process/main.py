@@ -77,7 +77,7 @@ class CoordinatorWorker:
         self.records = RunRecords(run, self.machine, snapshot)
         self._fleet_watch = SlurmWatch(run, self.machine)
         self._next_status = self._next_look = self._next_tick = 0.0
-        self._outside = Outside(run, self.config, epoch, self.machine, lambda: self.seconds)
+        self._outside = Outside(run, self.config, epoch, self.machine)
         self._saving: asyncio.Task[None] | None = None
 
     @property

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from workers.config import Config
 from workers.coordinator.process.machine import Machine
 from workers.coordinator.process.shutdown import cancel_waiting
 from workers.coordinator.recording.inputs import Left, Paused
+from workers.run import incarnations
 from workers.run.folder import RunFolder
 
 
 class Outside:
-    """Of the incarnation `epoch`, which begins now; `seconds`: that training has had, without the time between incarnations."""
+    """Of the incarnation `epoch`, which begins now."""
 
-    def __init__(self, run: RunFolder, config: Config, epoch: int, machine: Machine, seconds: Callable[[], float]) -> None:
-        self._run, self._epoch, self._machine, self._max_hours, self._seconds = run, epoch, machine, config.run.max_hours, seconds
+    def __init__(self, run: RunFolder, config: Config, epoch: int, machine: Machine) -> None:
+        self._run, self._epoch, self._machine, self._max_hours = run, epoch, machine, config.run.max_hours
+        claim = incarnations.claim_of(run, epoch)
+        self._time_is_up = time.monotonic() - (time.time() - claim.time) - claim.trained_s + 3600 * self._max_hours
         self._cancelling: asyncio.Task[None] | None = None
 
     def look(self) -> None:
@@ -35,7 +37,7 @@ class Outside:
             self._stop(stop["reason"], stop["drain"], now)
         elif self._run.launcher_is_gone():
             self._machine.end("the launcher has died while attached; start with --detach for a run that outlives it")
-        elif self._seconds() > 3600 * self._max_hours:
+        elif now > self._time_is_up:
             self._run.request_stop(f"run.max_hours={self._max_hours:g} is used up, and a larger one is needed to go on", drain=True)
 
     def _stop(self, reason: str, drain: bool, now: float) -> None:

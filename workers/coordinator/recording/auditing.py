@@ -22,8 +22,8 @@ from workers.coordinator.groups.group_tables import LeaseTable
 from workers.coordinator.groups.lease_routing import room_of
 from workers.coordinator.recording.inputs import Arrived, Outcome
 from workers.coordinator.recording.replaying import Step
+from workers.coordinator.registered_worker import Worker
 from workers.coordinator.training.step_records import StepRecord
-from workers.coordinator.worker_registry import Worker
 from workers.messages.from_coordinator import Acknowledged, Batch, Leases
 from workers.messages.from_worker import GroupFinished, GroupRejected
 from workers.messages.parts import Purpose

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workers.coordinator.registered_worker import Worker
 from workers.coordinator.weights.broadcast_group import Sending, UpdateGroup
-from workers.coordinator.worker_registry import Registry, Worker
+from workers.coordinator.worker_registry import Registry
 from workers.messages.broadcasts import (
     BroadcastReady,
     BroadcastWanted,

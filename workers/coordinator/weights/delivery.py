@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 from workers.config import WeightsConfig
+from workers.coordinator.registered_worker import Worker
 from workers.coordinator.weights.fanout_tree import Distribution
 from workers.coordinator.weights.load_permits import LoadPermits
-from workers.coordinator.worker_registry import Registry, Worker
+from workers.coordinator.worker_registry import Registry
 from workers.messages.from_coordinator import FallbackWanted, LoadGranted, Sources
 from workers.messages.from_worker import LoadRequest, SourcesRequest, TransportFailed
 from workers.messages.parts import Announcement, Message, Role

@@ -37,8 +37,10 @@ class JudgeError(RuntimeError):
 def proxy_of(url: str) -> str | None:
     """The proxy that HTTPS_PROXY names for an endpoint outside, unless NO_PROXY does; one over plain HTTP is near, and asked directly."""
     parts = urllib.parse.urlsplit(url)
-    outside = parts.scheme == "https" and not urllib.request.proxy_bypass(parts.netloc)
-    return urllib.request.getproxies().get("https") if outside else None
+    named = urllib.request.getproxies().get("https")
+    if not named or parts.scheme != "https" or urllib.request.proxy_bypass(parts.netloc):
+        return None
+    return named if "://" in named else f"http://{named}"
 
 
 class Judge:

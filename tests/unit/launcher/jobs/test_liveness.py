@@ -47,13 +47,12 @@ def submitted(run: RunFolder, *arrays: dict) -> None:
 
 
 @pytest.mark.parametrize(("names", "other"), [
-    (["beta"], ""), (["Beta"], ""), (["alpha"], "alpha"), (["beta", "alpha"], "alpha"), ([""], "")])
+    (["beta"], ""), (["Beta"], ""), (["alpha"], "alpha"), (["beta", "alpha"], "alpha"), (["alpha", "beta"], ""), ([""], "")])
 def test_whose_jobs_they_are(run: RunFolder, names: list[str], other: str) -> None:
     submitted(run, *(array(number, cluster_name=name) for number, name in enumerate(names)))
     said = liveness.other_cluster(run)
     assert f"in the queue of cluster {other!r}, and SLURM here is that of 'beta'" in said if other else not said
-    submitted(run, array(1, cluster_name="beta"), array(2, cluster_name="alpha", withdrawn=True))
-    assert not liveness.other_cluster(run)
+    assert [array["cluster_name"] for array in run.present_arrays()] == [name for name in names if name == names[-1]], "the run is in one place"
 
 
 def test_where_no_name_is_on_record_nobody_is_asked(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +79,14 @@ def test_what_acts_on_jobs_leaves_those_of_another_cluster_alone(run: RunFolder,
         assert held
     assert status.main([str(run.path)]) == 0 and "SLURM cannot be asked: " in capsys.readouterr().out
     assert not (tmp_path / "called").exists()
+
+
+def test_a_run_that_has_ended_goes_on_on_another_cluster(run: RunFolder, tmp_path: Path) -> None:
+    submitted(run, array(1, cluster_name="alpha"), array(2, cluster_name="alpha"))
+    run.end("stopped: by the test", "test")
+    assert not liveness.still_there(run) and not (tmp_path / "called").exists(), "numbers of another cluster are not asked for"
+    submitted(run, array(1, cluster_name="alpha"), array(2, cluster_name="alpha"), array(1, cluster_name="beta"))
+    assert liveness.job_ids(run)["train"] == run.arrays("train") == ["1"]
 
 
 def test_files_are_read_from_everywhere(run: RunFolder) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from launcher.config.cluster import RoleConfig
 from launcher.config.schema import FullConfig
-from launcher.monitoring import supervisor
+from launcher.monitoring import keeping, supervisor
 from launcher.monitoring.observation import Observation
 from launcher.monitoring.supervisor import Supervisor, usable_nodes, with_excluded
 from launcher.monitoring.supervisor_policy import (
@@ -363,3 +363,22 @@ def test_who_keeps_a_run_on_another_machine_is_seen_though_its_lock_is_not(where
         assert not run.is_supervised()
         with supervisor.lock(run, said.append) as mine:
             assert mine and json.loads(run.keeper.read_bytes())["host"] == socket.gethostname(), "it is gone"
+
+
+def test_who_was_silent_for_long_does_not_keep_a_run_that_another_one_keeps_now(
+        hands: tuple[Supervisor, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    run, said, acted = hands[0].run, list[str](), list[Observation]()
+    monkeypatch.setattr(Supervisor, "act", lambda self, observed: acted.append(observed))
+    monkeypatch.setattr(keeping, "KEPT_S", 0.06)
+    with supervisor.supervising(run, said.append) as act:
+        act(situation(0.0).observed)
+        run.keeper.write_text('{"host": "login2"}')  # as if this process had been suspended
+        while run.kept_elsewhere():
+            act(situation(1.0).observed)
+            if said:
+                break
+        assert "is kept going by a `headway watch` on login2" in said[-1]
+        number = len(acted)
+        act(situation(2.0).observed)
+        assert len(acted) == number and json.loads(run.keeper.read_bytes())["host"] == "login2"
+    assert run.keeper.exists(), "it is the other one's"

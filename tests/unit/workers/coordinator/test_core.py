@@ -17,9 +17,10 @@ from workers.coordinator.groups.results import MAX_HOPELESS
 from workers.coordinator.monitoring.reporting import status, summary
 from workers.coordinator.monitoring.waiting_reasons import waiting
 from workers.coordinator.reconciliation import RETURN_S
+from workers.coordinator.registered_worker import SUSPECT_AFTER
 from workers.coordinator.snapshot import Snapshot, decode
 from workers.coordinator.training.step_records import StepRecord
-from workers.coordinator.worker_registry import LONGEST_FETCH, SUSPECT_AFTER
+from workers.coordinator.worker_registry import LONGEST_FETCH
 from workers.data.prompt import Prompt
 from workers.messages.codec import MessageError
 from workers.messages.from_coordinator import (

@@ -8,9 +8,11 @@ from tests.support.groups import make_group
 from tests.support.ticking import pass_time
 from tests.unit.workers.coordinator.test_core import ROLLOUT, TRAINER, Play
 from workers.config import ClusterKind
+from workers.coordinator.groups.heldout_evaluation import Result
 from workers.coordinator.monitoring.waiting_reasons import waiting
+from workers.coordinator.registered_worker import SUSPECT_AFTER, Worker
 from workers.coordinator.worker_loss import NUM_SAID
-from workers.coordinator.worker_registry import SUSPECT_AFTER, TRIED_AGAIN_S, Worker
+from workers.coordinator.worker_registry import TRIED_AGAIN_S
 from workers.messages.from_coordinator import Leases
 from workers.messages.from_worker import BatchRequest, Draining, Goodbye, GroupFailed, GroupFinished, Heartbeat, Register, WorkerFailed
 from workers.messages.parts import Lease, Role, Version
@@ -21,14 +23,14 @@ GOOD, BAD = ROLLOUT, b"bad"
 class Fleet(Play):
     """A good worker, and a bad one that fails everything at once; `given`: what each has been given and has not answered."""
 
-    def __init__(self, capacity: int = 8, **changes) -> None:
-        super().__init__(evaluation__enabled=False, staleness__eta=4, run__num_steps=50, trainer__batch_groups=8, **changes)
+    def __init__(self, capacity: int = 8, begun: tuple[bytes, ...] = (GOOD, BAD), **changes) -> None:
+        super().__init__(**{"evaluation__enabled": False, "staleness__eta": 4, "run__num_steps": 50, "trainer__batch_groups": 8, **changes})
         self.given: dict[bytes, list[Lease]] = {GOOD: [], BAD: []}
         self.tell(TRAINER, Register(Role.trainer, "node", 2))
         for peer in (GOOD, BAD):
             self.tell(peer, Register(Role.rollout, "node", 1))
         self.publish(0)
-        for peer in (GOOD, BAD):
+        for peer in begun:
             self.beat(peer=peer, capacity=capacity)
 
     def sent(self) -> list:
@@ -63,9 +65,10 @@ def test_one_broken_node_neither_ends_the_run_nor_costs_a_prompt(capacity: int, 
             play.finish(play.given[GOOD].pop(0))
     ledger = play.core.ledger
     assert play.core.ended is None and not ledger.set_aside and len(ledger.finished) > 20
-    assert play.bad.suspect and num_failed < SUSPECT_AFTER + capacity
-    [notice] = [notice for notice in play.core.take_notices() if "in a row have failed" in notice]
-    assert "rollout 1" in notice and "container cannot start" in notice and "Others get its leases" in notice
+    assert num_failed < SUSPECT_AFTER + capacity
+    notices = [notice for notice in play.core.take_notices() if "in a row have failed" in notice]
+    assert len(notices) == play.bad.suspect == (capacity < 64), "where others always have room it gets none after its first failures"
+    assert all("rollout 1" in one and "container cannot start" in one and "Others get its leases" in one for one in notices)
 
 
 def test_what_failed_at_a_worker_is_tried_by_another() -> None:
@@ -83,6 +86,40 @@ def test_a_worker_that_is_alone_tries_again() -> None:
     for _ in range(20):
         play.fail()
     assert play.given[BAD] and play.core.ledger.set_aside
+
+
+def test_a_broken_node_that_is_there_first_waits_for_the_others() -> None:
+    """As on SLURM, where elements begin one after the other."""
+    play = Fleet(8, begun=(BAD,))
+    while play.given[BAD]:
+        play.fail(hopeless=True)
+    assert play.core.ended is None and not play.core.ledger.set_aside and "groups fail one after the other" in waiting(play.core)["rollout"]
+    play.beat(peer=GOOD, capacity=8)
+    assert len(play.given[GOOD]) == 4 and not play.given[BAD]
+    play.tell(GOOD, Draining("its time limit"))
+    assert play.given[BAD], "now it is alone"
+
+
+def test_two_broken_nodes_of_many_do_not_end_the_run() -> None:
+    play = Fleet(8)
+    for peer in (b"3", b"4", b"5"):
+        play.given[peer] = []
+        play.tell(peer, Register(Role.rollout, "node", 1))
+        play.beat(peer=peer, capacity=8)
+    while play.given[BAD] or play.given[b"3"]:
+        play.fail(BAD if play.given[BAD] else b"3", hopeless=True)
+    assert play.core.ended is None and not play.core.ledger.set_aside
+
+
+def test_held_out_prompts_that_failed_at_a_worker_go_to_others_first() -> None:
+    play = Fleet(8, evaluation__enabled=True)
+    while play.core.evaluation.active:
+        if play.given[BAD]:
+            play.fail()
+        else:
+            play.finish_at(GOOD)
+    [result] = [record for record in play.core.training.records if isinstance(record, Result)]
+    assert (result.num_prompts, result.num_failed) == (3, 0)
 
 
 def test_where_all_fail_the_run_ends() -> None:

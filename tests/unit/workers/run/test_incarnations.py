@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -126,3 +127,21 @@ def test_crashes_in_a_row(entries: list[tuple], step_now: int, requeued: set[str
 def test_an_end_in_order_begins_a_new_row(how: str) -> None:
     assert consecutive_crashes(past((0, "crashed"), (0, how)), 0, set()) == 0
     assert consecutive_crashes(past((0, "crashed"), (0, how), (0, "crashed")), 0, set()) == 1
+
+
+def test_training_time_adds_up_over_incarnations(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+
+    def begin(trained_s: float) -> Claim:
+        claim = incarnations.claim_of(run, incarnations.claim(run, "", "", 0, "node", 1, 0))
+        assert claim.trained_s == pytest.approx(trained_s, abs=1.0)
+        return claim
+
+    first = begin(0.0)
+    incarnations.record_end(run, first.epoch, "walltime", "", 5, 5)
+    (run.epochs / "000001.end").write_bytes(msgspec.json.encode(msgspec.structs.replace(incarnations.history(run)[0].end, time=first.time + 100)))
+    second = begin(100.0)
+    third = begin(100.0)  # that one was never seen
+    run.status.write_text(json.dumps({"time": third.time + 50, "more": 1}))
+    begin(150.0)
+    assert second.time <= third.time

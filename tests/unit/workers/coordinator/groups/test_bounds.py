@@ -12,7 +12,7 @@ from workers.config import RouterReplay, RoutingShape
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.bounds import Bounds
 from workers.coordinator.groups.ledger import MAX_SKIPPED
-from workers.coordinator.worker_registry import SUSPECT_AFTER
+from workers.coordinator.registered_worker import SUSPECT_AFTER
 from workers.messages.arrays import Bool, Float32, Int32, Uint8
 from workers.messages.codec import MessageError, encode, from_workers
 from workers.messages.from_coordinator import Acknowledged, Batch, Leases, Refused
@@ -123,6 +123,7 @@ def test_routing_is_taken_where_it_is_replayed_and_nowhere_else() -> None:
 def test_a_group_that_cannot_be_of_this_run_is_refused_and_sampled_again(changes: dict, words: str) -> None:
     play = make_play()
     lease = begin(play)[0]
+    assert not leases(play.beat(peer=OTHER))
     sent = play.tell(ROLLOUT, GroupFinished(msgspec.structs.replace(good(lease), **changes)))
     [refused] = only(sent, Refused)
     assert words in refused.reason and lease.group_id in refused.reason
@@ -130,7 +131,7 @@ def test_a_group_that_cannot_be_of_this_run_is_refused_and_sampled_again(changes
     assert not play.core.ledger.finished and play.core.registry.workers[ROLLOUT].num_refused == 1
     [again] = leases(sent)
     assert again.group_id == lease.group_id and again.attempt > lease.attempt
-    assert play.tell(ROLLOUT, GroupFinished(good(again)))[0] == Acknowledged(again.group_id, again.attempt, True)
+    assert play.tell(OTHER, GroupFinished(good(again)))[0] == Acknowledged(again.group_id, again.attempt, True)
 
 
 @pytest.mark.parametrize(("changes", "words"), POISON_PARTIAL)

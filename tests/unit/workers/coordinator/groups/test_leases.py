@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.groups import make_group
 from tests.unit.workers.coordinator.test_core import ROLLOUT, TRAINER, Play
 from workers.coordinator.groups.lease_routing import KV_AHEAD, Room, Rooms, room_of
-from workers.coordinator.worker_registry import Worker
+from workers.coordinator.registered_worker import Worker
 from workers.messages.from_coordinator import Leases
 from workers.messages.from_worker import BatchRequest, CheckpointRequest, GroupFinished, Heartbeat, Register
 from workers.messages.parts import HeldLease, Lease, Purpose, Role, Version

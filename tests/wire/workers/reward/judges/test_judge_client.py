@@ -264,7 +264,7 @@ def test_an_endpoint_outside_is_reached_by_the_proxy(variable: str, named: str, 
     for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as proxy:
-        monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv(variable, f"{'http://' if variable.isupper() else ''}127.0.0.1:{proxy.getsockname()[1]}")
         monkeypatch.setenv("NO_PROXY", named)
         heard: list[bytes] = []
 
