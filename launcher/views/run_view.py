@@ -11,7 +11,7 @@ from launcher.views import evaluation_view
 from launcher.views.judging_lines import part_scores, rewards_lines
 from launcher.views.queue_view import STALE_S, absent, duration, lives_table, rows
 
-ALARMS_SHOWN = 2
+ALARMS_SHOWN = SUSPECTS_SHOWN = 2
 
 
 def eta(status: dict, steps: list[dict]) -> str:
@@ -146,6 +146,9 @@ def _troubles(status: dict) -> list[tuple[str, str]]:
     """What strangers, or broken workers, have tried, and why the coordinator keeps no journal now."""
     refused = f"{status['refused_peers']} connections without the run's keys   {status['malformed_messages']} unreadable messages"
     rows = [("refused", refused)] if status["refused_peers"] or status["malformed_messages"] else []
+    if named := status.get("suspects"):
+        more = f" and {len(named) - SUSPECTS_SHOWN} more" if len(named) > SUSPECTS_SHOWN else ""
+        rows.append(("suspect", f"{', '.join(named[:SUSPECTS_SHOWN])}{more}: groups fail there one after the other (headway logs RUN coordinator)"))
     return rows + ([("not recorded", f"{status['not_recorded']} (headway replay)")] if status.get("not_recorded") else [])
 
 

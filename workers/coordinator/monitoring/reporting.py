@@ -96,6 +96,7 @@ def status(coordinator: Coordinator, now: float, seconds: float, wall: float, re
         "tokens_generated": state.totals.tokens_generated, "tokens_trained": state.totals.tokens_trained,
         "tokens_interrupted": state.totals.tokens_interrupted,
         "refused_peers": refused + rollouts.num_refused, "malformed_messages": malformed + rollouts.num_malformed,
+        "suspects": [f"{worker.name} on {worker.host}" for worker in map(state.registry.workers.__getitem__, state.registry.suspects)],
         "staleness": {str(age): count for age, count in sorted(state.totals.head_ages.items())},
         "weights": _weights(state, rollouts), "rewards": _rewards(state, rollouts),
         "workers": [

@@ -102,6 +102,12 @@ def test_the_workers() -> None:
     assert "worker process" in shown(status(workers=[]))
 
 
+def test_workers_at_which_groups_fail_are_named() -> None:
+    said = shown(status(suspects=[f"rollout {number} on node{number}" for number in range(1, 4)]), width=200)
+    assert "suspect rollout 1 on node1, rollout 2 on node2 and 1 more: groups fail there one after the other (headway logs RUN coordinator)" in said
+    assert "suspect" not in shown(status())
+
+
 def test_what_a_version_costs_and_what_has_failed_on_its_way() -> None:
     weights = {"transport": "zmq", "failed": {}, "num_updates": 4, "fetch_s": 1.25, "fetch_bytes": 270e6, "pause_s": 0.1, "load_s": 0.5,
                "prefill_s": 0.0, "num_fallbacks": 0, "num_refetched": 0, "loading": [], "waiting_to_load": []}

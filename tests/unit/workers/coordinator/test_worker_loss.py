@@ -9,6 +9,7 @@ from tests.support.ticking import pass_time
 from tests.unit.workers.coordinator.test_core import ROLLOUT, TRAINER, Play
 from workers.config import ClusterKind
 from workers.coordinator.groups.heldout_evaluation import Result
+from workers.coordinator.monitoring.reporting import status
 from workers.coordinator.monitoring.waiting_reasons import waiting
 from workers.coordinator.registered_worker import SUSPECT_AFTER, Worker
 from workers.coordinator.worker_loss import NUM_SAID
@@ -67,6 +68,7 @@ def test_one_broken_node_neither_ends_the_run_nor_costs_a_prompt(capacity: int, 
     assert play.core.ended is None and not ledger.set_aside and len(ledger.finished) > 20
     assert num_failed < SUSPECT_AFTER + capacity
     notices = [notice for notice in play.core.take_notices() if "in a row have failed" in notice]
+    assert status(play.core, 1.0, 1.0, 1.0, 0, 0)["suspects"] == (["rollout 1 on node"] if capacity < 64 else [])
     assert len(notices) == play.bad.suspect == (capacity < 64), "where others always have room it gets none after its first failures"
     assert all("rollout 1" in one and "container cannot start" in one and "Others get its leases" in one for one in notices)
 
