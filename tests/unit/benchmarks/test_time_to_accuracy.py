@@ -47,7 +47,7 @@ def test_ratios_are_of_the_seeds_that_both_have(capsys: pytest.CaptureFixture[st
     assert last["value"] == pytest.approx((60 + 1260) / 2)
     both, logs = last["slow over"]["fast"], [math.log(122.5 / 60), math.log(111.25 / 1260)]
     assert both["ratio"] == pytest.approx(math.exp(sum(logs) / 2), abs=1e-3) and both["seeds"] == 2
-    half = 12.706 * abs(logs[0] - logs[1]) / 2  # Student's t of one degree of freedom
+    half = 12.7062 * abs(logs[0] - logs[1]) / 2  # Student's t of one degree of freedom
     assert both["interval"] == pytest.approx([math.exp(sum(logs) / 2 - half), math.exp(sum(logs) / 2 + half)], rel=1e-3, abs=1e-3)
     assert last["slow over"]["peer"] == known_to_be(None, 122.5 / 510)
     assert last["led over"]["slow"] == known_to_be(None, 47.5 / 111.25)

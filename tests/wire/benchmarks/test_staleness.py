@@ -87,7 +87,7 @@ def test_means_intervals_and_pairs() -> None:
     records = [record("ppo", "0", 1, 0.0, 0.9), record("ppo", "0", 2, 0.0, 0.7), record("ppo", "4", 1, 0.0, 0.5), record("ppo", "4", 2, 0.0, 0.5),
                record("decoupled_ppo", "4", 2, 0.0, 0.6, 0.8)]
     mean = Mean.of([accuracy(one) for one in records[:2]])
-    assert mean.value == pytest.approx(0.8) and mean.half == pytest.approx(12.706 * 0.1)  # t with one degree of freedom
+    assert mean.value == pytest.approx(0.8) and mean.half == pytest.approx(12.7062 * 0.1)  # t with one degree of freedom
     difference, apart = against_fresh(records, "ppo", "4"), between(records, "4")
     assert difference is not None and difference.value == pytest.approx(-0.3) and difference.num == 2
     assert apart is not None and apart.value == pytest.approx(0.3) and apart.num == 1 and math.isnan(apart.half)

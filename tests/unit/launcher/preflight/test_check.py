@@ -273,7 +273,7 @@ class Answered:
 def test_a_folder_that_a_probe_has_found_shared_stays_so_while_nodes_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(node_probe, "PRIVATE_TO_A_NODE", (str(tmp_path),))
-    monkeypatch.setattr(queries, "show_config", lambda: {"ClusterName": "c"})
+    monkeypatch.setattr(queries, "cluster_name", lambda: "c")
 
     def sum_up(folder: str, inference: str | list[str], train: str | list[str]) -> list[str]:
         answers = [Answer(said) if isinstance(said, list) else Answer(unseen=said) for said in (inference, train)]
