@@ -6,6 +6,7 @@ can hold these objects without torch or zmq.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ class Element:
         run = run.patient(config.run.outage_minutes)
         if config.cluster.kind is ClusterKind.local:
             enlist(run)
+        else:
+            with contextlib.suppress(OSError):  # where the folder is full or away, the job's script takes it for an element that has not begun
+                (run.jobs / f".begun.{os.environ.get('SLURM_JOB_ID')}").touch()  # slurm/stay_after_failure.sh
         if self.role in ("rollout", "evaluation"):
             _set_threads(1)
             from workers.rollout.nodes.other_nodes import place_here

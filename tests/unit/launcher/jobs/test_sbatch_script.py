@@ -259,7 +259,8 @@ def test_a_node_on_which_nothing_begins_does_not_use_up_the_array(job: Callable[
     assert child.returncode == 127 and "ended within seconds, with status 127" in log.read_text()
 
 
-@pytest.mark.parametrize(("then", "status"), [("SECONDS=100; (exit 3)", 3), ("true", 0), ("kill -TERM $$", -15)])
+@pytest.mark.parametrize(("then", "status"), [
+    ("SECONDS=100; (exit 3)", 3), ("touch $RUN/jobs/.begun.9; (exit 1)", 1), ("true", 0), ("kill -TERM $$", -15)])
 def test_what_has_begun_ends_when_it_does(job: Callable[..., subprocess.Popen], then: str, status: int) -> None:
     with job(minutes=10, then=then) as child:
         pass
