@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import Any
-
-import torch
-
-from benchmarks.children import ROOT
 
 Record = dict[str, Any]
 
@@ -30,14 +22,6 @@ class Journal:
         with self._lock, self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
             self.records.append(record)
-
-
-def circumstances() -> Record:
-    """When, on what, and with which code something is measured: `began` (UTC), `cpu`, `cores`, `commit` ('' outside of a checkout)."""
-    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return {"began": time.strftime("%Y-%m-%d %H:%M", time.gmtime()), "cpu": f"{names[0] if names else platform.machine()}, "
-            f"{torch.backends.cpu.get_cpu_capability()}", "cores": len(os.sched_getaffinity(0)), "commit": found.stdout.strip()}
 
 
 def open_folder(out: Path, settings: Record) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.tabular.objectives import Batch, Method, method
+from benchmarks.tabular.objectives import Batch, Method
+from benchmarks.tabular.objectives import method as method_of
 from benchmarks.tabular.policy import Task, success
 from benchmarks.tabular.study import Setting, answers, of, trained
 
@@ -33,18 +34,18 @@ class Gradient:
 
 def measure(methods: list[Method], gaps: list[float], setting: Setting, steps: int = 100) -> dict[str, list[Gradient]]:
     """Of each method at each divergence, for a table that was trained on fresh samples for so many steps."""
-    task, reference = Task.draw(setting.prompts, setting.length, setting.right), method("decoupled_ppo")
+    task, reference = Task.draw(setting.prompts, setting.length, setting.right), method_of("decoupled_ppo")
     assert isinstance(reference, Method)
     first, now = trained(reference, setting, steps)
     exact = torch.autograd.grad(success(at := now.clone().requires_grad_(), task).sum(), at)[0].flatten()
-    found: dict[str, list[Gradient]] = {one.name: [] for one in methods}
+    found: dict[str, list[Gradient]] = {method.name: [] for method in methods}
     for gap in gaps:
         behavior = now + _way_back(now, first, gap) * (first - now)
-        for each_method in methods:
-            each = _gradients(each_method, behavior, now, first, task, setting)
+        for method in methods:
+            each = _gradients(method, behavior, now, first, task, setting)
             mean = each.mean(0)
             noise = float((each - mean).square().sum(-1).mean())
-            found[each_method.name].append(Gradient(gap, float(torch.cosine_similarity(mean, -exact, dim=0)), noise / float(mean.square().sum())))
+            found[method.name].append(Gradient(gap, float(torch.cosine_similarity(mean, -exact, dim=0)), noise / float(mean.square().sum())))
     return found
 
 

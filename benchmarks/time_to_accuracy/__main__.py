@@ -33,8 +33,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.children import ROOT
+from benchmarks.circumstances import circumstances
 from benchmarks.configs import composed
-from benchmarks.journal import Journal, Record, circumstances, open_folder
+from benchmarks.journal import Journal, Record, open_folder
 from benchmarks.launched import ended_with_us
 from benchmarks.quiet import Others
 from benchmarks.sampler import Sampler
