@@ -10,7 +10,6 @@ What only training reads is refused on the command line: it would be taken for a
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,8 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from launcher.config.schema import read_full
 from workers.config import ConfigError, ModelSource, require
+from workers.run.checkpoints import MANIFEST, all_checkpoints
 from workers.run.files import read_lines
 from workers.run.folder import RunFolder, RunFolderError
+from workers.run.retention import scores
 
 OF_THE_RUN = ("data", "workflow", "reward", "sandbox", "engine")
 """Parts of the config that are those of the evaluated run."""
@@ -84,7 +85,7 @@ def find_model(run: RunFolder, checkpoint: str) -> Path:
     found = {(epoch, step): folder for (epoch, step), folder in _models(run).items()
              if checkpoint in ("best", "newest", str(step), f"{epoch}.{step}")}
     if checkpoint == "best":
-        known = _accuracies(run)
+        known = scores(read_lines(run.evaluations))
         found = {version: folder for version, folder in found.items() if version[1] in known}
         chosen = max(found, key=lambda version: (known[version[1]], version), default=None)
     else:
@@ -96,20 +97,12 @@ def find_model(run: RunFolder, checkpoint: str) -> Path:
 
 def _models(run: RunFolder) -> dict[tuple[int, int], Path]:
     """The models of a run's steps by epoch and step; one that was exported, or is the last, needs no conversion."""
-    found = {(int(epoch), int(step)): path for path in run.checkpoints.iterdir() if (path / "manifest.json").is_file()
-             for epoch, step in re.findall(r"^(\d+)\.(\d+)$", path.name)}
+    found = {(saved.version.epoch, saved.version.step): saved.folder for saved in all_checkpoints(run) if (saved.folder / MANIFEST).is_file()}
     for path in (*(run.exports.iterdir() if run.exports.is_dir() else ()), run.final_model):
         if (path == run.final_model or path.name.isdecimal()) and (path / "manifest.json").is_file():
             version = json.loads((path / "manifest.json").read_bytes())["version"]
             found[version["epoch"], version["step"]] = path
     return found
-
-
-def _accuracies(run: RunFolder) -> dict[int, float]:
-    """By step the held-out accuracy, or minus the loss of a supervised run."""
-    lines = read_lines(run.evaluations)
-    return {line["step"]: line["accuracy"] if "accuracy" in line else -line["heldout_loss"] for line in lines
-            if line.get("accuracy", line.get("heldout_loss")) is not None}
 
 
 def _there_is(run: RunFolder) -> str:

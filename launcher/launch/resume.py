@@ -27,7 +27,7 @@ from launcher.interrupts import Interrupted, interruptible
 from launcher.jobs.job_records import unanswered
 from launcher.jobs.job_specs import JobSpec, job_specs
 from launcher.jobs.liveness import host_elsewhere, on_slurm, still_there
-from launcher.jobs.sbatch_script import ROOT
+from launcher.jobs.sbatch_script import python_path
 from launcher.launch.changeable import CAN, CHANGEABLE, changed
 from launcher.monitoring.observation import Observer
 from launcher.monitoring.supervisor import lock, read_excluded, remaining, with_excluded
@@ -135,7 +135,7 @@ def _start(run: RunFolder, config: FullConfig, specs: tuple[JobSpec, ...], conso
         detached = copy.deepcopy(config)
         detached.launch.detach = True
         return start_on_slurm(run, detached, specs, console, None)
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+    os.environ["PYTHONPATH"] = python_path()
     return start_here(run, config, specs, console)
 
 

@@ -231,7 +231,7 @@ def node_share(num_ranks: int, ranks_per_node: int, num_stages: int) -> float:
     return min(num_stages, math.ceil(ranks_per_node * num_stages / num_ranks)) / num_stages
 
 
-def in_words(number: float) -> str:
+def bytes_in_words(number: float) -> str:
     """12.3 GiB, 140 GiB, 35 MiB."""
     value, unit = (number / GIB, "GiB") if number >= GIB else (number / MIB, "MiB")
     return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
@@ -239,4 +239,4 @@ def in_words(number: float) -> str:
 
 def parts_in_words(parts: Iterable[tuple[str, float]]) -> str:
     """'parameters 3.1 GiB, gradients 6.2 GiB'; what is nothing is left out."""
-    return ", ".join(f"{name} {in_words(number)}" for name, number in parts if number >= MIB / 10)
+    return ", ".join(f"{name} {bytes_in_words(number)}" for name, number in parts if number >= MIB / 10)

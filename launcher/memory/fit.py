@@ -23,7 +23,7 @@ from launcher.memory.capacity import Capacities, Capacity, bytes_of
 from launcher.memory.estimate import (
     SGLANG_SHARE,
     StoredWeights,
-    in_words,
+    bytes_in_words,
     node_share,
     parts_in_words,
     rank_memory,
@@ -65,8 +65,8 @@ class Need:
 
     def describe(self) -> str:
         """One line for people."""
-        room = f" of {in_words(self.room.size)}" if self.room else ""
-        return f"{self.what} about {in_words(self.size)}{room} ({parts_in_words(self.parts.items())})"
+        room = f" of {bytes_in_words(self.room.size)}" if self.room else ""
+        return f"{self.what} about {bytes_in_words(self.size)}{room} ({parts_in_words(self.parts.items())})"
 
 
 def needs(config: FullConfig, architecture: Architecture, weights: Weights, capacities: Capacities) -> list[Need]:
@@ -144,17 +144,17 @@ def _rewards(config: FullConfig) -> list[str]:
     size, room = number * each * MIB + COORDINATOR, bytes_of(config.cluster.reward.mem)
     on_slurm = config.cluster.kind is ClusterKind.slurm
     require(not (on_slurm and 0 < room < size), "cluster.reward.mem", config.cluster.reward.mem,
-            f"must be at least {in_words(size)}, for reward.num_processes={number} of up to reward.memory_mb={config.reward.memory_mb}, each with a "
-            f"server of {JUDGE_SERVER_MB} MiB for algebra",
+            f"must be at least {bytes_in_words(size)}, for reward.num_processes={number} of up to reward.memory_mb={config.reward.memory_mb}, each "
+            f"with a server of {JUDGE_SERVER_MB} MiB for algebra",
             "Give more, or use fewer processes or less for each")
-    return [f"a reward element takes at most about {in_words(size)} ({number} processes of up to {each} MiB)"]
+    return [f"a reward element takes at most about {bytes_in_words(size)} ({number} processes of up to {each} MiB)"]
 
 
 def _refusal(config: FullConfig, need: Need, changes: dict[str, Any] | None) -> str:
     assert need.room is not None
     asked = ", ".join(f"{key}={_text(_value(config, key))}" for key in need.keys)
-    told = (f"{asked}: {need.what} about {in_words(need.size)} ({parts_in_words(need.parts.items())}), and {need.room.what} has "
-            f"{in_words(need.room.size)} ({need.room.key})")
+    told = (f"{asked}: {need.what} about {bytes_in_words(need.size)} ({parts_in_words(need.parts.items())}), and {need.room.what} has "
+            f"{bytes_in_words(need.room.size)} ({need.room.key})")
     if changes is None:
         return f"{told}. No layout that could be found fits: use devices with more memory, more of them, or a smaller model"
     return f"{told}. The nearest that fits: {' '.join(f'{key}={_text(value)}' for key, value in changes.items())}"

@@ -10,7 +10,7 @@ import msgspec
 
 from launcher.jobs.liveness import ROLES, job_ids, submitted_roles
 from launcher.slurm import queries
-from launcher.slurm.accounting import Checkpoint, account, describe, gpus_per_element, last_sign, newest_checkpoint, training_hours
+from launcher.slurm.accounting import NewestCheckpoint, account, describe, gpus_per_element, last_sign, newest_checkpoint, training_hours
 from launcher.slurm.queries import HistoryEntry, QueueEntry
 from launcher.slurm.states import Meaning
 from workers.run import incarnations
@@ -34,7 +34,7 @@ class Observation:
     history: dict[str, list[HistoryEntry]]
     no_history: str
     lives: list[Incarnation]
-    checkpoint: Checkpoint | None
+    checkpoint: NewestCheckpoint | None
     seen: float | None = None
     gpus: dict[str, int] = field(default_factory=dict)
     roles: tuple[str, ...] = ("inference", "train")

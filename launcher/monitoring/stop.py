@@ -17,6 +17,7 @@ from launcher.slurm.accounting import newest_checkpoint
 from launcher.slurm.queries import QueueEntry
 from launcher.views import evaluation_view
 from workers.config import load
+from workers.run.checkpoints import can_go_on
 from workers.run.files import is_full
 from workers.run.folder import RunFolder
 from workers.slurm.command import SlurmError
@@ -84,7 +85,7 @@ def _ask(run: RunFolder, reason: str, drain: bool) -> None:
 def _record(run: RunFolder, cause: str, drain: bool) -> None:
     """Record the end where no coordinator has: drained if there is a checkpoint to go on from."""
     if run.ended() is None:
-        saved = newest_checkpoint(run) is not None or run.evaluation.is_dir()
+        saved = can_go_on(run)
         run.end(cause if saved or not drain else f"{cause}; there was no checkpoint yet", "launcher", "drained" if drain and saved else "")
 
 

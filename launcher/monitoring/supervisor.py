@@ -38,6 +38,7 @@ from launcher.slurm import queries
 from launcher.slurm.parsing import expand_hosts
 from launcher.views import evaluation_view
 from workers.config import ConfigError
+from workers.run.checkpoints import can_go_on
 from workers.run.files import write_atomic
 from workers.run.folder import RunFolder
 from workers.slurm.command import OtherCluster, SlurmError
@@ -167,7 +168,7 @@ class Supervisor:
                 self._submit(role, observed)
             case Exclude(role, node, why):
                 self._say(f"{role} leaves out node {node}: {why}")
-                write_atomic(self.run.path / "excluded.json", json.dumps(self._policy.excluded).encode())
+                write_atomic(self.run.excluded, json.dumps(self._policy.excluded).encode())
                 for array in pending_arrays(observed.queue[role]):
                     queries.update_exclude(array, [with_excluded(self._config, self._policy.excluded).cluster.role(role).exclude])
             case Release(role):
@@ -177,8 +178,7 @@ class Supervisor:
                 cancel(self.run, pending_only=True)
             case End(cause, in_order):
                 drain = (self.run.stop_requested() or {"drain": True})["drain"]
-                saved = observed.checkpoint is not None or self.run.evaluation.is_dir()
-                self.run.end(cause, "launcher", "drained" if in_order and drain and saved else "")
+                self.run.end(cause, "launcher", "drained" if in_order and drain and can_go_on(self.run) else "")
                 cancel(self.run, pending_only=True)
             case Tell(text):
                 self._say(text)
@@ -203,7 +203,7 @@ def usable_nodes(part: RoleConfig) -> set[str]:
 def read_excluded(run: RunFolder) -> dict[str, dict[str, float]]:
     """Nodes that were excluded before."""
     try:
-        return json.loads((run.path / "excluded.json").read_bytes())
+        return json.loads(run.excluded.read_bytes())
     except FileNotFoundError:
         return {}
 

@@ -1,4 +1,4 @@
-"""What keeps a run on SLURM going: decisions only, no commands and no clock. watch.py looks, asks `decide`, and acts.
+"""What keeps a run on SLURM going: decisions only, no commands and no clock. supervisor.py asks `decide`, and acts.
 
     nothing of a role in the queue, run not over     Submit: a new array (elements were used up, or a later wave is due)
     ... but one of it was never answered by sbatch   nothing, for UNANSWERED_S: SLURM may queue it yet

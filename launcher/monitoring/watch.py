@@ -185,7 +185,7 @@ def supervise_and_follow(run: RunFolder, console: Console, plain: bool) -> int:
     status = _tell_end(run, console)
     if not run.evaluation.is_dir():
         tell_report(run, say)
-    if (run.ended() or {})["state"] == "finished" and run.summary.exists():
+    if (run.ended() or {}).get("state") == "finished" and run.summary.exists():
         for line in run_view.summary_lines(json.loads(run.summary.read_bytes())):
             say(line)
         for path in (run.final_model, run.summary):

@@ -18,7 +18,7 @@ import msgspec
 
 from launcher.config.schema import FullConfig
 from launcher.jobs.sbatch_script import ROOT
-from launcher.memory.estimate import in_words
+from launcher.memory.estimate import bytes_in_words
 from workers.config import Config, ConfigError, require
 
 DEADLINE_S = 600.0
@@ -58,7 +58,7 @@ def in_lines(figures: dict) -> Sequence[str]:
     waits = sum(step["waits"].values()) / figures["num_minibatches"]
     where = ", ".join(f"{count} at {place}" for place, count in sorted(step["waits"].items(), key=lambda item: -item[1])[:3])
     return [
-        f"fake step of rank {figures['rank']}, on a GPU: at most {in_words(figures['peak'])} ({in_words(figures['held'])} between steps)",
+        f"fake step of rank {figures['rank']}, on a GPU: at most {bytes_in_words(figures['peak'])} ({bytes_in_words(figures['held'])} between steps)",
         f"  a micro-batch of {figures['tokens']} tokens: {passes['operators'] // number} operators; a minibatch of {number}: {waits:g} waits of the "
         f"host for its device (a step: {where or 'none'})",
         f"  a minibatch's passes exchange {_exchanged(passes) or 'nothing'}; a step in all {_exchanged(step) or 'nothing'}"]
@@ -71,4 +71,4 @@ def _exchanged(counts: dict) -> str:
         kind, _, ranks = key.partition(" x")
         name = f"{NAMES.get(kind, kind)} among {ranks}" if ranks != "1" else ""
         by_kind[name] = by_kind.get(name, 0.0) + size
-    return ", ".join(f"{name} {in_words(size)}" for name, size in sorted(by_kind.items(), key=lambda item: -item[1]) if name and size >= 2**20)
+    return ", ".join(f"{name} {bytes_in_words(size)}" for name, size in sorted(by_kind.items(), key=lambda item: -item[1]) if name and size >= 2**20)

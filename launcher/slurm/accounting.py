@@ -20,15 +20,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.slurm.queries import HistoryEntry
+from workers.run.checkpoints import MANIFEST, all_checkpoints
 from workers.run.folder import RunFolder
-from workers.run.incarnations import Incarnation
+from workers.run.incarnations import IN_ORDER, Incarnation
 
-SAVED = ("finished", "walltime", "preempted", "terminated", "stopped", "drained")
+SAVED = tuple(how for how in IN_ORDER if how != "fenced")
+"""Ends of incarnations that had saved what they had done."""
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """The newest checkpoint: which incarnation saved which step, when (seconds since 1970)."""
+class NewestCheckpoint:
+    """Which incarnation saved which step, when (seconds since 1970)."""
 
     epoch: int
     step: int
@@ -62,13 +64,12 @@ class IdleTime:
         return self
 
 
-def newest_checkpoint(run: RunFolder) -> Checkpoint | None:
-    """The newest complete checkpoint (checkpoints/EPOCH.STEP with its manifest), or None; its files are not verified here."""
-    found = [tuple(map(int, entry.name.split("."))) for entry in run.checkpoints.glob("[0-9]*.[0-9]*")]
-    for epoch, step in sorted(found, reverse=True):
+def newest_checkpoint(run: RunFolder) -> NewestCheckpoint | None:
+    """The newest checkpoint with its manifest, or None; its files are not verified here."""
+    for checkpoint in reversed(all_checkpoints(run)):
         with contextlib.suppress(FileNotFoundError, ValueError):
-            manifest = json.loads((run.checkpoints / f"{epoch}.{step}" / "manifest.json").read_bytes())
-            return Checkpoint(epoch, step, manifest["time"])
+            manifest = json.loads((checkpoint.folder / MANIFEST).read_bytes())
+            return NewestCheckpoint(checkpoint.version.epoch, checkpoint.version.step, manifest["time"])
     return None
 
 
@@ -81,7 +82,7 @@ def describe(life: Incarnation) -> str:
     return f"{who}: {life.end.how} at step {life.end.step}, {saved}" + (f": {life.end.cause}" if life.end.cause else "")
 
 
-def last_sign(run: RunFolder, checkpoint: Checkpoint | None) -> float:
+def last_sign(run: RunFolder, checkpoint: NewestCheckpoint | None) -> float:
     """When training was last seen to be alive, seconds since 1970: by its newest checkpoint or by status.json; 0 if never."""
     times = [0.0 if checkpoint is None else checkpoint.time]
     with contextlib.suppress(FileNotFoundError):
@@ -110,7 +111,7 @@ def _latest_end(life: Incarnation, following: Incarnation | None, now: float, hi
     return min(bound for bound in bounds if bound is not None)
 
 
-def account(lives: list[Incarnation], history: dict[str, list[HistoryEntry]], checkpoint: Checkpoint | None, rollout_idle_s: float,
+def account(lives: list[Incarnation], history: dict[str, list[HistoryEntry]], checkpoint: NewestCheckpoint | None, rollout_idle_s: float,
             gpus: Mapping[str, int] | None = None) -> Hours:
     """GPU-hours as this file's head defines them; `history` by role, `gpus` that an element of each array asked for, by the array's id."""
     asked = gpus or {}
@@ -141,7 +142,7 @@ def _entry_of(life: Incarnation, history: Sequence[HistoryEntry]) -> HistoryEntr
     return max(begun, key=lambda entry: entry.start or 0.0, default=None)
 
 
-def _lost_s(life: Incarnation, following: Incarnation | None, entry: HistoryEntry, checkpoint: Checkpoint | None) -> float:
+def _lost_s(life: Incarnation, following: Incarnation | None, entry: HistoryEntry, checkpoint: NewestCheckpoint | None) -> float:
     first = life.claim.step
     if life.end is not None:
         if life.end.how in SAVED:

@@ -20,7 +20,7 @@ from tests.wire.workers.rollout.engines import test_sampler
 from tests.wire.workers.rollout.engines.test_engine import restarted
 from tests.wire.workers.rollout.engines.test_sampler import Following, Rig, cuts_of, running, write_endless_model
 from workers.config import Config, EngineConfig, EngineParallelConfig, ModelConfig, Transport
-from workers.rollout.engines.servers.span import SpreadServer
+from workers.rollout.engines.servers.spread_server import SpreadServer
 from workers.rollout.nodes.node import EngineNode
 from workers.rollout.nodes.other_nodes import OtherNodes
 from workers.slurm.job import Place

@@ -18,7 +18,7 @@ from tests.wire.fleet import make_run
 from tests.wire.workers.rollout.weights import test_broadcast
 from tests.wire.workers.rollout.weights.test_broadcast import Rig, running
 from workers.config import EngineConfig, EngineParallelConfig
-from workers.rollout.engines.servers.span import SpreadServer
+from workers.rollout.engines.servers.spread_server import SpreadServer
 from workers.rollout.nodes.node import EngineNode
 from workers.rollout.nodes.other_nodes import OtherNodes
 from workers.slurm.job import Place

@@ -20,7 +20,7 @@ from tests.support.ticking import moments
 from workers.config import Bound, ClusterKind, Config
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.group_states import index_of
-from workers.coordinator.groups.heldout_evaluation import Result
+from workers.coordinator.groups.heldout_evaluation import EvaluationResult
 from workers.coordinator.recording.inputs import Absorbed, AnyInput, Arrived, Outcome, Ticked, Unreachable, advance
 from workers.coordinator.snapshot import decode
 from workers.coordinator.training.step_records import StepRecord
@@ -577,7 +577,7 @@ class World:
     def send(self, outcome: Outcome) -> None:
         assert self.core is not None
         for record in outcome.records:
-            if isinstance(record, Result):
+            if isinstance(record, EvaluationResult):
                 self.evaluations.append(record.step)
                 if record.step in (0, self.config.run.num_steps):
                     assert record.first_step == record.last_step == record.step, "the first and the last evaluation are of one version each"

@@ -86,7 +86,7 @@ def test_every_kind_of_import_is_seen(source: str, names: list[str]) -> None:
 
 def test_the_launcher_knows_light_modules_of_the_workers_alone() -> None:
     light = ("workers.entry", "workers.node_look", "workers.config", "workers.run.folder", "workers.run.files", "workers.run.incarnations",
-             "workers.run.checkpoints", "workers.run.outage", "workers.run.processes", "workers.slurm.command",
+             "workers.run.checkpoints", "workers.run.outage", "workers.run.processes", "workers.run.retention", "workers.slurm.command",
              "workers.model.architecture", "workers.model.parallel_limits", "workers.model.adapter_shapes", "workers.trainer.batch.pipeline_schedule")
     assert_none(only("launcher", *light))
 

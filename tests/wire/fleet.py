@@ -100,7 +100,7 @@ class Play:
             self.received.append(message)
             match message:
                 case Register():
-                    await self.say(Welcome(0, self.epoch, self.announcement))
+                    await self.say(Welcome(self.epoch, self.announcement))
                 case Heartbeat():
                     await self.say(HeartbeatReply(self.announcement, known=True))
                 case Draining() if self.under_way:

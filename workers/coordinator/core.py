@@ -209,9 +209,9 @@ class Coordinator(State):
             self._refuse(peer, "serves='': a reward element must say where it can be reached" if self.config.rewards_apart else
                          f"reward.placement={self.config.reward.placement.value}: this run has no reward elements")
             return
-        worker = self.registry.register(peer, message, now)
+        self.registry.register(peer, message, now)
         self.last_progress = now
-        self.outbox.append((peer, Welcome(worker.slot, self.epoch, self.training.announcement)))
+        self.outbox.append((peer, Welcome(self.epoch, self.training.announcement)))
         self.outbox += [(peer, unwanted) for unwanted in self.reconciliation.adopt(peer, message.leases, now)]
         if message.role is Role.trainer:
             self.outbox += self.delivery.wanted(peer)

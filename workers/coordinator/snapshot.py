@@ -27,7 +27,7 @@ class SnapshotError(RuntimeError):
 
 
 class RunningEntry(Struct, frozen=True):
-    """A lease; see `ledger.Running`."""
+    """A lease; see `group_states.Running`."""
 
     index: int
     attempt: int
@@ -37,7 +37,7 @@ class RunningEntry(Struct, frozen=True):
 
 
 class ParkedEntry(Struct, frozen=True):
-    """See `ledger.Parked`."""
+    """See `group_states.Parked`."""
 
     index: int
     admitted_at: int
@@ -45,7 +45,7 @@ class ParkedEntry(Struct, frozen=True):
 
 
 class FinishedEntry(Struct, frozen=True):
-    """See `ledger.Finished`."""
+    """See `group_states.Finished`."""
 
     group: Group
     admitted_at: int
@@ -68,7 +68,7 @@ class LedgerState(Struct, frozen=True):
 
 
 class EvaluationState(Struct, frozen=True):
-    """An evaluation that is going on, without its leases; see `evaluation.Evaluation`."""
+    """An evaluation that is going on, without its leases; see `heldout_evaluation.Evaluation`."""
 
     step: int
     scores: dict[int, float]
@@ -81,7 +81,7 @@ class EvaluationState(Struct, frozen=True):
 
 
 class TotalsState(Struct, frozen=True):
-    """See `accounting.Totals`."""
+    """See `consumption.Totals`."""
 
     head_ages: dict[int, int]
     tokens_generated: int

@@ -2,7 +2,7 @@
 
     to every worker        Welcome  Refused  HeartbeatReply  Drain  Suspended  Finish
     to a rollout worker    Leases  Acknowledged  RewardElements  Sources  LoadGranted
-                           JoinUpdateGroup  LeaveUpdateGroup  PrepareBroadcast  Broadcast      (broadcasts.py)
+                           JoinUpdateGroup  LeaveUpdateGroup  PrepareBroadcast  Broadcast  BroadcastRefused  (broadcasts.py)
     to the trainer         Batch  VersionsNeeded  FallbackWanted  CheckpointPart
                            OpenUpdateGroup  LeaveUpdateGroup  Broadcast  BroadcastRefused      (broadcasts.py)
     to all                 VersionAnnounced (published; repeated in every HeartbeatReply)
@@ -23,7 +23,6 @@ from workers.messages.parts import Announcement, Count, Endpoint, Group, GroupId
 class Welcome(Message, frozen=True):
     """Answer to Register."""
 
-    slot: Count
     epoch: Count
     announcement: Announcement | None
 

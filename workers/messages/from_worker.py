@@ -1,10 +1,12 @@
 """What workers say to the coordinator, as plain typed structs. A new message stands here and in `FromWorker`, and nowhere else.
 
     every worker      Register  Heartbeat  WorkerFailed  Goodbye
-    rollout worker    Draining  GroupFinished  GroupRejected  GroupFailed  GroupParked  SourcesRequest  LoadRequest  TransportFailed
+    rollout worker,   Draining
+    reward element
+    rollout worker    GroupFinished  GroupRejected  GroupFailed  GroupParked  KeptLogprobs  SourcesRequest  LoadRequest  TransportFailed
                       UpdateGroupJoined  UpdateGroupBroken  BroadcastReady                     (broadcasts.py)
     trainer           BatchRequest  StepFinished  Republished  CheckpointRequest
-                      UpdateGroupOpened  UpdateGroupBroken  BroadcastWanted                    (broadcasts.py)
+                      UpdateGroupOpened  UpdateGroupJoined  UpdateGroupBroken  BroadcastWanted (broadcasts.py)
 
 The answers are in from_coordinator.py. A struct with an unknown field, a missing field, or a field of the wrong type is refused by the codec.
 """
@@ -37,7 +39,7 @@ from workers.messages.parts import (
     WorkerStatus,
 )
 
-PROTOCOL = 11
+PROTOCOL = 12
 HeldLeases = Annotated[list[HeldLease], msgspec.Meta(max_length=100_000)]
 
 

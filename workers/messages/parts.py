@@ -206,24 +206,22 @@ class WorkerStatus(Struct, frozen=True):
 
     `weights_via`: how the version that it holds came: 'zmq', 'disk' or 'nccl'. `fetch_s`, `fetch_bytes`: what fetching took and brought from other
     nodes (deltas as they travel). `num_fallbacks`: versions that the first transport did not bring; `num_refetched`: chunks that came with a wrong
-    digest and were asked for elsewhere. An update is `pause_s` (until the engine stands still), then `load_s`, and `prefill_s` from there to the
-    first token. `num_restarts`: servers that had died or hung and were started again. `reward_busy_s`: of reward processes at work;
-    `rewards_killed`: those that were replaced; `rewards_failed`: requests without an answer, `rewards_late`: attempts without one in time;
-    `rewards_done`: requests that have it; `num_refused`, `num_malformed`: connections without the run's keys, and messages that cannot be read;
-    `idle_s`: without any lease; `sample_s`: of every sample while it was generated, added up; `rewards_waiting`, `rewards_wait_s`: requests that
-    wait for a process, or for a reward element, and how long requests have waited; `judge_asked` and the others: the counters of the judge
-    (reward/judges/judge_client.py); `judge_error`: of the last question without a score.
+    digest and were asked for elsewhere. An update is `pause_s` (until the engine stands still), then `load_s`. `num_restarts`: servers that had died
+    or hung and were started again. `reward_busy_s`: of reward processes at work; `rewards_killed`: those that were replaced; `rewards_failed`:
+    requests without an answer, `rewards_late`: attempts without one in time; `rewards_done`: requests that have it; `num_refused`, `num_malformed`:
+    connections without the run's keys, and messages that cannot be read; `idle_s`: without any lease; `sample_s`: of every sample while it was
+    generated, added up; `rewards_waiting`, `rewards_wait_s`: requests that wait for a process, or for a reward element, and how long requests have
+    waited; `judge_asked` and the others: the counters of the judge (reward/judges/judge_client.py); `judge_error`: of the last question without a
+    score.
     """
 
     waiting_for: Annotated[str, msgspec.Meta(max_length=10_000)] = ""
     num_running: Count = 0
     tokens_generated: Count = 0
-    tokens_interrupted: Count = 0
     num_updates: Count = 0
     update_s: Seconds = 0.0
     pause_s: Seconds = 0.0
     load_s: Seconds = 0.0
-    prefill_s: Seconds = 0.0
     weights_via: Annotated[str, msgspec.Meta(max_length=20)] = ""
     fetch_s: Seconds = 0.0
     fetch_bytes: Count = 0

@@ -18,8 +18,7 @@ def worker_status(leaving: bool, leases: LeaseRunner, engines: Engines, holder: 
     judge = rewards.judge
     return WorkerStatus(
         waiting_for="its results to be taken" if leaving else waits or idle,
-        num_running=leases.num_running, tokens_generated=leases.tokens_generated, tokens_interrupted=leases.tokens_interrupted, idle_s=leases.idle_s,
-        sample_s=leases.count_sample_s(),
+        num_running=leases.num_running, tokens_generated=leases.tokens_generated, idle_s=leases.idle_s, sample_s=leases.count_sample_s(),
         num_updates=holder.num_updates, update_s=engines.mean("update_s"), pause_s=engines.mean("pause_s"), load_s=engines.mean("load_s"),
         num_restarts=sum(engine.num_restarts for engine in engines.engines), fetch_s=fetch.fetch_s,
         weights_via="nccl" if holder.by_broadcast else fetch.via,

@@ -135,6 +135,11 @@ def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
     return [Checkpoint(run.checkpoints / str(version), version) for version in versions]
 
 
+def can_go_on(run: RunFolder) -> bool:
+    """Whether there is something to go on from: a checkpoint, or what an evaluation has judged."""
+    return run.evaluation.is_dir() or bool(all_checkpoints(run))
+
+
 def describe(run: RunFolder, known: Mapping[int, float], now: float) -> dict[str, float] | None:
     """What has been published, for people: 'step' and 'age_s' of the newest, 'best_step' and 'best_accuracy', or 'best_loss', where one has
     been evaluated; None before the first. `known`: `scores` by step; `now`: seconds since 1970. Nothing is verified."""

@@ -24,6 +24,7 @@
       consumed.jsonl         which prompts each training step has consumed      coordinator
       tracking/              what trackers have been told; W&B's and MLflow's files  workers/tracking
       outcome.json           why the run ended; the first writer wins           anyone
+      outcome.1.json         why it had ended before it was resumed             launcher
       exports/120/           the model after step 120, a Hugging Face folder    trainer
       final_model/           the trained model, a Hugging Face folder           trainer
       final_adapter/         its adapters alone, a PEFT folder                  trainer
@@ -38,6 +39,7 @@
       launcher.lock          held by the launcher while it stays attached       launcher
       supervisor.lock        held by the `headway watch` that keeps the run     launcher
       keeper.json            which that is, said every few seconds              launcher
+      excluded.json          nodes that it leaves out, and why                  launcher
 """
 
 from __future__ import annotations
@@ -104,6 +106,7 @@ class RunPaths:
     launcher_lock = Entry("launcher.lock")
     supervisor_lock = Entry("supervisor.lock")
     keeper = Entry("keeper.json")
+    excluded = Entry("excluded.json")
 
     def weights(self, where: str) -> Path:
         """The folder of published weights for `weights.dir`: memory-backed ('auto'), in here ('run'), or below a given folder."""

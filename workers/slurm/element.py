@@ -81,9 +81,11 @@ async def _pause(run: RunFolder, seconds: float) -> None:
 
 
 async def _watch_submission(run: RunFolder) -> None:
-    watch = SubmissionWatch(run)
-    while not watch.is_whole():
+    watch, whole = SubmissionWatch(run), False
+    while not whole:
         await asyncio.sleep(LOOK_S)
+        with contextlib.suppress(OSError):  # a run folder that is away is looked at again
+            whole = watch.is_whole()
 
 
 def follow_up(run: RunFolder, config: Config, element: SlurmElement, role: str, ending: Termination) -> None:

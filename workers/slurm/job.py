@@ -190,4 +190,4 @@ def _states(arrays: list[str], form: str, *options: str) -> dict[str, str]:
     if not arrays:
         return {}
     lines = run_command("squeue", "-h", *options, "-j", ",".join(arrays), "-o", form, tolerate=ENDED).stdout.splitlines()
-    return dict(line.rsplit(maxsplit=1) for line in lines)
+    return dict(words for line in lines if len(words := line.rsplit(maxsplit=1)) == 2)

@@ -57,7 +57,7 @@ def end(run: RunFolder, reported_by: str, cause: str = "") -> None:
         state = "drained" if cause.startswith("stopped") else ""
         if not cause:
             cause, state = _last_words(run)
-        run.end(cause, reported_by, state if checkpoints.all_checkpoints(run) else "")
+        run.end(cause, reported_by, state if checkpoints.can_go_on(run) else "")
         print(f"the run has ended: {cause}", flush=True)
     except OSError as error:
         print(f"the run ends, and that cannot be put on record ({error}): {cause}", flush=True)

@@ -16,7 +16,7 @@ Files = dict[str, tuple[int, str]]
 
 
 LEAVE_S = 1.0
-"""How long a rank that leaves waits for work that nobody needs any more: less than link.GRACE_S."""
+"""How long a rank that leaves waits for work that nobody needs any more: less than GRACE_S of coordinator_link/client.py."""
 
 
 class Work(NamedTuple):

@@ -52,7 +52,7 @@ class Peer:
                  leases: Callable[[], list[HeldLease]] = list, job: str = "", serves: str = "", follows: bool = False,
                  start_timeout_s: float = START_TIMEOUT_S, min_epoch: int = 0) -> None:
         self.run, self.config, self.role = run, config, role
-        self.epoch = self.slot = self.num_beats = self.num_replies = 0
+        self.num_beats = self.num_replies = 0
         self.finish_cause: str | None = None
         self.parting, self._min_epoch, self._routing_id = "", min_epoch, new_routing_id()
         self._silence_s, self._start_timeout_s, self._follows, self._job, self._serves = silence_s, start_timeout_s, follows, job, serves
@@ -160,7 +160,6 @@ class Peer:
             self._heard = time.monotonic()
             match message:
                 case Welcome():
-                    self.slot, self.epoch = message.slot, message.epoch
                     self._welcomed.set()
                     self._announced(message.announcement)
                     self._on_message(message)

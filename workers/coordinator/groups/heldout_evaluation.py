@@ -28,7 +28,7 @@ NUM_SHOWN = 8
 
 
 @dataclass
-class Result:
+class EvaluationResult:
     """A finished evaluation. `samples`: of each prompt that was judged, in the order of the prompts; `shown`: of the first prompts, by index, the
     beginning of the first answer and its score."""
 
@@ -145,13 +145,13 @@ class Evaluation:
         self._waiting.extend(self.running.pop(group_id).index for group_id in group_ids)
         return len(group_ids)
 
-    def result(self) -> Result | None:
+    def result(self) -> EvaluationResult | None:
         """The result once every prompt is done, after which the next evaluation may start; else None."""
         if not self.active or self.num_done < self.num_prompts:
             return None
         count = max(1, len(self.scores))
         steps = self.steps or {self.step}
-        result = Result(self.step, self.num_prompts, len(self.failed), sum(self.scores.values()) / count,
+        result = EvaluationResult(self.step, self.num_prompts, len(self.failed), sum(self.scores.values()) / count,
                         sum(self.rewards.values()) / count, min(steps), max(steps), self.example,
                         [self.samples[index] for index in sorted(self.samples)],
                         {index: (text, self.samples[index][0][0]) for index, text in sorted(self.texts.items())})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from workers.coordinator.core import Coordinator
-from workers.coordinator.groups.heldout_evaluation import Result
+from workers.coordinator.groups.heldout_evaluation import EvaluationResult
 from workers.coordinator.monitoring.waiting_reasons import waiting
 from workers.coordinator.training.step_records import HeldoutLoss, StepRecord
 from workers.coordinator.weights.broadcast_group import Phase
@@ -43,7 +43,7 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, re
         "running": len(coordinator.ledger.running), "concurrency": coordinator.concurrency.limit, "num_set_aside": len(coordinator.ledger.set_aside),
         "num_retries": coordinator.totals.num_retries, "replicas": coordinator.registry.num_ready, "rollout_idle_s": round(rollouts.idle_s, 3),
         "rollout_sample_s": round(rollouts.sample_s, 3), "weight_updates": rollouts.num_updates, "weight_update_s": round(rollouts.update_s, 3),
-        **{f"weight_{name}": round(getattr(rollouts, name), 3) for name in ("pause_s", "load_s", "prefill_s", "fetch_s")},
+        **{f"weight_{name}": round(getattr(rollouts, name), 3) for name in ("pause_s", "load_s", "fetch_s")},
         "weight_fetch_bytes": rollouts.fetch_bytes, "weight_fallbacks": rollouts.num_fallbacks, "weight_chunks_refetched": rollouts.num_refetched,
         "engine_restarts": rollouts.num_restarts,
         "reward_busy_s": round(rollouts.reward_busy_s, 3), "reward_wait_s": round(rollouts.rewards_wait_s, 3),
@@ -54,7 +54,7 @@ def step_record(coordinator: Coordinator, record: StepRecord, seconds: float, re
     } | own
 
 
-def evaluation_record(coordinator: Coordinator, result: Result, seconds: float) -> dict:
+def evaluation_record(coordinator: Coordinator, result: EvaluationResult, seconds: float) -> dict:
     """One line of evaluations.jsonl; `accuracy` is the mean score (avg@k), `graded` whether some score is neither 0 nor 1; 'avg', 'pass' and 'maj'
     are those of `statistics.figures`."""
     config = coordinator.config.evaluation
@@ -65,7 +65,7 @@ def evaluation_record(coordinator: Coordinator, result: Result, seconds: float) 
             "last_step": result.last_step, "example": result.example, "temperature": config.temperature, **told}
 
 
-def samples_record(coordinator: Coordinator, result: Result) -> dict:
+def samples_record(coordinator: Coordinator, result: EvaluationResult) -> dict:
     """One line of heldout_samples.jsonl: the first held-out prompts with the beginnings of their answers, bounded in size."""
     prompts = coordinator.office.heldout
     return {"step": result.step, "samples": [
@@ -115,7 +115,7 @@ def status(coordinator: Coordinator, now: float, seconds: float, wall: float, re
 def _weights(state: Coordinator, rollouts: WorkerStatus) -> dict:
     """How new weights travel: means of the rollout workers' updates in seconds and bytes; what has failed, and why; who loads now."""
     permits, workers = state.delivery.permits, state.registry.workers
-    each = {name: getattr(rollouts, name) / max(1, rollouts.num_updates) for name in ("fetch_s", "fetch_bytes", "pause_s", "load_s", "prefill_s")}
+    each = {name: getattr(rollouts, name) / max(1, rollouts.num_updates) for name in ("fetch_s", "fetch_bytes", "pause_s", "load_s")}
     return {
         "transport": state.config.weights.transport.value, "failed": dict(state.delivery.fallbacks), "num_updates": rollouts.num_updates,
         "broadcast_to": len(state.broadcasts.group.members.ranks) if state.broadcasts.group.phase is Phase.standing else 0,

@@ -165,7 +165,7 @@ class FlightRecorder:
             return
         began, self._pointed = time.thread_time(), now
         try:
-            self._pending.append(Point(self._number, *self._clock()[1:], digests(freeze(self._core))))
+            self._pending.append(Point(self._number, digests(freeze(self._core))))
         except StateError as error:
             self._stop(str(error))
         self._spent_s += time.thread_time() - began

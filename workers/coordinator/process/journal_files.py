@@ -52,9 +52,10 @@ def records_of(part: Part) -> Iterator[bytes]:
 def code() -> str:
     """A digest of the modules that decide."""
     found = blake3()
+    root = Path(workers.__path__[0])
     for pattern in DECIDES:
-        for path in sorted(Path(workers.__path__[0]).glob(pattern)):
-            if "process" not in path.parts:
+        for path in sorted(root.glob(pattern)):
+            if "process" not in path.relative_to(root).parts:
                 found.update(path.read_bytes())
     return f"headway {found.hexdigest()[:16]}"
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from workers.coordinator.core import Coordinator
 from workers.coordinator.groups.group_states import index_of
-from workers.coordinator.groups.heldout_evaluation import Result
+from workers.coordinator.groups.heldout_evaluation import EvaluationResult
 from workers.coordinator.training.step_records import HeldoutGroup, Record, StepRecord
 from workers.messages.codec import MessageError
 from workers.messages.from_worker import KeptLogprobs
@@ -63,7 +63,7 @@ class KeptRollouts:
         elif isinstance(record, HeldoutGroup):
             index = int(record.group.group_id.partition(".")[2])
             self._files.keep([Kept(record.step, HELDOUT, record.group, self._core.office.heldout[index].reference)])
-        elif isinstance(record, Result):
+        elif isinstance(record, EvaluationResult):
             self._files.keep(())
 
     def flush(self) -> None:

@@ -78,7 +78,7 @@ class CoordinatorWorker:
         self._fleet_watch = SlurmWatch(run, self.machine)
         self._next_status = self._next_look = self._next_tick = 0.0
         self._outside = Outside(run, self.config, epoch, self.machine)
-        self._saving: asyncio.Task[None] | None = None
+        self._beside: list[asyncio.Task[None]] = []
 
     @property
     def seconds(self) -> float:
@@ -94,10 +94,12 @@ class CoordinatorWorker:
         publish(self.run, Address(self.epoch, self.sockets.router_endpoint, self.sockets.publisher_endpoint))
         receiving = asyncio.create_task(self.sockets.receive())
         watching = asyncio.create_task(self._fleet_watch.watch())
+        self._beside.append(watching)
         try:
             while core.ended is None and core.left is None:
                 receiving = await self.receive(receiving)
                 self._look_around()
+                self._check_what_runs_beside()
                 await self.flush()
             self.record()
             self.write_status()
@@ -145,7 +147,7 @@ class CoordinatorWorker:
             return
         content = self.core.snapshot(self.seconds, positions).buffers()
         self.partials.in_checkpoint(Version(self.epoch, request.step))
-        self._saving = asyncio.create_task(self._write_part(peer, request, content))
+        self._beside.append(asyncio.create_task(self._write_part(peer, request, content)))
 
     async def _write_part(self, peer: bytes, request: CheckpointRequest, content: list[bytes | memoryview]) -> None:
         await self.recorder.flush()  # an audit of the next incarnation is to know what this part holds
@@ -155,6 +157,12 @@ class CoordinatorWorker:
             print(f"the coordinator's part of the checkpoint of step {request.step} cannot be written: {error}", flush=True)
             return
         await self.sockets.send(peer, CheckpointPart(request.step, request.final))
+
+    def _check_what_runs_beside(self) -> None:
+        """Raise what ended a task that nobody waits for."""
+        for task in [task for task in self._beside if task.done()]:
+            self._beside.remove(task)
+            task.result()
 
     def _look_around(self) -> None:
         now = time.monotonic()

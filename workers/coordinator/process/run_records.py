@@ -3,7 +3,7 @@ groups that are kept to be read."""
 
 from __future__ import annotations
 
-from workers.coordinator.groups.heldout_evaluation import Result
+from workers.coordinator.groups.heldout_evaluation import EvaluationResult
 from workers.coordinator.monitoring import reporting
 from workers.coordinator.monitoring.alarm_state import Health
 from workers.coordinator.process.kept_rollouts import KeptRollouts
@@ -62,7 +62,7 @@ class RunRecords:
                     self._recorder.consumed(record.step - 1, record.consumed)
                 case HeldoutLoss():
                     self._evaluated(reporting.heldout_record(self._core, record, seconds))
-                case Result():
+                case EvaluationResult():
                     self._evaluated(reporting.evaluation_record(self._core, record, seconds))
                     self._recorder.samples(reporting.samples_record(self._core, record))
             self.rollouts.take(record)

@@ -26,7 +26,7 @@ from workers.coordinator.recording.inputs import AnyInput, Outcome
 from workers.messages.from_coordinator import Refused
 from workers.messages.parts import Struct
 
-FORMAT = 1
+FORMAT = 2
 HEAD = struct.Struct(">II")
 MAX_FRAME = 1 << 30
 CRASHED: list = []
@@ -73,11 +73,9 @@ class Entry(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Point(Struct, frozen=True, tag=True, array_like=True):
-    """The digest of each part of the state after input `number`; times as in `Start`."""
+    """The digest of each part of the state after input `number`."""
 
     number: int
-    wall: float
-    seconds: float
     digests: dict[str, bytes]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workers.coordinator.groups.consumption import BatchAges
-from workers.coordinator.groups.heldout_evaluation import Result
+from workers.coordinator.groups.heldout_evaluation import EvaluationResult
 from workers.coordinator.groups.rejections import Sampled
 from workers.messages.parts import Group
 
@@ -41,4 +41,4 @@ class HeldoutLoss:
     num_tokens: int
 
 
-Record = StepRecord | HeldoutLoss | HeldoutGroup | Result
+Record = StepRecord | HeldoutLoss | HeldoutGroup | EvaluationResult

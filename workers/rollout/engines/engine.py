@@ -191,7 +191,7 @@ class Engine:
                     raise
                 self._break(f"{self.name} has refused version {weights.version} twice: {error}", client)
                 return
-            self.held, self._refused, self._stands_still = weights.version, None, False
+            self._holds(weights.version, client)
         await self._changed()
 
     async def receive(self, version: Version, go: Callable[[], Awaitable[bool]], load: Callable[[EngineClient], Awaitable[None]]) -> bool:
@@ -209,15 +209,20 @@ class Engine:
                     if await go():
                         with interruption.loading():
                             await load(client)
-                        self.held, self._refused, self._stands_still = version, None, False
+                        self._holds(version, client)
                     await interruption.end(client)
                 except NoAnswer as error:
                     self._break(str(error), client)
                 except EngineError as error:
-                    self.held, self._stands_still = None, True
+                    self.held, self._stands_still = None, self.client is client
                     print(f"warning: {self.name} has not got version {version} by broadcast: {error}", flush=True)
         await self._changed()
         return self.held == version
+
+    def _holds(self, version: Version, client: EngineClient) -> None:
+        """The server behind `client` has `version`, if it has not gone meanwhile."""
+        if self.client is client:
+            self.held, self._refused, self._stands_still = version, None, False
 
     async def _load(self, client: EngineClient, weights: Weights) -> None:
         """Load by weights.swap; once more if it is refused. Raises `EngineError` after that, and leaves a server that was paused standing still."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from workers.config import ClusterKind, Config, ConfigError, Server
 from workers.rollout.engines.servers.devices import ALL, of_job, of_replica, of_server
 from workers.rollout.engines.servers.process import ServerProcess
-from workers.rollout.engines.servers.span import Nodes, SpreadServer
+from workers.rollout.engines.servers.spread_server import Nodes, SpreadServer
 from workers.run.folder import RunFolder
 from workers.run.processes import GPUS
 from workers.slurm.termination import slurm_job

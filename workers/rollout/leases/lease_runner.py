@@ -47,7 +47,7 @@ class LeaseRunner:
         self._parks = False
         self._idle_s, self._idle_since = 0.0, time.monotonic()
         self._sample_s, self._counted_at = 0.0, self._idle_since
-        self.tokens_generated = self.tokens_interrupted = 0
+        self.tokens_generated = 0
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -149,4 +149,3 @@ class LeaseRunner:
     def _count(self, group: Group) -> None:
         if group.purpose is Purpose.training:
             self.tokens_generated += int(group.loss_mask.sum())
-            self.tokens_interrupted += group.tokens_interrupted

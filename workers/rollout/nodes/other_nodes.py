@@ -26,7 +26,7 @@ from workers.config import ClusterKind, Config
 from workers.messages.codec import MessageError
 from workers.messages.engine_nodes import FetchVersion, FromNode, Leave, NodeLives, RankEnded, StartRank, StopRank, VersionFetched, WorkerLives
 from workers.messages.parts import Announcement, Message, Version
-from workers.rollout.engines.servers.span import Start
+from workers.rollout.engines.servers.spread_server import Start
 from workers.rollout.weights.fetch import WeightsSuperseded
 from workers.run.files import write_once
 from workers.run.folder import RunFolder

@@ -60,11 +60,6 @@ class FetchPlan:
         """Whether every chunk is there and checked."""
         return not self._left
 
-    @property
-    def num_left(self) -> int:
-        """How many chunks are not there yet."""
-        return len(self._left)
-
     def requests(self, now: float) -> list[Request]:
         """What to ask now; it is outstanding from here on."""
         found: list[Request] = []

@@ -20,7 +20,7 @@ from launcher.launch import before_start, on_slurm
 from launcher.memory import capacity, micro_batches
 from launcher.memory.activations import GIB, Layout, kept_bytes, layout
 from launcher.memory.capacity import Capacities, Capacity, bytes_of, look, types_in
-from launcher.memory.estimate import RankMemory, in_words, rank_memory, replica_memory, server_memory
+from launcher.memory.estimate import RankMemory, bytes_in_words, rank_memory, replica_memory, server_memory
 from launcher.memory.fit import changed, check, nearest, needs
 from launcher.memory.parameters import count_weights
 from launcher.slurm import queries
@@ -220,7 +220,7 @@ def test_models_that_sglang_cannot_split_so_are_refused(architecture: Architectu
 @pytest.mark.parametrize(("number", "words"), [
     (12.34 * GIB, "12.3 GiB"), (140.4 * GIB, "140 GiB"), (35 * 2**20, "35 MiB"), (1023 * 2**20, "1023 MiB")])
 def test_sizes_are_for_people(number: float, words: str) -> None:
-    assert in_words(number) == words
+    assert bytes_in_words(number) == words
 
 
 # -- what does not fit -----------------------------------------------------------------------------------------------------

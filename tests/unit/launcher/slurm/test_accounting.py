@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.monitoring.observation import Observation, figures
-from launcher.slurm.accounting import Checkpoint, IdleTime, account, describe, last_sign, newest_checkpoint, training_hours
+from launcher.slurm.accounting import IdleTime, NewestCheckpoint, account, describe, last_sign, newest_checkpoint, training_hours
 from launcher.slurm.queries import HistoryEntry, QueueEntry
 from launcher.slurm.states import State
 from workers.run import incarnations
@@ -51,7 +51,7 @@ def test_what_is_lost_without_a_word() -> None:
     going_on = life(2, 2.5 * HOUR + 1, 7)
     assert account([life(1, 10), going_on], history, None, 0.0).wasted == 0, "how many steps it lost is not known"
     assert account([life(1, 10, 7), going_on], history, None, 0.0).wasted == pytest.approx(8.0), "it got nowhere"
-    saved = Checkpoint(1, 7, 1.5 * HOUR)
+    saved = NewestCheckpoint(1, 7, 1.5 * HOUR)
     assert account([life(1, 10), going_on], history, saved, 0.0).wasted == pytest.approx(2.0), "half an hour after its checkpoint"
     assert account([life(2, 2.5 * HOUR + 1, 7)], history, None, 0.0).wasted == 0, "it runs"
 
@@ -87,9 +87,9 @@ def test_training_time_of_a_life_without_an_end() -> None:
 
 def test_when_training_was_seen(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
-    assert last_sign(run, None) == 0 and last_sign(run, Checkpoint(1, 2, 7.0)) == 7
+    assert last_sign(run, None) == 0 and last_sign(run, NewestCheckpoint(1, 2, 7.0)) == 7
     run.status.write_text('{"time": 9.0}')
-    assert last_sign(run, None) == 9 and last_sign(run, Checkpoint(1, 2, 11.0)) == 11
+    assert last_sign(run, None) == 9 and last_sign(run, NewestCheckpoint(1, 2, 11.0)) == 11
     killed, running = [life(1, HOUR)], [QueueEntry("1", 1, "9", State.RUNNING, "", ("trn0",), 5.0, 600.0)]
     nothing: dict[str, list[HistoryEntry]] = {"train": [], "inference": []}
     assert Observation(9 * HOUR, {"train": running}, nothing, "", killed, None, 2 * HOUR).training_hours == pytest.approx(8.0)
@@ -118,12 +118,13 @@ def test_the_run_folder(tmp_path: Path) -> None:
         (run.checkpoints / name).mkdir()
         if content is not None:
             (run.checkpoints / name / "manifest.json").write_text(json.dumps(content))
-    (run.checkpoints / ".3.8.tmp").mkdir()
-    assert newest_checkpoint(run) == Checkpoint(2, 4, 3.0), "what has no manifest is not complete; a later epoch is another lineage"
+    for name in (".3.8.tmp", "3.8-copy", "3.8.bak"):
+        (run.checkpoints / name).mkdir()
+    assert newest_checkpoint(run) == NewestCheckpoint(2, 4, 3.0), "what has no manifest is not complete; a later epoch is another lineage"
     (run.checkpoints / "2.4" / "manifest.json").write_text('{"time": 3')
-    assert newest_checkpoint(run) == Checkpoint(1, 10, 2.0), "nor is one whose manifest was cut short"
+    assert newest_checkpoint(run) == NewestCheckpoint(1, 10, 2.0), "nor is one whose manifest was cut short"
     (run.checkpoints / "2.4" / "manifest.json").unlink()
-    assert newest_checkpoint(run) == Checkpoint(1, 10, 2.0)
+    assert newest_checkpoint(run) == NewestCheckpoint(1, 10, 2.0)
 
 
 def test_figures_of_the_roles() -> None:
@@ -131,7 +132,7 @@ def test_figures_of_the_roles() -> None:
              "inference": [QueueEntry("2", 11, "10", State.PENDING, "Priority", (), 2000.0, 60.0),
                            QueueEntry("2", 9, "11", State.PENDING, "JobArrayTaskLimit", (), None, 60.0)]}
     history = {"train": [past("1_0", 0, 1.0, state=State.FAILED), past("1_2", 0, 1.0, state=State.FAILED), past("1_1", 0, 1.0)], "inference": []}
-    result = figures(Observation(1000.0, queue, history, "", [life(1, 3)], Checkpoint(1, 4, 990.0)), 0.0)
+    result = figures(Observation(1000.0, queue, history, "", [life(1, 3)], NewestCheckpoint(1, 4, 990.0)), 0.0)
     train, inference = result["roles"]["train"], result["roles"]["inference"]
     assert train["running"] == [{"element": "1_2", "state": "RUNNING", "nodes": ["trn0"], "time_left_s": 600.0}]
     assert (train["done"], train["failed"], train["pending"]) == (1, 1, 0), "1_2 failed once and runs again"

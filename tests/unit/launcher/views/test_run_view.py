@@ -110,7 +110,7 @@ def test_workers_at_which_groups_fail_are_named() -> None:
 
 def test_what_a_version_costs_and_what_has_failed_on_its_way() -> None:
     weights = {"transport": "zmq", "failed": {}, "num_updates": 4, "fetch_s": 1.25, "fetch_bytes": 270e6, "pause_s": 0.1, "load_s": 0.5,
-               "prefill_s": 0.0, "num_fallbacks": 0, "num_refetched": 0, "loading": [], "waiting_to_load": []}
+               "num_fallbacks": 0, "num_refetched": 0, "loading": [], "waiting_to_load": []}
     assert "weights" not in shown(status(weights={**weights, "num_updates": 0}, workers=[])).replace("worker process weights of step", "")
     text = shown(status(weights=weights))
     assert "by zmq a version takes 1.25 s to arrive (270.0 MB), 0.10 s to pause, 0.50 s to load" in text and "wrong" not in text

@@ -11,7 +11,7 @@ from tests.support.groups import make_group, make_partial
 from tests.support.ticking import pass_time
 from workers.config import Bound, ClusterKind, Config, Control
 from workers.coordinator.core import DRAIN_S, Coordinator
-from workers.coordinator.groups.heldout_evaluation import Result
+from workers.coordinator.groups.heldout_evaluation import EvaluationResult
 from workers.coordinator.groups.ledger import LOST_AFTER_S
 from workers.coordinator.groups.results import MAX_HOPELESS
 from workers.coordinator.monitoring.reporting import status, summary
@@ -136,7 +136,7 @@ def test_a_whole_run() -> None:
         assert only(play.finish(lease), Batch) == [], "the first batch waits for the first evaluation"
     batch = [found for lease in granted[:3] for found in only(play.finish(lease), Batch)]
     assert [group.group_id for group in batch[0].groups] == ["g0", "g1"]
-    assert only(play.core.training.records, Result)[0].accuracy == 1.0
+    assert only(play.core.training.records, EvaluationResult)[0].accuracy == 1.0
     sent = play.publish(1)
     assert only(sent, VersionAnnounced) and len(leases(sent)) == 2, "a new version admits B more groups"
     [second] = only(play.tell(TRAINER, BatchRequest(1)), Batch)
@@ -204,7 +204,7 @@ def test_registering_twice_is_harmless_and_a_second_trainer_is_refused() -> None
     play = Play()
     [first] = play.tell(ROLLOUT, Register(Role.rollout, "node", 1))
     [again] = play.tell(ROLLOUT, Register(Role.rollout, "node", 1))
-    assert first == again == Welcome(0, 7, None)
+    assert first == again == Welcome(7, None)
     play.tell(TRAINER, Register(Role.trainer, "node", 2))
     assert isinstance(play.tell(b"second", Register(Role.trainer, "node", 3))[0], Refused)
     assert isinstance(play.tell(b"old", Register(Role.rollout, "node", 4, protocol=99))[0], Refused)
@@ -842,7 +842,7 @@ def test_a_worker_goes_on_with_its_leases_under_the_next_incarnation() -> None:
     held, snapshot = interrupted()
     play = Play(epoch=8, snapshot=snapshot, run__num_steps=9)
     sent = register(play, [hold(lease.group_id, lease.attempt, lease.version) for lease in held])
-    assert sent == [Welcome(0, 8, None)], "nothing is refused"
+    assert sent == [Welcome(8, None)], "nothing is refused"
     play.tell(TRAINER, Register(Role.trainer, "node", 2))
     assert only(play.publish(2), Refused) and not only(play.publish(1), Refused), "the first weights are those that were restored"
     assert leases(play.beat(1)) == [], "all places are taken"
@@ -970,7 +970,7 @@ def test_evaluation_prompts_from_before_are_evaluated_anew_but_those_that_were_j
     assert {lease.attempt for lease in again}.isdisjoint({lease.attempt for lease in granted}), "an old answer names no new lease"
     for lease in again:
         after.finish(lease)
-    [result] = only(after.core.training.records, Result)
+    [result] = only(after.core.training.records, EvaluationResult)
     assert result.num_prompts == 3 and result.accuracy == 1.0
 
 

@@ -8,7 +8,7 @@ from tests.support.groups import make_group
 from tests.support.ticking import pass_time
 from tests.unit.workers.coordinator.test_core import ROLLOUT, TRAINER, Play
 from workers.config import ClusterKind
-from workers.coordinator.groups.heldout_evaluation import Result
+from workers.coordinator.groups.heldout_evaluation import EvaluationResult
 from workers.coordinator.monitoring.reporting import status
 from workers.coordinator.monitoring.waiting_reasons import waiting
 from workers.coordinator.registered_worker import SUSPECT_AFTER, Worker
@@ -120,7 +120,7 @@ def test_held_out_prompts_that_failed_at_a_worker_go_to_others_first() -> None:
             play.fail()
         else:
             play.finish_at(GOOD)
-    [result] = [record for record in play.core.training.records if isinstance(record, Result)]
+    [result] = [record for record in play.core.training.records if isinstance(record, EvaluationResult)]
     assert (result.num_prompts, result.num_failed) == (3, 0)
 
 

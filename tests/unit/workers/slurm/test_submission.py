@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
 from workers.run.folder import RunFolder
-from workers.slurm import submission
+from workers.slurm import element, submission
 from workers.slurm.submission import CUT_SHORT, PATIENCE_S, SubmissionWatch
 
 
@@ -87,3 +89,18 @@ def test_a_run_that_has_ended_is_not_waited_for(run: RunFolder, clock: Clock) ->
     assert SubmissionWatch(run).is_whole()
     outcome = run.ended()
     assert outcome is not None and outcome["cause"] == "stopped"
+
+
+async def test_an_element_looks_again_where_the_run_folder_was_away(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([OSError(errno.EIO, "Input/output error"), {}, {"complete": True}])
+
+    def look(_: RunFolder) -> dict:
+        found = next(looks)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(RunFolder, "submission", look)
+    monkeypatch.setattr(element, "LOOK_S", 0.0)
+    await asyncio.wait_for(element._watch_submission(run), 60)
+    assert next(looks, None) is None

@@ -1,4 +1,5 @@
-"""Messages that wait together are taken together, and each leaves the record that it would leave alone; a checkpoint comes after them."""
+"""Messages that wait together are taken together, and each leaves the record that it would leave alone; a checkpoint comes after them. What
+breaks beside them is heard of."""
 
 from __future__ import annotations
 
@@ -67,5 +68,20 @@ def test_what_a_checkpoint_holds_is_in_the_journal_before_it(tmp_path: Path, mon
         worker.sockets.close()
         worker.records.close()
         assert recorded == [worker.recorder._number] == [1]
+
+    asyncio.run(scenario())
+
+
+def test_what_breaks_beside_the_messages_ends_the_process_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, LOAD)
+
+    async def breaks() -> None:
+        raise ValueError("a queue that nobody understands")
+
+    async def scenario() -> None:
+        worker = CoordinatorWorker(run, EPOCH, None)
+        monkeypatch.setattr(worker._fleet_watch, "watch", breaks)
+        with pytest.raises(ValueError, match="that nobody understands"):
+            await asyncio.wait_for(worker.serve(), 60)
 
     asyncio.run(scenario())

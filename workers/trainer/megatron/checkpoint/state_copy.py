@@ -1,8 +1,8 @@
 """One rank's tensors of the trainer's state on their way into a folder.
 
     main thread, all ranks     capture: the live tensors, or copies of them in the host's memory
-    any thread, rank R         write:   __R_0.distcp, hashed as it is written, on disk  --where each tensor lies--> mailbox
-    any thread, rank 0         finish:  all ranks' --> .metadata, common.pt, metadata.json
+    any thread, rank R         write_part: __R_0.distcp, hashed as it is written, on disk  --where each tensor lies--> mailbox
+    any thread, rank 0         write_index: all ranks' --> .metadata, common.pt, metadata.json
 
 The folder is then one of Megatron's dist_checkpointing, format torch_dist. Megatron's own strategies write it with collectives or from
 forked processes; forks do not go with the threads of gloo and CUDA, and collectives would have to keep in step with training's.

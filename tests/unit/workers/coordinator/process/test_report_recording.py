@@ -12,7 +12,7 @@ from tests.support.groups import make_group
 from tests.support.report_runs import make
 from workers.config import Config
 from workers.coordinator.core import Coordinator
-from workers.coordinator.groups.heldout_evaluation import NUM_SHOWN, Evaluation, Result
+from workers.coordinator.groups.heldout_evaluation import NUM_SHOWN, Evaluation, EvaluationResult
 from workers.coordinator.monitoring import reporting
 from workers.coordinator.process import shutdown
 from workers.coordinator.snapshot import restore_evaluation, save_evaluation
@@ -45,7 +45,7 @@ def _with_text(group: Group, text: str) -> Group:
     return type(group)(**{name: getattr(group, name) for name in group.__struct_fields__ if name != "first_text"}, first_text=text)
 
 
-def finished(evaluation: Evaluation) -> Result:
+def finished(evaluation: Evaluation) -> EvaluationResult:
     """The result, which must be there."""
     result = evaluation.result()
     assert result is not None

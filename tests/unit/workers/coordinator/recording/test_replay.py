@@ -52,7 +52,7 @@ class Kept(Notes):
 
     def note(self, core: Coordinator, given: AnyInput, outcome: Outcome) -> None:
         self.number += 1
-        self.parts[-1] += [written(journal.entry(given, outcome, [])), written(Point(self.number, given.now, given.now, digests(freeze(core))))]
+        self.parts[-1] += [written(journal.entry(given, outcome, [])), written(Point(self.number, digests(freeze(core))))]
 
 
 def replayed(parts: list[list[bytes]], auditor: Auditor | None = None) -> Replay:
@@ -187,7 +187,7 @@ def test_masks_are_kept_bit_by_bit(mask: list[bool]) -> None:
 
 
 def test_an_end_that_was_cut_off_is_left_out_and_damage_is_named() -> None:
-    frames = [journal.frame([Point(number, 0.0, 0.0, {})]) for number in range(3)]
+    frames = [journal.frame([Point(number, {})]) for number in range(3)]
     content = b"".join(frames)
     for length in range(len(content) + 1):
         whole = sum(length >= len(b"".join(frames[:number])) for number in (1, 2, 3))

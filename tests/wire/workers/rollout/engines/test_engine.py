@@ -182,6 +182,21 @@ async def test_an_engine_that_dies_while_it_stands_still_for_a_broadcast_is_star
     assert one.engine.num_restarts == 1 and one.engine.interruption.num_changes % 2 == 0
 
 
+async def test_a_server_that_dies_right_after_it_has_taken_weights_does_not_hold_them(one: Rig) -> None:
+    async def go() -> bool:
+        return True
+
+    async def load(_: EngineClient) -> None:
+        os.kill(pid_of(one.engine), signal.SIGKILL)
+        while one.engine.client is client:
+            await asyncio.sleep(0)
+
+    client, version = one.engine.client, Version(1, 1)
+    assert client is not None and one.newest is not None
+    assert not await one.engine.receive(version, go, load)
+    await restarted(one.engine, one.newest.version)
+
+
 async def test_a_pause_is_no_hang(tmp_path: Path, models: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.rollout.engines.engine.PROBE_S", 0.05)
     async with running(tmp_path, models, **slow(health_timeout_s=30.0)) as rig:

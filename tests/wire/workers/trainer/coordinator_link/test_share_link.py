@@ -95,6 +95,18 @@ async def test_a_coordinator_that_dies_is_an_error_for_whoever_waits_and_whoever
                 await waiting
 
 
+async def test_what_cannot_be_sent_is_an_error_and_a_thread_that_has_ended_holds_nothing(run: RunFolder) -> None:
+    async with playing(run, 1) as play, linked(run) as link:
+        link.ask(0)
+        await play.until(lambda: play.all(BatchRequest))
+        link._peer.send(BatchRequest(0, 1, object()))  # type: ignore[arg-type]
+        with pytest.raises(ConnectionError, match="share 1: this rank lost the coordinator: .*object"):
+            await fetched(link, 0)
+        await asyncio.to_thread(link.close, "")
+        assert link._peer._loop.is_closed()
+        link.ask(1)  # nobody is there, and nothing is lost by it
+
+
 async def test_the_end_of_the_run_wakes_whoever_waits(run: RunFolder) -> None:
     async with playing(run, 1) as play, linked(run) as link:
         link.ask(0)
