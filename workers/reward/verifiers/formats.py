@@ -12,9 +12,14 @@ from __future__ import annotations
 
 import re
 
+from workers.reward.verifiers.notation import signed
+
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;]|\\[()\[\]]|\\[,;:! ]|\\q?quad|and|or|\\text\{\s*(?:and|or)\s*\}){0,20}")
-_PHRASE = re.compile(r"(?:answers?(?:\s+(?:is|are)\s*:?|\s*[:=])|(?<!#)(?P<mark>####)(?!#))\s*", re.IGNORECASE)
+_PHRASE = re.compile(r"(?:answers?(?:\s+(?:is|are)\s*:?|\s*[:=])|(?<!#)(?P<mark>####)(?!#))(?:\s*+\*\*(?=\s))?\s*", re.IGNORECASE)
+"""With the end of its emphasis: "**Answer:** 18", and the answer on a line of its own."""
+_MINUS_BEFORE = re.compile(r"(?:[=$:]|\\[(\[]|\b(?:is|are))\s*-\s*$")
+_LONE = re.compile(r"[\d.,]+|[A-Za-z]|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}")
 _WORDS = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
 _ANSWER = re.compile(r"[ \t]*(?:[$\\]|[-+−]?[$€£¥]?\.?\d[\d,./]{0,50}(?!\d|[.):]?[ \t]+[A-Z]|[):]))")
 """Behind ####: a formula, or a number that does not number a heading ("3. Add", "2 Solution")."""
@@ -34,7 +39,7 @@ def boxed(completion: str) -> str | None:
     r"""What the last \boxed{...} or \fbox{...} holds, stripped; None without a closed one.
 
     Boxes joined by nothing but "and", "or" or a comma are one answer of several parts: "$\boxed{1}$ and $\boxed{2}$" gives
-    "1, 2". Of boxes in one another the inner one counts.
+    "1, 2". Of boxes in one another the inner one counts. A minus before a box, and nothing before that, is part of the answer.
     """
     boxes = _boxes(completion)
     if not boxes:
@@ -42,8 +47,14 @@ def boxed(completion: str) -> str | None:
     parts = [boxes.pop()]
     while boxes and _BETWEEN_BOXES.fullmatch(completion, boxes[-1][2], parts[-1][0]):
         parts.append(boxes.pop())
-    contents = [completion[content:end - 1].strip() for _, content, end in reversed(parts)]
+    contents = [_with_sign(completion[max(0, start - 20):start], completion[content:end - 1].strip()) for start, content, end in reversed(parts)]
     return ", ".join(dict.fromkeys(contents))
+
+
+def _with_sign(before: str, content: str) -> str:
+    if not _MINUS_BEFORE.search(signed(before)):
+        return content
+    return f"-{content}" if _LONE.fullmatch(content) else f"-({content})"
 
 
 def _boxes(completion: str) -> list[tuple[int, int, int]]:

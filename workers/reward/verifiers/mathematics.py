@@ -19,7 +19,7 @@ from typing import Any
 
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from sympy import Eq, Expr, Float, Number, simplify, solve
+from sympy import Eq, Expr, Float, Number, Rational, UnevaluatedExpr, simplify, solve
 
 from workers.reward.verifiers import bounded
 from workers.reward.verifiers.formats import boxed, final_answer
@@ -154,7 +154,7 @@ def _compact(text: str) -> str:
 
 def _equal(gold: list[Any], candidate: str) -> float:
     answer = _parse(candidate)
-    return float(verify(gold, answer, timeout_seconds=None) and not _misjudged(gold[0], answer[0]))
+    return float(verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None) and not _misjudged(gold[0], answer[0]))
 
 
 def _misjudged(gold: Any, answer: Any) -> bool:
@@ -166,6 +166,9 @@ def _misjudged(gold: Any, answer: Any) -> bool:
         return not (ratio.is_number and ratio.is_nonzero)
     if isinstance(gold, Number) and isinstance(answer, Number) and (isinstance(gold, Float) or isinstance(answer, Float)):
         return bool(abs(gold - answer) > FLOAT_TOLERANCE * abs(gold))  # it rounds to six places: small numbers are all alike to it
+    if isinstance(gold, Expr) and isinstance(answer, Expr) and not (gold.has(UnevaluatedExpr) or answer.has(UnevaluatedExpr)):  # of percent
+        gold, answer = gold.doit(), answer.doit()
+        return isinstance(gold, Rational) and isinstance(answer, Rational) and gold != answer  # 2^-100 and 2^-101
     return False
 
 

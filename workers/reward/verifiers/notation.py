@@ -29,13 +29,13 @@ _DASH = re.compile(r"(?<![\d%$)\]}])(?<![\d%$)\]}]\s)–(?=[\d.$€£])")
 _CHARACTERS = str.maketrans({
     "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
     "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "±": r"\pm ", "°": r"^{\circ}", "％": "%",
-    "∅": r"\emptyset ", "²": "^{2}", "³": "^{3}", "\u00a0": " ", "\u2009": " ", "\u202f": " "})
+    "∅": r"\emptyset ", "²": "^{2}", "³": "^{3}", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "~": " "})
 _MATH = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
 _MIXED = re.compile(r"(?<![\w./^}])(\d{1,9}) +(\d{1,9})/(\d{1,9})(?![\w./^])")
 _ROOT = re.compile(r"√\s*(\d+|[A-Za-z])")
 _THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:(?:,|\{,\}|\\[,!;: ]| )\d{3})+(?![\d,/])")
 _EXPONENT = re.compile(r"(?<![\w.])(\d{1,50}(?:\.\d{1,50})?)[eE]([+-]?\d{1,2})(?!\w)")
-_UNIT = re.compile(r"([-+]?\\?\$?[\d.,/]+)\s+([A-Za-z]{2,}\.?(?: [A-Za-z]+\.?)*)")
+_UNIT = re.compile(r"([-+]?\\?\$?[\d.,/]*\d)\s+([A-Za-z]{2,}\.?(?: [A-Za-z]+\.?)*)")
 _PRODUCT = re.compile(r"[xyz]{2,3}|abc?|bc|pq|uv|d[xyzrtu]")  # no units, as mn and ac may be
 _OPERATION = re.compile(r"[-+*/=^_]|\\[A-Za-z]")
 _APART = re.compile(r"[A-Za-z\d](?:\s|\\[ ,;:!]|~)+[a-z]{2,3}(?![A-Za-z])|(?<![A-Za-z])[a-z]{2,3}\s+[A-Za-z\d]")
@@ -49,6 +49,11 @@ _SCALE = re.compile(r"(?<![\d./}])(\d{1,50}(?:\.\d{1,50})?)(?:\s|\\[ ,;:]|~)*(\\
 _NAME = re.compile(r"(?<![\\A-Za-z])(?=(?:arc)?(?:sin|cos|tan)|cot|csc|log|ln)([A-Za-z]+)")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
+_NUMBER_AS_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{\s*([-+]?[\d.,/]*\d)([^{}\d]*)\}")
+_LABEL = re.compile(r"\\text\s*\{[^{}\d]*\}\s*[:=]\s*|\\text\s*\{[^{}\d]*[:=]\s*\}\s*")
+_SPACES = (r"\,", r"\;", r"\:", r"\!")
+_REPEATING = re.compile(r"(?<![\d.])(\d{0,50})\.(\d{0,50})\\(?:overline|bar)\s*\{(\d{1,50})\}")
+_RATIO = re.compile(r"\d{1,50}(?:\s*:\s*\d{1,50}){2,9}")
 _MEASURE = re.compile(r"[\d.,]+\s*[A-Za-z]{1,20}\.?(?:\s+(?:and\s+)?|$)")
 _MEASURES = re.compile(rf"\s*(?:{_MEASURE.pattern}){{2,9}}")
 _LETTERS = re.compile(r"[A-Za-z]+(?:[ '-]+[A-Za-z]+)*")
@@ -71,11 +76,16 @@ def written(text: str) -> str:
     if len(text) > MAX_CHARS:
         return text
     text = _MIXED.sub(_improper, _bare(signed(text).translate(_CHARACTERS)))
+    text = _NUMBER_AS_TEXT.sub(lambda found: found[1] + (f"\\text{{{found[2]}}}" if found[2].strip() else ""), text)
+    text = _REPEATING.sub(_fraction, text[found.end():] if (found := _LABEL.match(text)) else text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
     text = _EXPONENT.sub(lambda found: format(Decimal(found[0]), "f"), text)
     text = _SCALE.sub(lambda found: format(Decimal(found[1]).scaleb(_SCALES[found[3]]), "f") + (found[2] or ""), text)
     text = re.sub(r"(?<!\\)%", r"\\%", text)
+    text = re.sub(r"(?<=\d)i(?![A-Za-z])", " i", text.replace(r"\mathrm{i}", "i"))
+    if _RATIO.fullmatch(text):  # two parts are a quotient
+        text = f"({text.replace(':', ',')})"
     text = re.sub(r"\binfinity\b", r"\\infty", text.replace(r"\varnothing", r"\emptyset"))
     if (found := _UNIT.fullmatch(text)) and not FUNCTIONS.intersection(found[2].split()) and not _PRODUCT.fullmatch(found[2]):
         text = f"{found[1]}\\text{{ {found[2]}}}"
@@ -88,11 +98,21 @@ def _improper(found: re.Match[str]) -> str:
     return f"{whole * below + above}/{below}" if above < below else found[0]
 
 
+def _fraction(found: re.Match[str]) -> str:
+    """1/6 for "0.1\\overline{6}"."""
+    whole, fixed, again = found.groups()
+    above = int(whole + fixed + again) - int(whole + fixed or "0")
+    return f"\\frac{{{above}}}{{{(10 ** len(again) - 1) * 10 ** len(fixed)}}}"
+
+
 def _bare(text: str) -> str:
     """`text` without signs of mathematics or emphasis around the whole of it, and without punctuation after it."""
     before = None
     while text != before:
-        before, text = text, text.strip().rstrip(".,;:")
+        before, text = text, text.strip()
+        for space in _SPACES:
+            text = text.removeprefix(space).removesuffix(space)
+        text = text.removesuffix("\\").rstrip(".,;:")
         for opening, closing in _MATH:
             inside = text[len(opening):-len(closing)]
             if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing) and opening not in inside:

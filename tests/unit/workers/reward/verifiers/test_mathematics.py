@@ -90,6 +90,14 @@ def test_forms_that_models_write(reference: str, completion: str, expected: floa
     (r"x = 5\text{ m}", r"\boxed{5}"),
     (r"\frac{3}{4}", r"\boxed{\frac{3}{4} ft}"), (r"\frac{3}{4} ft", r"\boxed{3/4}"), ("5", r"\boxed{x=5m}"), ("d=50t", r"\boxed{50t}"),
     ("2", r"\boxed{t=2s}"),
+    ("18", "**Answer:**\n\n18"), ("18", "**The answer is:**\n\n18 dollars"), ("18", "**Answer:** **18**"), ("18", "The answer is 18, which is all."),
+    ("18", r"\boxed{18\,}"), ("18", r"\boxed{\,18\ }"), ("18", r"\boxed{\$18~\text{a day}}"), ("18", r"\boxed{\text{Area} = 18 \text{ cm}^2}"),
+    ("18", r"\boxed{\text{Total: } 18}"), ("18", r"\boxed{\textbf{18} \text{ cm}}"), ("18", r"\boxed{\text{18 cm}}"),
+    (r"1+2i\sqrt{3}", r"\boxed{1+2\sqrt{3}i}"), (r"\frac{3+4i}{5}", r"\boxed{\frac{3}{5}+\frac{4}{5}i}"), ("3+4i", r"\boxed{3 + 4\cdot i}"),
+    (r"(5,\infty)", r"\boxed{x > 5}"), ("[-2,7]", r"\boxed{-2 \le x \le 7}"), (r"0.\overline{3}", r"\boxed{\frac{1}{3}}"),
+    (r"\frac16", r"\boxed{0.1\overline{6}}"), ("1:2:3", r"\boxed{1 : 2 : 3}"), ("-5", r"so $x = -\boxed{5}$"),
+    (r"-\frac12", r"$-\boxed{\frac{1}{2}}$"),
+    ("5", r"10 - 5 = \boxed{5}"), ("5", r"$10-\boxed{5}$ is"), (r"\frac{1}{2^{100}}", r"\boxed{2^{-100}}"),
     ("5", "x = 5.\n\nSo the answer is correct."), (r"\text{correct}", "The answer is correct."), ("-5", r"\boxed{–5}"), ("-5", "The answer is –5."),
 ])
 def test_equal(reference: str, completion: str) -> None:
@@ -109,7 +117,9 @@ def test_equal(reference: str, completion: str) -> None:
     ("no solution", r"\boxed{solution no}"), ("5", r"\boxed{2 < 5}"), ("1", r"\boxed{0/0}"), ("0.5", r"\boxed{1/0}"), ("x+1", r"\boxed{y+1}"),
     ("12", r"\boxed{12 - kt}"), ("12", r"\boxed{12 + mn}"), ("7", r"\boxed{7rs + 2}"), ("3", r"\boxed{3n + mn}"), ("7r+s", r"\boxed{7r}"),
     ("3", r"\boxed{3 \text{ hours } 30 \text{ minutes}}"), ("5", r"\boxed{5 ft 6 in}"), ("12", r"\boxed{12 \text{ apples and } 5 \text{ oranges}}"),
-    ("5", "The answer is –5."),
+    ("5", "The answer is –5."), ("18", r"\boxed{\text{18 or 19}}"), ("18", r"\boxed{\text{Total: } 19}"), ("18", "**Answer:**\n\n19"),
+    (r"(5,\infty)", r"\boxed{x \ge 5}"), ("[-2,7]", r"\boxed{-2 < x \le 7}"), ("1:2:3", r"\boxed{1:3:2}"), ("5", r"so $x = -\boxed{5}$"),
+    (r"\frac{1}{2^{100}}", r"\boxed{\frac{1}{2^{101}}}"), (r"\frac{1}{100!}", r"\boxed{\frac{1}{99!}}"), (r"\frac13", r"\boxed{0.\overline{4}}"),
     ("5", r"\boxed{yes}"), ("yes", r"\boxed{no}"), (r"\text{Tom}", r"\boxed{Tim}"), ("3", "#### Step 3: Calculate\nThus 9 + 9 = 18."),
 ])
 def test_not_equal(reference: str, completion: str) -> None:
