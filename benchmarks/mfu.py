@@ -144,7 +144,7 @@ def samples(number: int, length: int, vocab_size: int) -> tuple[list[Any], list[
 
     groups = [TrainGroup(
         group_id=str(index), prompt=tokens(prompt), responses=[tokens(answer)], behavior_logprobs=[np.full(answer, -11.0, np.float32)],
-        loss_mask=[np.ones(answer, bool)], rewards=np.ones(1, np.float32), versions=[np.zeros(answer, np.int32)], head_version=0)
+        loss_mask=[np.ones(answer, bool)], rewards=np.ones(1, np.float32), versions=[np.zeros(answer, np.int32)])
         for index in range(number)]
     return groups, [np.array([1.0 if index % 2 else -1.0], np.float32) for index in range(number)]
 

@@ -89,7 +89,7 @@ def _group(number: int, prompt: list[int], answers: list[Generation], shape: Rou
     return TrainGroup(
         f"g{number}", np.array(prompt, np.int32), [np.array(answer.tokens, np.int32) for answer in answers],
         [np.array(answer.logprobs, np.float32) for answer in answers], [np.ones(length, np.bool_) for length in lengths],
-        draw.normal(size=len(answers)).astype(np.float32), [np.zeros(length, np.int32) for length in lengths], 0,
+        draw.normal(size=len(answers)).astype(np.float32), [np.zeros(length, np.int32) for length in lengths],
         routing=[chosen(answer) for answer in answers])
 
 

@@ -31,7 +31,7 @@ from workers.messages.from_worker import GroupFailed
 from workers.messages.parts import Lease, Purpose, Version
 from workers.model.tokenizer import open_tokenizer
 from workers.reward.pool.pool import RewardPool, VerifierError
-from workers.reward.verifiers.registry import own
+from workers.reward.verifiers.registry import check_reference, own
 from workers.rollout.engines.client import BadRequest, Generation, SamplingParams
 from workers.rollout.engines.sampler import Sample
 from workers.rollout.workflows import shell_agent
@@ -49,6 +49,8 @@ IMPORT_S, ROW_S, GROUP_S = 60.0, 10.0, 60.0
 LATER_S = 2.0
 """What blocks the event loop is interrupted so much later than what waits in it is cancelled."""
 SKIP = "It was tried on this machine; where it can only run on the nodes, leave that out with launch.try_functions=false"
+VERIFIED = ("single_turn", "multi_turn", "python_tool", "self_verification")
+"""Workflows that ask the verifier of the prompt, with its reference; others may ask another."""
 VERIFIER = "A verifier is a function (prompt, completion, reference) -> score from 0 to 1"
 
 
@@ -76,7 +78,8 @@ def _adapt(adapter: Adapter, row: Row, what: str) -> None:
 
 
 def check_functions(config: Config, folder: Path, prompts: list[Prompt], tried: bool) -> None:
-    """Check that the functions of the user's own that workers will import are there, and try them. Raises `ConfigError`."""
+    """Check that the functions of the user's own that workers will import are there, and try them; and that built-in verifiers can judge by the
+    references. Raises `ConfigError`."""
     with imported("workflow"):
         load_workflow(config.workflow.name)
         if config.workflow.name == "agent" and config.workflow.agent:
@@ -84,6 +87,8 @@ def check_functions(config: Config, folder: Path, prompts: list[Prompt], tried: 
         GroupFilter(config.workflow.keep)
     if config.workflow.name == "shell_agent":
         shell_agent.check(config.workflow.container, prompts, here=config.cluster.kind is ClusterKind.local)
+    for prompt in prompts if config.workflow.name in VERIFIED else ():
+        _check_reference(prompt)
     for note in try_functions(config, folder, prompts) if tried else ():
         print(note, flush=True)
 
@@ -103,6 +108,13 @@ def try_functions(config: Config, folder: Path, prompts: Sequence[Prompt]) -> li
     if away or (workflow.name in WORKFLOWS and workflow.name not in ("agent", "verifiers") and ":" not in workflow.keep):
         return []
     return _try_workflow(config, folder, prompts[0])
+
+
+def _check_reference(prompt: Prompt) -> None:
+    try:
+        check_reference(prompt.verifier, prompt.reference)
+    except ValueError as error:
+        raise ConfigError(f"{prompt.where}: verifier {prompt.verifier!r}: {error}. Correct the row, or name another reward.verifier") from error
 
 
 async def _try_verifier(config: Config, name: str, prompts: Iterable[Prompt]) -> None:

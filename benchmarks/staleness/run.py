@@ -144,7 +144,7 @@ class Run:
                 responses=[np.array(request.output, np.int32) for request in requests],
                 behavior_logprobs=[np.array(request.logprobs, np.float32) for request in requests],
                 loss_mask=[np.ones(len(request.output), np.bool_) for request in requests], rewards=np.array(rewards, np.float32),
-                versions=[np.full(len(request.output), version, np.int32) for request in requests], head_version=version))
+                versions=[np.full(len(request.output), version, np.int32) for request in requests]))
         return groups
 
     def _evaluate(self, step: int, learning: Learning) -> None:

@@ -94,7 +94,7 @@ def _group(number: int, task: Task, draw: random.Random) -> TrainGroup:
 
 def _train_group(number: int, prompt: np.ndarray, responses: list[np.ndarray], logprobs: list[np.ndarray], rewards: np.ndarray) -> TrainGroup:
     return TrainGroup(
-        group_id=f"g{number}", prompt=prompt, responses=responses, behavior_logprobs=logprobs, rewards=rewards, head_version=0,
+        group_id=f"g{number}", prompt=prompt, responses=responses, behavior_logprobs=logprobs, rewards=rewards,
         loss_mask=[np.ones(len(response), np.bool_) for response in responses],
         versions=[np.zeros(len(response), np.int32) for response in responses])
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workers.config import SandboxConfig
+from workers.config import SandboxBackend, SandboxConfig
 from workers.sandbox import sandbox as api
 from workers.sandbox.confinement import probe
 from workers.sandbox.forkserver.client import ServerProcess
@@ -276,10 +276,10 @@ def test_more_memory_than_this_process_may_have() -> None:
 
 def test_bubblewrap_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As on a kernel without Landlock."""
-    machine = probe.probe(bubblewrap=True)
+    machine = probe.probe(SandboxBackend.bubblewrap)
     if not machine.bubblewrap:
         pytest.skip("no bubblewrap that works here")
-    monkeypatch.setattr(probe, "probe", lambda **_: dataclasses.replace(machine, landlock=0))
+    monkeypatch.setattr(probe, "probe", lambda _: dataclasses.replace(machine, landlock=0))
     (tmp_path / "secret").write_text("secret")
     source = f"""
 import os

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import os
 import signal
 import sys
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_a_machine_without_anything_is_told_what_to_do(backend: SandboxBackend) 
 
 
 def test_the_sandbox_refuses_where_something_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "probe", lambda **_: Machine("x86_64", "4.18.0", 0, True, False, ""))
+    monkeypatch.setattr(probe, "probe", lambda _: Machine("x86_64", "4.18.0", 0, True, False, ""))
     with pytest.raises(SandboxError, match="no Landlock"):
         Sandbox(SandboxConfig())
 
@@ -65,8 +66,8 @@ def test_the_sandbox_refuses_where_something_is_missing(monkeypatch: pytest.Monk
 def test_a_weakened_sandbox_says_so_and_writes_nothing(notifications: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
                                                        tmp_path: Path) -> None:
     """As on a kernel without Landlock: this one's is not used."""
-    real = probe.probe(bubblewrap=False)
-    monkeypatch.setattr(probe, "probe", lambda **_: Machine(real.name, "4.18.0", 0, True, notifications, ""))
+    real = probe.probe(SandboxBackend.landlock)
+    monkeypatch.setattr(probe, "probe", lambda _: Machine(real.name, "4.18.0", 0, True, notifications, ""))
     for mode, expected in (("r", "mine"), ("w", "PermissionError"), ("a", "PermissionError"), ("r+", "PermissionError")):
         (tmp_path / "file").write_text("mine")
         with Sandbox(SandboxConfig(policy=SandboxPolicy.weaken, wall_s=120.0)) as sandbox:
@@ -78,10 +79,19 @@ def test_a_weakened_sandbox_says_so_and_writes_nothing(notifications: bool, monk
 
 
 def test_this_machine_is_looked_at() -> None:
-    machine = probe.probe(bubblewrap=True)
+    machine = probe.probe(SandboxBackend.bubblewrap)
     assert machine.name and machine.release and machine.landlock >= 0
-    config = SandboxConfig()
-    assert probe.check(config) == probe.judge(config, machine)
+    assert not probe.probe(SandboxBackend.landlock).bubblewrap and bool(probe.probe(SandboxBackend.auto).bubblewrap) == (
+        bool(machine.bubblewrap) and not machine.landlock), "asked only where it matters"
+
+
+@pytest.mark.parametrize("bwrap", ["#!/no/such/interpreter\n", "#!/bin/sh\nexec sleep 600\n"])
+def test_a_bubblewrap_that_cannot_run_is_none(bwrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bwrap").write_text(bwrap)
+    (tmp_path / "bwrap").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(probe, "_BUBBLEWRAP_S", 0.1)
+    assert probe.probe(SandboxBackend.bubblewrap).bubblewrap == ""
 
 
 frames = st.lists(st.binary(max_size=20), max_size=8)

@@ -89,7 +89,7 @@ def make_groups(num: int = 4, seed: int = 0) -> list[TrainGroup]:
             group_id=f"g{index}", prompt=rng.integers(0, VOCAB, size=int(rng.integers(3, 14))).astype(np.int32), responses=responses,
             behavior_logprobs=[rng.normal(-4, 0.3, size=len(response)).astype(np.float32) for response in responses],
             loss_mask=masks, rewards=rng.normal(size=5).astype(np.float32),
-            versions=[np.zeros(len(response), np.int32) for response in responses], head_version=0))
+            versions=[np.zeros(len(response), np.int32) for response in responses]))
     return groups
 
 

@@ -65,7 +65,7 @@ def gap_percentile(stats: Mapping[str, float], share: float) -> float:
 
 
 def summarize(stats: dict[str, float]) -> dict[str, float]:
-    """Metrics of merged statistics: means over valid tokens, shares in [0, 1], effective sample size in (0, 1].
+    """Metrics of merged statistics: means over valid tokens, shares in [0, 1], effective sample size in (0, 1], 0 without weights.
 
     `behavior_ess` is (sum w)^2 / (n sum w^2). `kl_proximal` and `kl_behavior` are the k1 estimates, mean of log pi_old - log pi on sampled
     tokens; `kl_reference`, where there is one, is the mean of k3. `gap_proximal_behavior` and its 99th percentile are of the policy before the

@@ -63,7 +63,7 @@ class TokenInputs:
 
     `mask` bool [N]: the tokens that are trained on. `reference`: log-probs of the reference policy. `entropy`: that of the current policy where the
     token was chosen, in nats, with gradient. `kept` bool [N]: False drops a token as a weight outside its bounds does. `responses`: needed for
-    anything but tokens and their mean.
+    the means of sequences (`sequence_mean`), and for weights of sequences.
     """
 
     current: Tensor

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""A function of the user's own: "package.module:function"."""
+
 
 class ConfigError(ValueError):
     """A config value that cannot work. Its text names key, value, rule and remedy."""

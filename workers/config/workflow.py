@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from workers.config.container import ContainerConfig
-from workers.config.rules import require
+from workers.config.rules import IMPORT_PATH, require
 
 WORKFLOWS = {name: f"workers.rollout.workflows.{name}:run" for name in (
     "single_turn", "multi_turn", "python_tool", "self_verification", "agent", "shell_agent")}
@@ -39,7 +38,6 @@ _ONLY_FOR = {
     "tool_format": ("agent", "verifiers"),
     "options": (),
 }
-_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 @dataclass
@@ -116,7 +114,8 @@ class WorkflowConfig:
         require(0 < self.turn_discount <= 1, "workflow.turn_discount", self.turn_discount, "must be greater than 0 and at most 1", "1 is none")
         require(bool(self.feedback), "workflow.feedback", self.feedback, "must not be empty", "It begins the next turn")
         require(bool(self.judge), "workflow.judge", self.judge, "must not be empty", "It asks for a judgement")
-        require(self.max_output_chars >= 1, "workflow.max_output_chars", self.max_output_chars, "must be at least 1", "2000 are usual")
+        require(1 <= self.max_output_chars <= 100_000, "workflow.max_output_chars", self.max_output_chars, "must be at least 1, at most 100000",
+                "2000 are usual")
         require(self.num_answers >= 2, "workflow.num_answers", self.num_answers, "must be at least 2", "There is nothing to choose from one")
         require(self.group_size >= 1, "workflow.group_size", self.group_size, "must be at least 1",
                 "Group-normalised advantages need 2 or more")
@@ -126,7 +125,7 @@ class WorkflowConfig:
         require(0 < self.top_p <= 1, "workflow.top_p", self.top_p, "must be in (0, 1]", "Use 1 for no nucleus cut")
         require(all(self.stop), "workflow.stop", self.stop, "must not hold an empty string", "Leave it out")
         require(self.top_k == -1 or self.top_k >= 1, "workflow.top_k", self.top_k, "must be -1 or at least 1", "Use -1 for no cut")
-        require(self.keep in ("all", "spread") or _FUNCTION.fullmatch(self.keep) is not None, "workflow.keep", self.keep,
+        require(self.keep in ("all", "spread") or IMPORT_PATH.fullmatch(self.keep) is not None, "workflow.keep", self.keep,
                 "must be all, spread, or the import path 'package.module:function' of your own", "Use all to train on every group")
         require(self.keep != "spread" or self.group_size >= 2, "workflow.group_size", self.group_size, "must be 2 or more with workflow.keep=spread",
                 "One reward alone has no spread: every group would be rejected")
@@ -137,7 +136,7 @@ class WorkflowConfig:
         """Check the keys of workflow.name=agent."""
         require(bool(self.agent) != bool(self.agent_command), "workflow.agent", self.agent, "must be given, or else workflow.agent_command, not both",
                 "Give 'package.module:function', or a program with its arguments")
-        require(not self.agent or _FUNCTION.fullmatch(self.agent) is not None, "workflow.agent", self.agent,
+        require(not self.agent or IMPORT_PATH.fullmatch(self.agent) is not None, "workflow.agent", self.agent,
                 "must be the import path 'package.module:function' of an async function", "Write the module's dots, a colon, and the function's name")
         require(not self.agent_command or bool(self.agent_command[0]), "workflow.agent_command", self.agent_command, "must begin with a program",
                 "For example [python, my_agent.py]")
@@ -162,7 +161,7 @@ class WorkflowConfig:
         """Check that there may be such a workflow, and that no key is set which it does not read."""
         if self.name not in WORKFLOWS:
             near = difflib.get_close_matches(self.name, WORKFLOWS, n=1)
-            require(_FUNCTION.fullmatch(self.name) is not None, "workflow.name", self.name,
+            require(IMPORT_PATH.fullmatch(self.name) is not None, "workflow.name", self.name,
                     f"must be one of {', '.join(WORKFLOWS)}, or the import path 'package.module:function' of your own",
                     f"Did you mean {near[0]}?" if near else "Write the module's dots, a colon, and the function's name")
             return

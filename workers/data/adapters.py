@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from workers.config import ConfigError
+from workers.config.rules import IMPORT_PATH
 from workers.data.code_tests import code_reference
 from workers.run.user_code import import_function
 
 Adapter = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
-_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _CALCULATION = re.compile(r"<<[^<>]*>>")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 """A brace, or what is escaped and therefore none."""
@@ -104,7 +104,7 @@ def load_adapter(name: str) -> Adapter:
     """The adapter of that name, or the function with that import path. Raises `ConfigError`."""
     if name in ADAPTERS:
         return ADAPTERS[name]
-    if not _IMPORT_PATH.fullmatch(name):
+    if not IMPORT_PATH.fullmatch(name):
         near = difflib.get_close_matches(name, ADAPTERS, n=1)
         raise ConfigError(f"data.adapter={name!r}: no such adapter{f'; did you mean {near[0]!r}?' if near else '.'} "
                           f"Use one of {', '.join(ADAPTERS)}, or the import path 'package.module:function' of your own")
@@ -133,5 +133,5 @@ def _open_box(solution: str) -> str:
 
 
 def _id(row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = next((value for own, value in row.items() if own.lower() == name and value is not None), None)
+    value = _of_either_case(row, name)
     return {} if value is None else {"id": value}

@@ -21,13 +21,12 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 from workers.config import ConfigError, DataConfig
-from workers.data.limits import SPARE
+from workers.data.limits import MAX_TRIES, SPARE
 from workers.data.prompt import Prompt, check_index
 from workers.reward.verifiers.gym import encode_reference
 from workers.reward.verifiers.registry import modules
 
 CHUNK = 500
-MAX_TRIES = 64
 _HELDOUT_SEEDS = 2**30
 """Seeds below this train; seeds from here on are held out."""
 _UNSTABLE = {"isomorphic_strings", "polynomial_multiplication", "ransom_note"}
@@ -55,7 +54,7 @@ class GymPrompts:
         self._heldout = self._draw_heldout()
         self._heldout_texts = frozenset(prompt.text for prompt in self._heldout)
         for number in range(len(self._stages)):
-            self._create(self._stage_options(number), seed=0, size=1)
+            self._create(number, seed=0, size=1)
 
     def train(self, index: int) -> Prompt:
         """Training prompt number `index`. Raises `ConfigError` if only held-out questions can be found for it."""
@@ -105,13 +104,15 @@ class GymPrompts:
     def _make_chunk(self, part: str, chunk: int, attempt: int, stage: int) -> Any:
         digest = hashlib.sha256(f"{self._seed}/{part}/{chunk}/{attempt}".encode()).digest()
         seed = int.from_bytes(digest[:8], "big") % (_HELDOUT_SEEDS - CHUNK) + (_HELDOUT_SEEDS if part == "heldout" else 0)
-        return self._create(self._stage_options(stage), seed, CHUNK)
+        return self._create(stage, seed, CHUNK)
 
-    def _create(self, options: dict[str, str | int | float | bool], seed: int, size: int) -> Any:
+    def _create(self, stage: int, seed: int, size: int) -> Any:
+        options = self._stage_options(stage)
         try:
             return reasoning_gym.create_dataset(self._task, **options, seed=seed, size=size)
         except (AssertionError, TypeError, ValueError) as error:
-            raise ConfigError(f"data.options={options!r}: task {self._task!r} refuses them ({error}). "
+            key = f"data.stages[{stage}].options" if stage < len(self._stages) else "data.options"
+            raise ConfigError(f"{key}={options!r}: task {self._task!r} refuses them ({error}). "
                               f"Its options are {_describe_options(self._task)}") from error
 
     def _prompt(self, name: str, entry: dict[str, Any], stage: int) -> Prompt:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,8 +107,15 @@ class Chunks:
 
     def read(self, number: int) -> dict[int, dict]:
         """The lines of a chunk's prompts, by index: of one that was judged twice, the first, and one that failed only where it was never judged."""
+        return self._lines(number, self._claims()[0].get(number, []))
+
+    def read_all(self) -> Iterator[dict[int, dict]]:
+        """Those of every chunk that was begun, in their order; the folder is listed once."""
+        return (self._lines(number, claims) for number, claims in sorted(self._claims()[0].items()))
+
+    def _lines(self, number: int, claims: Iterable[int]) -> dict[int, dict]:
         found: dict[int, dict] = {}
-        for claim in sorted(self._claims()[0].get(number, [])):
+        for claim in sorted(claims):
             for line in read_lines(self._file(number, claim)):
                 if "failed" in found.get(line["index"], {"failed": ""}):
                     found[line["index"]] = line
@@ -116,7 +123,7 @@ class Chunks:
 
     def num_judged(self) -> int:
         """How many prompts are judged; one that failed is not."""
-        return sum("failed" not in line for number in self._claims()[0] for line in self.read(number).values())
+        return sum("failed" not in line for lines in self.read_all() for line in lines.values())
 
     def crashed(self, cause: str) -> int:
         """Note that this life has failed; returns how many have in a row, without any prompt being judged in between."""

@@ -28,8 +28,8 @@ def conclude(run: RunFolder, config: Config, prompts: Sequence[Prompt], chunks: 
     failed: dict[str, str] = {}
     num_tokens = 0
     with aside.open("w") as file:
-        for number in range(len(chunks.chunks)):
-            for index, line in sorted(chunks.read(number).items()):
+        for lines in chunks.read_all():
+            for index, line in sorted(lines.items()):
                 prompt = prompts[index]
                 if "failed" in line:
                     failed[prompt.id] = line["failed"]

@@ -114,7 +114,7 @@ class Sandbox:
             for _ in range(NUM_ATTEMPTS):
                 try:
                     return self._attempt(task, limits)
-                except ServerLost as error:
+                except (ServerLost, OSError) as error:  # also where no process or no file can be had
                     LOG.warning("the sandbox's server is replaced: %s", error)
                     causes.append(str(error))
                     self._end_server()

@@ -37,4 +37,4 @@ def to_group(example: Example) -> TrainGroup:
     return TrainGroup(
         group_id=example.id, prompt=np.array(example.prompt, np.int32), responses=[response],
         behavior_logprobs=[np.zeros(len(response), np.float32)], loss_mask=[np.ones(len(response), np.bool_)],
-        rewards=np.zeros(1, np.float32), versions=[np.zeros(len(response), np.int32)], head_version=0)
+        rewards=np.zeros(1, np.float32), versions=[np.zeros(len(response), np.int32)])

@@ -10,7 +10,7 @@ from workers.config import RoutingShape
 from workers.messages.arrays import Float32
 from workers.messages.from_coordinator import Batch
 from workers.messages.from_worker import KeptLogprobs
-from workers.messages.groups import group_episodes, head_step, kept, samples
+from workers.messages.groups import group_episodes, kept, samples
 from workers.messages.parts import Group
 from workers.trainer.batch.group import TrainGroup
 from workers.trainer.megatron.engine import MegatronEngine
@@ -28,7 +28,7 @@ def to_train_group(group: Group, shape: RoutingShape | None = None) -> TrainGrou
         behavior_logprobs=[np.asarray(view.logprobs, np.float32) for view in views],
         loss_mask=[np.asarray(view.loss_mask, np.bool_) for view in views],
         rewards=np.asarray(group.rewards, np.float32), versions=[np.asarray(view.steps, np.int32) for view in views],
-        head_version=head_step(group), episodes=np.asarray(group_episodes(group), np.int32), routing=routing)
+        episodes=np.asarray(group_episodes(group), np.int32), routing=routing)
 
 
 def kept_logprobs(engine: MegatronEngine, share: Batch, number: int, most_bytes: int) -> KeptLogprobs | None:

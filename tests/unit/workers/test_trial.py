@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from workers.data.prompt import Prompt
 from workers.model.initialize import make_tiny
 from workers.run import user_code
 from workers.run.user_code import TookTooLong, import_function, in_time, told
-from workers.trial import try_adapters, try_functions
+from workers.trial import check_functions, try_adapters, try_functions
 
 OWN = '''
 import asyncio, sys, time
@@ -115,7 +116,7 @@ def config(verifier: str = "own_functions:good", timeout_s: float = 30.0, **work
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("no_such_module:f", ["ModuleNotFoundError: No module named 'no_such_module'", "PYTHONPATH"]),
+    ("no_such_module:f", ["No module named 'no_such_module'", "PYTHONPATH"]),
     ("own_functions:absent", ["has no function 'absent'"]), ("own_functions:two", ["two() takes 2 positional arguments but 3 were given"]),
     ("own_functions:deep", ["KeyError: 'missing'\n  ", 'own_functions.py, line 14, in inner: return table["missing"]\n', "in deep: "]),
     ("own_functions:on_nothing", ["with the completion ''", "ZeroDivisionError"]), ("own_functions:three", ["returned 3.0; a verifier must return"]),
@@ -127,6 +128,18 @@ def test_a_verifier_that_cannot_work_is_refused_with_its_own_lines(model: Path, 
     said = str(refused.value)
     assert all(word in said for word in [*words, "reward.verifier='own_functions:" if "own" in name else "", "launch.try_functions=false"]), said
     assert "tried on /data/rows.jsonl:7" in said and "workers/" not in said
+
+
+@pytest.mark.parametrize(("verifier", "reference", "words"), [
+    ("numeric", "many", "need one"), ("0.5*numeric_distance+0.5*boxed", "1e5", "need one"), ("number", "x = 3", "such as 18"),
+    ("multiple_choice", "Paris", "one letter")])
+def test_a_reference_that_the_verifier_cannot_use_is_refused_with_its_row(model: Path, verifier: str, reference: str, words: str) -> None:
+    good = Prompt("p1", "1 + 1 =", verifier, "A" if "choice" in verifier else "−2")
+    prompts = [good, Prompt("p2", "?", verifier, reference, place="/rows.jsonl:7")]
+    with pytest.raises(ConfigError, match=f"^/rows.jsonl:7: verifier '{re.escape(verifier)}': reference '{reference}'.*{words}.*Correct the row"):
+        check_functions(config("numeric"), model, prompts, tried=False)
+    check_functions(config("numeric"), model, [good], tried=False)
+    check_functions(config("numeric", name="own_functions:right"), model, prompts, tried=False)  # which may ask another verifier
 
 
 def test_what_works_passes_with_the_real_verifier_and_the_models_tokens(model: Path) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workers.reward.code.sandboxes import check_node, seats
-from workers.sandbox.sandbox import Outcome
+from workers.sandbox.outcome import Outcome, shortened
 
 __all__ = ["check_node", "run"]
 
 TIME_SHARE = 0.8
 """Of `reward.timeout_s`, for a program at most: it is stopped before its reward process would be killed."""
 
-MAX_CHARS = 4000
-"""Longer output is cut in the middle: the head says what it is, the tail has the traceback."""
+MAX_CHARS = 100_000
+"""What an answer carries; a workflow shows less of it. Longer output is cut in the middle: the head says what it is, the tail has the traceback."""
 
 
 def run(code: str) -> str:
@@ -28,7 +28,7 @@ def run(code: str) -> str:
     limits = replace(sandboxes.limits, wall_s=min(sandboxes.limits.wall_s, TIME_SHARE * sandboxes.timeout_s))
     outcome = sandboxes.program.run(code, b"", limits)
     parts = (outcome.stdout.decode("utf-8", "replace"), outcome.stderr.decode("utf-8", "replace"), _ending(outcome, limits.wall_s))
-    return _shortened("\n".join(part.rstrip("\n") for part in parts if part.strip("\n")))
+    return shortened("\n".join(part.rstrip("\n") for part in parts if part.strip("\n")), MAX_CHARS)
 
 
 def _ending(outcome: Outcome, wall_s: float) -> str:
@@ -45,10 +45,3 @@ def _ending(outcome: Outcome, wall_s: float) -> str:
             return "[stopped: too much output]"
         case "killed":
             return "[killed]"
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= MAX_CHARS:
-        return text
-    half = MAX_CHARS // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"

@@ -5,7 +5,7 @@
 The process is small (no torch) and made to be killed: it leads its own session, dies with the thread that started it
 (PR_SET_PDEATHSIG), and adopts whatever its verifiers leave behind (PR_SET_CHILD_SUBREAPER) so that nothing of theirs
 outlives their request: leftover children are killed before the score is sent, but for those that serve later requests too
-(`tree.keep`: the sandbox's server), which die with this process. Its memory is bounded by RLIMIT_AS.
+(`process_tree.keep`: the sandbox's server), which die with this process. Its memory is bounded by RLIMIT_AS.
 Messages go over the inherited socket FD; standard output is the worker's standard error, so a verifier may print.
 
 What is not covered: processes that a verifier has put outside this process group live on if this process is killed
@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from workers.config import ConfigError
 from workers.reward.code import sandboxes
 from workers.reward.pool.messages import (
     LENGTH_BYTES,
@@ -84,10 +85,8 @@ def _load(name: str, loaded: dict[str, Callable[..., object]]) -> Failed | None:
     try:
         if name not in loaded:
             loaded[name] = registry.load(name)
-    except ModuleNotFoundError as error:
-        return Failed(f"{told(error)}. Put its folder on PYTHONPATH, or correct the import path")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything when imported; the pool reports it
-        return Failed(told(error))
+    except ConfigError as error:
+        return Failed(str(error))
     return None
 
 

@@ -44,9 +44,7 @@ def number(prompt: str, completion: str, reference: str) -> float:
     "1{,}234", "-1.5e3", "3/4", "50%" (which is 1/2). Where `reference` is an integer the number must be that integer; otherwise it may be off
     by `TOLERANCE` relative to `reference`, but by no more than `TOLERANCE`. Raises `ValueError` if `reference` is not a number.
     """
-    found, expected = last_number(completion), parse_number(reference)
-    if expected is None:
-        raise ValueError(f"reference {reference!r:.200} is not a number; the number verifier needs one, such as 18, -1,234.5, 3/4 or 50%")
+    found, expected = last_number(completion), reference_number(reference)
     if found is None:
         return 0.0
     if expected.denominator == 1:
@@ -60,10 +58,23 @@ def multiple_choice(prompt: str, completion: str, reference: str) -> float:
     The choice is the letter that the marked answer begins with ("B", "(B) Paris", "option B"), or else the letter on the last
     line, where that is all there is or where ")", "." or ":" follows. Raises `ValueError` if `reference` is not one letter.
     """
+    return float(chosen_letter(completion) == reference_letter(reference))
+
+
+def reference_number(reference: str) -> Fraction:
+    """What `number` compares with. Raises `ValueError` if `reference` is not a number."""
+    expected = parse_number(reference)
+    if expected is None:
+        raise ValueError(f"reference {reference!r:.200} is not a number; the number verifier needs one, such as 18, -1,234.5, 3/4 or 50%")
+    return expected
+
+
+def reference_letter(reference: str) -> str:
+    """What `multiple_choice` compares with. Raises `ValueError` if `reference` is not one letter."""
     expected = reference.strip().strip("().").upper()
     if not re.fullmatch("[A-Z]", expected):
         raise ValueError(f"reference {reference!r:.200} is not a choice; the multiple_choice verifier needs one letter, such as B")
-    return float(chosen_letter(completion) == expected)
+    return expected
 
 
 def chosen_letter(completion: str) -> str:

@@ -11,7 +11,6 @@ lease, a row of data and a request as any other name does. `composed` writes the
 from __future__ import annotations
 
 import difflib
-import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -20,8 +19,11 @@ from decimal import Decimal
 from workers.config import ConfigError
 from workers.config.judge import JUDGE
 from workers.config.reward import REWARD_MODEL
+from workers.config.rules import IMPORT_PATH
+from workers.reward.verifiers import matching
 from workers.reward.verifiers.notation import signed
 from workers.run.moved import current
+from workers.run.user_code import import_function
 
 Verifier = Callable[[str, str, str], float]
 MAX_DIGITS = 10_000
@@ -46,7 +48,6 @@ BUILT_IN = {
     JUDGE: "workers.reward.verifiers.registry:asked_elsewhere",
 }
 
-_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _WEIGHT = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e-[0-9]+)?")
 _NUMBER = re.compile(r"[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
 
@@ -63,10 +64,7 @@ def check_name(name: str, key: str = "reward.verifier") -> None:
 
 def load(name: str) -> Verifier:
     """Import verifier `name`, or all those of a weighted sum. Raises `ConfigError` if there is none of that name, or its module has
-    no such function.
-
-    Whatever importing its module raises is passed on.
-    """
+    no such function, or cannot be imported."""
     parts = _parts(name, "reward.verifier")
     if "*" not in name:
         return _load(name)
@@ -96,6 +94,13 @@ def modules(name: str) -> list[str]:
 def own(name: str) -> list[str]:
     """Those of verifier `name`, or of a weighted sum, that are the user's. Raises `ConfigError` as `check_name` does."""
     return [part for part in _parts(name, "reward.verifier") if part not in BUILT_IN]
+
+
+def check_reference(name: str, reference: str) -> None:
+    """Raise `ValueError` if one of the verifiers of `name` cannot judge by `reference`, as far as that takes no algebra: numbers and letters."""
+    for part in _parts(name, "reward.verifier"):
+        if part in _REFERENCES:
+            _REFERENCES[part](reference)
 
 
 def composed(verifier: str, parts: Mapping[str, float]) -> str:
@@ -133,7 +138,7 @@ def _parts(name: str, key: str) -> dict[str, float]:
 def _import_path(name: str, key: str = "reward.verifier") -> str:
     if name in BUILT_IN:
         return BUILT_IN[name]
-    if _IMPORT_PATH.fullmatch(name):
+    if IMPORT_PATH.fullmatch(name):
         return current(name)
     near = difflib.get_close_matches(name, BUILT_IN, n=1)
     raise ConfigError(f"{key}={name!r}: no such verifier. Use one of {', '.join(sorted(BUILT_IN))}, or the import path "
@@ -141,11 +146,7 @@ def _import_path(name: str, key: str = "reward.verifier") -> str:
 
 
 def _load(name: str) -> Verifier:
-    module_name, function_name = _import_path(name).split(":")
-    function = getattr(importlib.import_module(module_name), function_name, None)
-    if not callable(function):
-        raise ConfigError(f"reward.verifier={name!r}: module {module_name} has no function {function_name!r}. Correct the import path")
-    return function
+    return import_function(_import_path(name), "reward.verifier")
 
 
 def asked_elsewhere(prompt: str, completion: str, reference: str) -> float:
@@ -180,7 +181,7 @@ def first_number(completion: str) -> Decimal | None:
 
 
 def _reference_number(reference: str) -> Decimal:
-    expected = _NUMBER.fullmatch(reference.strip())
+    expected = _NUMBER.fullmatch(signed(reference).strip())
     if expected is None:
         raise ValueError(f"reference {reference!r} is not a number; numeric verifiers need one")
     return _value(expected[0])
@@ -188,3 +189,8 @@ def _reference_number(reference: str) -> Decimal:
 
 def _value(text: str) -> Decimal:
     return Decimal(text.replace(",", ""))
+
+
+_REFERENCES: dict[str, Callable[[str], object]] = {
+    "numeric": _reference_number, "numeric_distance": _reference_number, "number": matching.reference_number,
+    "multiple_choice": matching.reference_letter}

@@ -40,12 +40,12 @@ class Guard:
 
 def choose(config: SandboxConfig) -> Guard:
     """The guard for `config` here. Raises `SandboxError`, naming what is missing and the remedy."""
-    machine = probe.probe(bubblewrap=config.backend is not SandboxBackend.landlock)
+    machine = probe.probe(config.backend)
     verdict = probe.judge(config, machine)
     if verdict.missing:
         raise SandboxError(" ".join(verdict.missing))
     python = interpreter.ask(config.python)
-    bubblewrap = machine.bubblewrap if config.backend is SandboxBackend.bubblewrap or not machine.landlock else ""
+    bubblewrap = machine.bubblewrap
     abi = machine.landlock if config.backend is not SandboxBackend.bubblewrap or bubblewrap else 0
     settings = Settings(readable=list(dict.fromkeys([*SYSTEM, *python.libraries, *python.packages])), packages=python.packages,
                         landlock=abi, writes=bool(abi or bubblewrap), counted=machine.notifications)

@@ -22,7 +22,7 @@ FIRST_FREE = 5
 @dataclass(frozen=True)
 class Settings:
     """What the server is started with. `readable`: files and folders that programs may read; `packages`: folders that they import from, after the
-    standard library; `landlock`: the ABI, 0: none; `writes`, `counted`: see `policy.policy`."""
+    standard library; `landlock`: the ABI, 0: none; `writes`, `counted`: see `syscall_policy.policy`."""
 
     readable: list[str]
     packages: list[str]

@@ -1,4 +1,4 @@
-"""What this machine has to confine programs with, and what that means for a config: `check`."""
+"""What this machine has to confine programs with (`probe`), and what that means for a config (`judge`)."""
 
 from __future__ import annotations
 
@@ -37,18 +37,15 @@ class Verdict:
     weaker: list[str]
 
 
-def probe(*, bubblewrap: bool) -> Machine:
-    """Ask the kernel; with `bubblewrap`, whether that works too (some ms)."""
+def probe(backend: SandboxBackend) -> Machine:
+    """Ask the kernel, and where `backend` leaves it to bubblewrap, whether that works (some ms)."""
     system = os.uname()
     known = ARCHITECTURES.get(system.machine)
     number = known.numbers["seccomp"] if known else -1
-    return Machine(system.machine, system.release, landlock.abi() if known else 0, known is not None and _has(number, seccomp.ERROR),
-                   known is not None and _has(number, seccomp.NOTIFY) and _sizes_fit(number), _bubblewrap() if bubblewrap else "")
-
-
-def check(config: SandboxConfig) -> Verdict:
-    """What this machine means for `config`: for preflight, on the node that will run programs."""
-    return judge(config, probe(bubblewrap=config.backend is not SandboxBackend.landlock))
+    abi = landlock.abi() if known else 0
+    asked = backend is SandboxBackend.bubblewrap or (backend is SandboxBackend.auto and not abi)
+    return Machine(system.machine, system.release, abi, known is not None and _has(number, seccomp.ERROR),
+                   known is not None and _has(number, seccomp.NOTIFY) and _sizes_fit(number), _bubblewrap() if asked else "")
 
 
 def judge(config: SandboxConfig, machine: Machine) -> Verdict:
@@ -104,5 +101,8 @@ def _bubblewrap() -> str:
     if path is None:
         return ""
     command = [path, "--unshare-all", "--ro-bind", "/", "/", "--", "/bin/true"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_BUBBLEWRAP_S, check=False)
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_BUBBLEWRAP_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
     return path if done.returncode == 0 else ""

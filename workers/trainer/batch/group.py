@@ -14,8 +14,8 @@ class TrainGroup:
 
     `prompt` int32 [P]; per response i: `responses` int32 [L_i], `behavior_logprobs` float32 [L_i] (log-probs at sampling
     time, at the sampling temperature), `loss_mask` bool [L_i] (tokens that are trained on), `versions` int32 [L_i] (the
-    weight version that sampled each token); `rewards` float32 [n]; `head_version` the version of the group's oldest
-    first token; `episodes` int32 [n] the episode that each response is of, ascending from 0 (None: one each). `routing`: the experts that the engine
+    weight version that sampled each token); `rewards` float32 [n]; `episodes` int32 [n] the episode that each response
+    is of, ascending from 0 (None: one each). `routing`: the experts that the engine
     chose for the inputs of response i, prompt and response but its last token: uint8 or uint16 [P + L_i - 1, layers with experts, experts a token].
     """
 
@@ -26,7 +26,6 @@ class TrainGroup:
     loss_mask: list[NDArray[np.bool_]]
     rewards: NDArray[np.float32]
     versions: list[NDArray[np.int32]]
-    head_version: int
     episodes: NDArray[np.int32] | None = None
     routing: list[NDArray[np.uint8 | np.uint16]] | None = None
 

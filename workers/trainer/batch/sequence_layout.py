@@ -97,7 +97,7 @@ def split_groups(groups: list[TrainGroup], indices: list[int], capacity: int, sh
 def pack_chunks(groups: list[TrainGroup], chunks: list[Chunk], capacity: int, min_microbatches: int = 1, multiple: int = 1,
                 even: bool = False) -> list[PackedBatch]:
     """Pack `chunks` into micro-batches of at most `capacity` input tokens (Algorithm 1; `even`: `balance`), each filled up to a multiple of
-    `multiple`.
+    `multiple` then.
 
     At least `min_microbatches` come back, some of them without any sample where there are too few chunks. Raises ValueError where
     one response with its prompt is over the budget.

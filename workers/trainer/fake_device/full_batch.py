@@ -23,7 +23,7 @@ def full_batch(config: Config, vocab_size: int, num_microbatches: int) -> tuple[
     groups = [TrainGroup(
         group_id=str(index), prompt=some(prompt), responses=[some(response) for _ in range(size)],
         behavior_logprobs=[np.full(response, -1.0, np.float32)] * size, loss_mask=[np.ones(response, bool)] * size, rewards=signs(size),
-        versions=[np.zeros(response, np.int32)] * size, head_version=0) for index in range(number * config.trainer.num_minibatches)]
+        versions=[np.zeros(response, np.int32)] * size) for index in range(number * config.trainer.num_minibatches)]
     return groups, [list(map(int, part)) for part in np.array_split(np.arange(len(groups)), config.trainer.num_minibatches)]
 
 

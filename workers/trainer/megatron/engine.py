@@ -176,10 +176,10 @@ class MegatronEngine:
         with a critic, and not where training is supervised. `stop_requested` is asked before each micro-batch until the first update is due.
 
         Returns metrics: loss, grad_norm (means over minibatches), lr, entropy (nats), the means and shares of
-        `statistics.summarize` (supervised: those of `likelihood.summarize`, whose loss is the mean over all tokens) and `Agreement`, num_tokens
-        (response tokens trained on), num_packed_tokens (input tokens of training passes), num_microbatches; with a divergence in the rewards
-        reward_penalty; with a critic value_loss, value_grad_norm (means over minibatches), critic_lr, and of its values before the step
-        explained_variance, value_mean, return_mean. Raises
+        `loss_statistics.summarize` (supervised: those of `likelihood.summarize`, whose loss is the mean over all tokens) and `Agreement`, num_tokens
+        (response tokens trained on), num_packed_tokens (input tokens of training passes), num_microbatches, pipeline_bubble (share of time);
+        with a divergence in the rewards reward_penalty; with a critic value_loss, value_grad_norm (means over minibatches), critic_lr, and of its
+        values before the step explained_variance, value_mean, return_mean. Raises
         ValueError on bad input; StepAbandoned where the stop came in time, on all ranks, with everything as it was; FloatingPointError
         on a loss or gradient that is not finite, and the weights are then those before the failing minibatch.
         """

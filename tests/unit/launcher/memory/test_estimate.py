@@ -89,7 +89,7 @@ def config(dtype: str, recompute: str = "none", samples: int = 1) -> Config:
 def group(samples: int) -> TrainGroup:
     rng = np.random.default_rng(0)
     return TrainGroup(
-        group_id="g", prompt=rng.integers(0, 500, PROMPT).astype(np.int32), head_version=0, rewards=np.ones(samples, np.float32),
+        group_id="g", prompt=rng.integers(0, 500, PROMPT).astype(np.int32), rewards=np.ones(samples, np.float32),
         responses=[rng.integers(0, 500, RESPONSE).astype(np.int32) for _ in range(samples)],
         behavior_logprobs=[np.full(RESPONSE, -6, np.float32)] * samples, loss_mask=[np.ones(RESPONSE, bool)] * samples,
         versions=[np.zeros(RESPONSE, np.int32)] * samples)

@@ -30,8 +30,6 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-READ_BYTES = 8 * 2**20
-
 
 @dataclass(frozen=True)
 class Shard:

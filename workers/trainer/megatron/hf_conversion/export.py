@@ -56,14 +56,14 @@ def iter_hf_tensors(model: Any, architecture: Architecture, merged: Merged = _as
     its device. Rank 0 holds at most one parameter of the whole model besides its own. A tensor may share memory with the model: copy it
     before the next training step. Raises ExportError where a rank lacks a parameter, or holds one of the wrong shape or that nobody asks for.
     """
-    gathering = _Gathering(model, architecture, _own(model, architecture), architecture.tensor_shapes(), list(all_hf_tensors(architecture)), merged)
+    gathering = _whole(model, architecture, merged)
     yield from gathering.through(gathering.shards)
 
 
 @torch.no_grad()
 def iter_held_tensors(model: Any, architecture: Architecture, merged: Merged = _as_it_is) -> Iterator[tuple[str, Tensor]]:
     """As `iter_hf_tensors`, but every tensor comes on the rank that publishes it (`names.sources`, `own_source`)."""
-    gathering = _Gathering(model, architecture, _own(model, architecture), architecture.tensor_shapes(), list(all_hf_tensors(architecture)), merged)
+    gathering = _whole(model, architecture, merged)
     yield from gathering.through(gathering.held)
 
 
@@ -71,7 +71,7 @@ def iter_held_tensors(model: Any, architecture: Architecture, merged: Merged = _
 def iter_shards(model: Any, architecture: Architecture, sending: Iterable[tuple[Shard, int]], merged: Merged = _as_it_is) -> Iterator[list[Tensor]]:
     """For each (shard, rank that sends it) of `sending` its pieces on that rank, nothing elsewhere; all ranks call this together and exhaust it.
     As `iter_hf_tensors` otherwise."""
-    gathering = _Gathering(model, architecture, _own(model, architecture), architecture.tensor_shapes(), list(all_hf_tensors(architecture)), merged)
+    gathering = _whole(model, architecture, merged)
     for shard, source in sending:
         yield gathering.pieces(shard, source)
 
@@ -114,6 +114,11 @@ def assembled(tensors: HFTensors, shards: Tensor, architecture: Architecture, sh
         if tuple(tensor.shape) != shapes[name]:
             raise ExportError(f"{name}: has shape {tuple(tensor.shape)} instead of {shapes[name]}")
         yield name, tensor
+
+
+def _whole(model: Any, architecture: Architecture, merged: Merged) -> _Gathering:
+    """Of all parameters of `model`."""
+    return _Gathering(model, architecture, _own(model, architecture), architecture.tensor_shapes(), list(all_hf_tensors(architecture)), merged)
 
 
 class _Gathering:

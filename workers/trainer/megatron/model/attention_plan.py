@@ -57,7 +57,7 @@ class SegmentLengths:
 class PackedLayoutParams(PackedSeqParams):
     """What the attention and the output need to know about one micro-batch; passes through Megatron unread.
 
-    `batch` is all of it, `part` what this rank has; `cos`, `sin` [t, 1, head_dim] of its tokens, in the model's dtype; `order` int64 [t] takes
+    `batch` is all of it, `part` what this rank has; `cos`, `sin` [t, 1, rotary_dim] of its tokens, in the model's dtype; `order` int64 [t] takes
     the outputs, segment after segment, back to the order of its tokens (None: they are in it); `key_order` int64 [T] takes the ranks' keys, one
     rank's after the other, to the packed order (None: there is one rank). One of `buckets` and `lengths` is given. `routing`: of its tokens
     on this rank, for router_replay.py.

@@ -19,7 +19,7 @@ def make_group() -> TrainGroup:
         group_id="g7", prompt=np.array([1, 2], np.int32), responses=[np.array([3, 4], np.int32), np.array([5], np.int32)],
         behavior_logprobs=[np.array([-1, -2], np.float32), np.array([-3], np.float32)],
         loss_mask=[np.array([True, True]), np.array([False])], rewards=np.array([1, -1], np.float32),
-        versions=[np.zeros(2, np.int32), np.zeros(1, np.int32)], head_version=0)
+        versions=[np.zeros(2, np.int32), np.zeros(1, np.int32)])
 
 
 def test_a_good_group_passes() -> None:

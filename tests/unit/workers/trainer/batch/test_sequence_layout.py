@@ -17,7 +17,7 @@ def make_group(prompt: list[int], responses: list[list[int]]) -> TrainGroup:
         group_id="g", prompt=np.array(prompt, dtype=np.int32), responses=arrays,
         behavior_logprobs=[np.zeros(len(array), np.float32) for array in arrays],
         loss_mask=[np.ones(len(array), bool) for array in arrays], rewards=np.zeros(len(arrays), np.float32),
-        versions=[np.zeros(len(array), np.int32) for array in arrays], head_version=0)
+        versions=[np.zeros(len(array), np.int32) for array in arrays])
 
 
 def pack_groups(groups: list[TrainGroup], indices: list[int], capacity: int, share: bool) -> list[PackedBatch]:

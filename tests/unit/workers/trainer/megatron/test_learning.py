@@ -45,8 +45,7 @@ def sampled(model: Any, temperature: float, version: int, generator: torch.Gener
         groups.append(TrainGroup(
             group_id=f"g{number}", prompt=np.array([number], np.int32), responses=list(responses),
             behavior_logprobs=list(torch.cat(logprobs, dim=1).numpy()), loss_mask=[np.ones(LENGTH, np.bool_)] * GROUP_SIZE,
-            rewards=(responses < VOCAB // 2).mean(axis=1).astype(np.float32), versions=[np.full(LENGTH, version, np.int32)] * GROUP_SIZE,
-            head_version=version))
+            rewards=(responses < VOCAB // 2).mean(axis=1).astype(np.float32), versions=[np.full(LENGTH, version, np.int32)] * GROUP_SIZE))
     return groups
 
 

@@ -29,7 +29,7 @@ def group_of(rewards: list[float], lengths: list[int], episodes: list[int] | Non
     return TrainGroup(
         group_id="g", prompt=np.zeros(1, np.int32), responses=[np.zeros(length, np.int32) for length in lengths],
         behavior_logprobs=[np.zeros(length, np.float32) for length in lengths], loss_mask=[np.ones(length, np.bool_) for length in lengths],
-        rewards=np.array(rewards, np.float32), versions=[np.zeros(length, np.int32) for length in lengths], head_version=0,
+        rewards=np.array(rewards, np.float32), versions=[np.zeros(length, np.int32) for length in lengths],
         episodes=None if episodes is None else np.array(episodes, np.int32))
 
 

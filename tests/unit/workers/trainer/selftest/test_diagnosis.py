@@ -123,7 +123,7 @@ def test_tokens_are_picked_where_there_are_log_probs_and_positions_count_the_pro
     def group(prompt: int, lengths: list[int]) -> TrainGroup:
         return TrainGroup("g", np.zeros(prompt, np.int32), [np.zeros(length, np.int32) for length in lengths],
                           [np.arange(length, dtype=np.float32) for length in lengths], [np.arange(length) != 1 for length in lengths],
-                          np.zeros(len(lengths), np.float32), [np.zeros(length, np.int32) for length in lengths], 0)
+                          np.zeros(len(lengths), np.float32), [np.zeros(length, np.int32) for length in lengths])
 
     groups = [group(3, [2]), group(5, [3, 4])]
     fresh = [[np.ones(2, np.bool_)], [np.array([True, True, True]), np.array([False, False, True, True])]]

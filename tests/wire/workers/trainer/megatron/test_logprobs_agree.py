@@ -71,7 +71,7 @@ def to_train_groups(sampled: list[tuple[list[int], list[Generation]]]) -> list[T
         behavior_logprobs=[np.asarray(generation.logprobs, np.float32) for generation in generations],
         loss_mask=[np.ones(len(generation.tokens), np.bool_) for generation in generations],
         rewards=np.linspace(-1, 1, NUM_SAMPLES, dtype=np.float32),
-        versions=[np.zeros(len(generation.tokens), np.int32) for generation in generations], head_version=0)
+        versions=[np.zeros(len(generation.tokens), np.int32) for generation in generations])
             for index, (prompt, generations) in enumerate(sampled)]
 
 
