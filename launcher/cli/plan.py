@@ -8,6 +8,7 @@ Lengths of answers and what devices reach are assumptions: each can be given, an
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,8 @@ from launcher.prediction.assumptions import UNITS
 
 if TYPE_CHECKING:
     from workers.run.folder import RunFolder
+
+SHARES = ("kept", "mfu", "decode_share", "prefill_share", "bandwidth_share")
 
 
 def parser() -> Parser:
@@ -45,6 +48,8 @@ def main(arguments: Sequence[str], conf: Path) -> int:
     given = {name: value for name in UNITS if (value := getattr(options, name)) is not None}
     if wrong := next((name for name, value in given.items() if not 0 < value < 1e9), ""):
         return refuse(f"--{wrong.replace('_', '-')} {given[wrong]:g}: must be greater than 0 and less than 1e9")
+    if wrong := next((name for name in SHARES if given.get(name, 0) > 1), ""):
+        return refuse(f"--{wrong.replace('_', '-')} {given[wrong]:g}: is a share, must be at most 1. A percentage is a hundredth of that")
     if options.steps is not None and options.steps < 1:
         return refuse(f"--steps {options.steps}: must be at least 1")
     earlier = open_run(options.earlier) if options.earlier else None
@@ -70,7 +75,10 @@ def _lines(settings: Sequence[str], config_dir: Path | None, conf: Path, earlier
 
     with composing.opened(conf, config_dir) as composer:
         (combination,) = composer.combinations(settings, False)
-        config = composer.check(combination).config
+        checked = composer.check(combination)
+    config = checked.config
+    for note in checked.notes:
+        print(note, file=sys.stderr)
     forecast.check(config)
     cpu_gflops = device_choice.settle(config).cpu_gflops
     architecture, assumed = architecture_of(config, None), usual(config, cpu_gflops)
@@ -80,6 +88,9 @@ def _lines(settings: Sequence[str], config_dir: Path | None, conf: Path, earlier
         assumed = measured.for_answers_of(config)
     require(given.get("mean_tokens", 0.0) <= assumed.lengths.most, "--mean-tokens", given.get("mean_tokens"),
             f"must be at most workflow.max_new_tokens={assumed.lengths.most}", "Answers are cut off there")
+    room = config.engine.context_length - config.workflow.max_new_tokens
+    require(given.get("prompt_tokens", 0.0) <= room, "--prompt-tokens", given.get("prompt_tokens"),
+            f"must be at most {room}, what workflow.max_new_tokens leaves of engine.context_length", "Longer prompts have no room for an answer")
     for name, value in given.items():
         assumed = assumed.given(name, value)
     devices = forecast.devices(config, assumed)

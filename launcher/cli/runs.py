@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from rich.text import Text
 from launcher.arguments import Parser, refuse
 from launcher.jobs.run_state import state, told_once
 from launcher.monitoring.logs import tail
+from launcher.views import run_view
 from launcher.views.queue_view import duration
 from launcher.views.terminal import terminal
 from workers.run.folder import RunFolder
@@ -22,7 +24,6 @@ from workers.run.folder import RunFolder
 DEPTH = 3
 WIDE = 200
 DAY_S = 86400
-FIGURES = "score", "accuracy", "heldout_loss"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,7 +58,10 @@ def find(folder: Path, depth: int = DEPTH) -> Iterator[RunFolder]:
     if (folder / "config.json").is_file() and (folder / "jobs").is_dir():
         yield RunFolder(folder.absolute())
         return
-    for path in sorted(folder.iterdir()) if depth else ():
+    inside: list[Path] = []
+    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+        inside += sorted(folder.iterdir()) if depth else []
+    for path in inside:
         if path.is_dir() and os.access(path, os.R_OK | os.X_OK):
             yield from find(path, depth - 1)
 
@@ -73,8 +77,8 @@ def _began(run: RunFolder) -> float | None:
 def row(run: RunFolder, age_s: float) -> dict:
     """One run's figures; None for what is not known (yet)."""
     step, evaluation = _last(run.metrics).get("step"), _last(run.evaluations)
-    figure = next((name for name in FIGURES if evaluation.get(name) is not None), "")
-    score = evaluation.get(figure)
+    score = evaluation.get("heldout_loss", evaluation.get("accuracy"))
+    figure = "" if score is None else "heldout_loss" if "heldout_loss" in evaluation else run_view.figure(evaluation)
     if run.evaluation_result.is_file():  # an evaluation alone
         figure, score = "score", (_object(run.evaluation_result).get("avg") or {}).get("mean")
     return {"run": str(run.path), "state": _state(run), "step": step, "figure": figure or None, "score": score, "score_step": evaluation.get("step"),
@@ -90,9 +94,11 @@ def _state(run: RunFolder) -> str:
 
 def _last(path: Path) -> dict:
     """The last whole line of a JSON lines file; {} where there is none."""
-    if not path.is_file():
+    try:
+        lines = tail(path, 2)[0].splitlines()
+    except FileNotFoundError:
         return {}
-    for line in reversed(tail(path, 2)[0].splitlines()):
+    for line in reversed(lines):
         try:
             return json.loads(line)
         except ValueError:  # just being written

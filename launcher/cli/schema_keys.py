@@ -67,7 +67,8 @@ def words(kind: object) -> str:
     if typing.get_origin(kind) is list:
         if isinstance(arguments[0], type) and issubclass(arguments[0], enum.Enum):
             return f"list of {', '.join(choice.value for choice in arguments[0])}"
-        return f"list of {'sections' if dataclasses.is_dataclass(arguments[0]) else {int: 'whole numbers'}.get(arguments[0], 'texts')}"
+        plain = {int: "whole numbers", float: "numbers"}.get(arguments[0], "texts")
+        return f"list of {'sections' if dataclasses.is_dataclass(arguments[0]) else plain}"
     if typing.get_origin(kind) is dict:
         return "NAME: VALUE pairs"
     return {int: "whole number", float: "number", bool: "true or false", str: "text"}.get(typing.cast(type, kind), "section")

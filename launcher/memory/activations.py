@@ -45,7 +45,7 @@ def layout(config: Config, num_train_devices: int, gpu: bool) -> Layout:
     copies = max(1, num_train_devices // parallel.unit)
     # A minibatch may be smaller than a micro-batch is allowed to be.
     groups = math.ceil(trainer.batch_groups / trainer.num_minibatches / copies)
-    tokens = min(trainer.microbatch_tokens, groups * config.workflow.group_size * config.engine.context_length)
+    tokens = min(trainer.microbatch_tokens, groups * config.group_size * config.engine.context_length)
     return Layout(parallel.tp, parallel.pp, parallel.vpp, parallel.cp, parallel.ep, expert_tensor_parallel(parallel), copies,
                   parallel.sequence and parallel.tp > 1, gpu, tokens)
 
@@ -134,8 +134,8 @@ def _shared(config: Config) -> tuple[int, int, int]:
     """Samples, prompt and response lengths of a group whose samples share its prompt, each as long as it may be; no samples: nothing is shared."""
     response = config.workflow.max_new_tokens
     prompt = config.engine.context_length - response
-    shares = config.trainer.share_prompts and response <= MAX_BRANCH_TOKENS and config.workflow.group_size > 1
-    return (config.workflow.group_size if shares else 0), prompt, response
+    shares = config.trainer.share_prompts and response <= MAX_BRANCH_TOKENS and config.group_size > 1
+    return (config.group_size if shares else 0), prompt, response
 
 
 def _key_copies(config: Config) -> float:

@@ -10,9 +10,10 @@ from workers.model.architecture import Architecture
 
 
 def lower(config: FullConfig, architecture: Architecture, capacities: Capacities) -> bool:
-    """Make micro-batches that nobody asked for smaller, down to a longest sample, until a training rank fits; returns whether that was needed."""
+    """Make micro-batches that nobody asked for smaller, down to a longest sample, until what they decide fits; returns whether that was needed."""
     asked, least = config.trainer.microbatch_tokens, config.engine.context_length
     weights = count_weights(architecture)
-    while config.trainer.microbatch_tokens > least and not needs(config, architecture, weights, capacities)[0].fits:
+    while config.trainer.microbatch_tokens > least and any(
+            "trainer.microbatch_tokens" in need.keys and not need.fits for need in needs(config, architecture, weights, capacities)):
         config.trainer.microbatch_tokens = max(least, config.trainer.microbatch_tokens // 2)
     return config.trainer.microbatch_tokens < asked

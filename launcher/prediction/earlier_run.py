@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from launcher.prediction.assumptions import Assumptions, usual
+from launcher.report.series import increments
 from workers.config import Config, ConfigError, Server
 
 FEWEST = 4
@@ -20,11 +21,9 @@ FIELDS = ("seconds", "tokens_generated", "tokens_trained", "rollout_idle_s", "we
 
 @dataclass(frozen=True)
 class Measured:
-    """Of the steps that count: seconds, steps, tokens generated and trained on; seconds of engines (all servers of all workers, without those that
-    had no work or loaded weights); groups that ran at the same time; the rest are means of a step."""
+    """Of the steps that count: tokens generated and trained on; seconds of engines (all servers of all workers, without those that had no work or
+    loaded weights); groups that ran at the same time; the rest are means of a step."""
 
-    seconds: float
-    num_steps: int
     generated: float
     trained: float
     engine_s: float
@@ -34,11 +33,6 @@ class Measured:
     train_s: float
     publish_s: float
     pause_s: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Trained on."""
-        return self.trained / self.seconds
 
 
 def measured(config: Config, steps: Sequence[dict], name: str) -> Measured:
@@ -50,21 +44,20 @@ def measured(config: Config, steps: Sequence[dict], name: str) -> Measured:
     if absent := [field for field in FIELDS if any(not isinstance(record.get(field), int | float) for record in counted)]:
         raise ConfigError(f"--from {name}: its metrics.jsonl has steps without {', '.join(absent)}: another version of Headway has written it. "
                           "Give a newer run")
-    first, last = counted[0], counted[-1]
 
-    def grown(key: str) -> float:
-        return max(0.0, float(last[key]) - float(first[key]))
+    def grown(key: str) -> float:  # totals of workers begin anew with the training job
+        return sum(increments(counted, key)[1:])
 
     def mean(key: str) -> float:
         return sum(float(record[key]) for record in counted[1:]) / (len(counted) - 1)
 
-    seconds, number = grown("seconds"), len(counted) - 1
+    seconds = grown("seconds")
     groups, samples = config.trainer.batch_groups, config.workflow.group_size
     prompts = groups * (1 if config.trainer.share_prompts else samples)
     stopped = grown("rollout_idle_s") + grown("weight_update_s")
     engine_s = config.num_servers * max(0.05 * mean("replicas") * seconds, mean("replicas") * seconds - stopped)
     return Measured(
-        seconds, number, grown("tokens_generated"), grown("tokens_trained"), engine_s, mean("running"), mean("response_tokens"),
+        grown("tokens_generated"), grown("tokens_trained"), engine_s, mean("running"), mean("response_tokens"),
         max(0.0, (mean("num_packed_tokens") - mean("num_tokens")) / prompts), mean("train_s"), mean("publish_s"),
         grown("weight_update_s") / max(1.0, grown("weight_updates")))
 
@@ -79,5 +72,5 @@ def from_run(config: Config, found: Measured, costs: Callable[[Assumptions], tup
     assumed = dataclasses.replace(plain, lengths=lengths, prompt_tokens=found.prompt_tokens, kept=kept, pause_s=found.pause_s,
                                   publish_s=found.publish_s, said=plain.said | said)
     rate, computing_s, updating_s = costs(assumed)
-    factor = 1.0 if config.engine.server is Server.synthetic else rate / (found.generated / found.engine_s)
+    factor = 1.0 if config.engine.server is Server.synthetic or not found.generated else rate / (found.generated / found.engine_s)
     return dataclasses.replace(assumed, engine_factor=factor, trainer_factor=max(0.2 * found.train_s, found.train_s - updating_s) / computing_s)

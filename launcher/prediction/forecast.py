@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from launcher.config.gpu_types import gib_of_type
 from launcher.config.replica_nodes import replica_nodes
 from launcher.config.schema import FullConfig
-from launcher.memory.estimate import published_bytes, server_memory
+from launcher.memory.estimate import SGLANG_SHARE, published_bytes, server_memory
 from launcher.memory.fit import changed
 from launcher.prediction import costs
 from launcher.prediction.assumptions import Assumptions
@@ -158,5 +158,5 @@ def _servers(config: FullConfig, architecture: Architecture, shapes: Shapes) -> 
         except ConfigError:  # the model cannot be split so, or the devices
             continue
         needed = sum(server_memory(other, architecture, shapes.weights).values())
-        if tp != config.engine.parallel.tp and (not gib or needed < 0.9 * gib * costs.GIB):
+        if tp != config.engine.parallel.tp and (not gib or needed < (config.engine.mem_fraction or SGLANG_SHARE) * gib * costs.GIB):
             yield " ".join(f"{key}={value}" for key, value in keys.items()), other

@@ -38,7 +38,8 @@ def ask() -> Found:
     """What this machine computes in. Raises `ConfigError` where torch cannot be asked."""
     command, visible = [sys.executable, "-m", "workers.model.dtypes"], os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        asked = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        asked = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=DEADLINE_S,
+                               check=False,
                                env=os.environ | ({"CUDA_VISIBLE_DEVICES": distinct(visible)} if visible else {}))
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"`{' '.join(command)}` has not ended in {DEADLINE_S:g} s: torch does not start on this machine. Try it by hand") from error

@@ -42,13 +42,15 @@ def measure(config: Config, folder: Path, model: Path, world_size: int, ranks: S
     written.write_bytes(msgspec.json.encode(config))
     command = [sys.executable, "-m", "workers.trainer.fake_device", str(written), str(model), str(world_size), *map(str, ranks)]
     try:
-        done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=DEADLINE_S,
+                              check=False,
                               env={**os.environ, **WITHOUT_GPU})
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"--fake-step: has not ended in {DEADLINE_S:g} s. Give it fewer layers (num_hidden_layers of a copy of the model's "
                           "config.json): each costs the same") from error
     if done.returncode:
-        raise ConfigError(f"--fake-step: {done.stderr.strip().splitlines()[-1] if done.returncode == 2 else done.stderr.strip()}")
+        said = done.stderr.strip() or f"it ended with status {done.returncode} and said nothing: this machine may be out of memory"
+        raise ConfigError(f"--fake-step: {said.splitlines()[-1] if done.returncode == 2 else said}")
     return [msgspec.json.decode(line) for line in done.stdout.splitlines()]
 
 

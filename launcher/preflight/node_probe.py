@@ -149,7 +149,7 @@ class _Call:
         self._where = f"partition {part.partition or '(default)'}"
         self._before, self._token = time.time(), token
         self.process = subprocess.Popen(command(spec, part, config, run, token, shared_memory), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, text=True)
+                                        stderr=subprocess.PIPE, text=True, errors="replace")
 
     def answer(self) -> Answer:
         """What it has said, or why it has not."""

@@ -79,10 +79,10 @@ def _wall(record: Record, now: float) -> Figure | None:
     if wall is None:
         return None
     count = len(record.lives)
-    below = f"{duration(seconds)} of it up to the last step" if seconds is not None else ""
+    below = [f"{duration(seconds)} of it up to the last step"] if seconds is not None else []
     if count > 1:
-        below += f", {count} incarnations"
-    return Figure("wall time", duration(wall), below)
+        below.append(f"{count} incarnations")
+    return Figure("wall time", duration(wall), ", ".join(below))
 
 
 def facts(record: Record) -> list[Fact]:

@@ -73,7 +73,7 @@ def sections(records: Sequence[Record]) -> list[Section]:
     by_time = overlay(f"{'Loss' if supervised else 'Reward'} over time", [_over_time(record) for record in records], plot.HALF,
                       "minutes since each began", unit="min")
     first = SUPERVISED if supervised else LEARNING
-    speed = [overlay(f"Tokens a second, {name}", [_rates(record, f"tokens_{name}") for record in records], plot.SMALL, include=(0.0,))
+    speed = [overlay(f"Tokens a second, {name}", [rates(record.steps, f"tokens_{name}") for record in records], plot.SMALL, include=(0.0,))
              for name in ("generated", "trained")]
     ages = [overlay(f"Age, {name}", [values(record.steps, key) for record in records], plot.SMALL, "in steps", (0.0,))
             for name, key in (("mean of groups", "staleness_mean"), ("oldest group", "staleness_max"), ("mean of tokens", "token_age_mean"))]
@@ -86,10 +86,6 @@ def sections(records: Sequence[Record]) -> list[Section]:
 
 def _over_time(record: Record) -> list[Point]:
     return [(seconds / 60, value) for seconds, value in values(record.steps, "loss" if record.supervised else "reward", x="seconds")]
-
-
-def _rates(record: Record, key: str) -> list[Point]:
-    return rates(record.steps, key)
 
 
 def _numeric(name: str, lines: Sequence[dict]) -> bool:

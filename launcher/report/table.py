@@ -51,9 +51,12 @@ def _hours(record: Record, history: list[HistoryEntry] | None) -> float | None:
     run = RunFolder(record.path)
     if history is None:
         return None
-    arrays = {role: run.arrays(role) for role in ROLES}
-    by_role = {role: [entry for entry in history if entry.array_job_id in arrays[role]] for role in ROLES}
-    return account(record.lives, by_role, newest_checkpoint(run), IdleTime().add(record.steps).seconds, gpus_per_element(run)).used
+    try:
+        arrays = {role: run.arrays(role) for role in ROLES}
+        by_role = {role: [entry for entry in history if entry.array_job_id in arrays[role]] for role in ROLES}
+        return account(record.lives, by_role, newest_checkpoint(run), IdleTime().add(record.steps).seconds, gpus_per_element(run)).used
+    except (OSError, ValueError, KeyError):  # broken records, which the page says
+        return None
 
 
 def row(record: Record, history: list[HistoryEntry] | None, now: float) -> dict:
@@ -85,13 +88,20 @@ def rows(records: Sequence[Record], now: float) -> tuple[list[str], list[dict]]:
     keys = differences(configs)
     runs = [RunFolder(record.path) for record in records]
     try:
-        here = {run.path for run in runs if on_slurm(run) and not other_cluster(run)}
-        ids = [job_id for run in runs if run.path in here for found in job_ids(run).values() for job_id in found]
-        history: list[HistoryEntry] | None = queries.history(ids)
+        here = {run.path: ids for run in runs if (ids := _jobs_here(run)) is not None}
+        history: list[HistoryEntry] | None = queries.history([job_id for ids in here.values() for job_id in ids])
     except SlurmError:
-        here, history = set(), None
+        here, history = {}, None
     return keys, [row(record, history if record.path in here else None, now) | {key: config.get(key) for key in keys}
                   for record, config in zip(records, configs, strict=True)]
+
+
+def _jobs_here(run: RunFolder) -> list[str] | None:
+    """The run's jobs, if they are of the cluster of this machine; None too where its records are broken, which the page says. Raises `SlurmError`."""
+    try:
+        return [job_id for found in job_ids(run).values() for job_id in found] if on_slurm(run) and not other_cluster(run) else None
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def columns(keys: Sequence[str]) -> list[str]:

@@ -49,18 +49,9 @@ from workers.config.data import DataConfig, bring_up
 from workers.config.evaluation import EvaluationConfig
 from workers.config.generation import EngineConfig, EngineParallelConfig, ModelConfig, RolloutConfig, RoutingShape
 from workers.config.reward import RewardConfig
-from workers.config.rules import (
-    ConfigError,
-    require,
-)
+from workers.config.rules import ConfigError, require
 from workers.config.sandbox import SandboxBackend, SandboxConfig, SandboxPolicy
-from workers.config.system import (
-    AllocationConfig,
-    CheckpointConfig,
-    ClusterConfig,
-    RunConfig,
-    TransportConfig,
-)
+from workers.config.system import AllocationConfig, CheckpointConfig, ClusterConfig, RunConfig, TransportConfig
 from workers.config.tracking import TrackingConfig
 from workers.config.training import (
     MEAN_TOLERANCE,
@@ -131,6 +122,7 @@ class Config:
                 f"must be at most run.num_steps={self.run.num_steps}", "The policy is not trained before")
         require(self.evaluation.enabled or self.run.target_accuracy is None, "run.target_accuracy", self.run.target_accuracy,
                 "must be null with evaluation.enabled=false", "Nothing is judged on held-out prompts then")
+        self.alarms.check_judged(self.supervised)
         if self.supervised:
             self._check_supervised()
         else:
@@ -140,6 +132,11 @@ class Config:
     def supervised(self) -> bool:
         """Whether this run trains on answers of the data set, and generates none."""
         return self.run.kind is RunKind.supervised
+
+    @property
+    def group_size(self) -> int:
+        """Samples of a prompt that are trained on."""
+        return 1 if self.supervised else self.workflow.group_size
 
     @property
     def broadcasts(self) -> bool:

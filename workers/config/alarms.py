@@ -63,3 +63,10 @@ class AlarmsConfig:
         for key in ("weight_max", "grad_norm", "loss"):
             require(1 < getattr(self, key) < float("inf"), f"alarms.{key}", getattr(self, key), "must be greater than 1, and finite",
                     "It is a multiple; alarms.off names what is not to be judged")
+
+    def check_judged(self, supervised: bool) -> None:
+        """Raise `ConfigError` where an alarm is to end a run of a kind of which it is not judged."""
+        judged = SUPERVISED_ALARMS if supervised else RL_ALARMS
+        never = [name for name in self.stop if name not in judged]
+        require(not never, "alarms.stop", never, f"must be among {', '.join(judged)}", f"The others are not judged of "
+                f"{'supervised runs' if supervised else 'reinforcement learning'}, and would end none")

@@ -38,11 +38,6 @@ class EvaluationConfig:
         powers = [1 << power for power in range(self.num_samples.bit_length())]
         return sorted({*powers, self.num_samples})
 
-    @property
-    def sampling(self) -> str:
-        """How answers are sampled, in words."""
-        return f"temperature {self.temperature:g}" if self.temperature else "greedy"
-
     def check(self) -> None:
         """Raise `ConfigError` on a value that cannot work."""
         require(self.every_steps >= 0, "evaluation.every_steps", self.every_steps, "must not be negative", "0 evaluates only before and after")

@@ -133,7 +133,7 @@ class EngineConfig:
     health_timeout_s: float = 60.0  # without a sign of life after which a server is started again
     max_restarts: int = 3  # how often that may happen within restart_minutes
     restart_minutes: float = 60.0  # over which restarts are counted
-    num_threads: int = 1  # of the embedded server
+    num_threads: int = 1  # of a server's libraries on the CPU
     parallel: EngineParallelConfig = field(default_factory=EngineParallelConfig)
     python: str = ""  # interpreter of an environment that has SGLang; empty: this one
     device: str = ""  # SGLang's --device; empty: what it finds

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from workers.messages.arrays import Bool, Float32, Int32, Uint8
+from workers.messages.version import Version as Version
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """Exact as a float; thousands of them add up within 64 bits."""
@@ -57,24 +58,6 @@ def check_purpose(group_id: str, purpose: Purpose) -> None:
     """Raise ValueError unless a group of this id is for `purpose`."""
     if (group_id[:1] == "e") is not (purpose is Purpose.evaluation):
         raise ValueError(f"group {group_id!r}: is not for {purpose.value}. Training groups are g<number>, held-out ones e<step>.<number>")
-
-
-class Version(Struct, frozen=True, order=True):
-    """Which weights: `epoch` counts incarnations of the trainer, `step` completed training steps. Groups hold both as int32."""
-
-    epoch: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-    step: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-
-    def __str__(self) -> str:
-        return f"{self.epoch}.{self.step}"
-
-    @staticmethod
-    def parse(text: str) -> Version:
-        """Inverse of `str`; raises ValueError on anything else."""
-        epoch, _, step = text.partition(".")
-        if not (epoch.isdecimal() and step.isdecimal()):
-            raise ValueError(f"version {text!r}: must be EPOCH.STEP, two whole numbers")
-        return Version(int(epoch), int(step))
 
 
 class Announcement(Struct, frozen=True):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.messages.parts import Version
+from workers.messages.version import Version
 from workers.run.digests import digest_file
 from workers.run.files import read_lines, sync
 from workers.run.folder import RunFolder

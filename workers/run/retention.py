@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from workers.messages.parts import Version
+from workers.messages.version import Version
 
 
 @dataclass(frozen=True)

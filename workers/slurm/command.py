@@ -73,7 +73,8 @@ def run(*command: str, stdin: str = "", tolerate: tuple[str, ...] = (), patience
     deadline = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
     while True:
         try:
-            result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+            result = subprocess.run(command, input=stdin, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False,
+                                    env=environment)
         except FileNotFoundError as error:
             raise SlurmError(f"{command[0]}: not found on PATH. Log in to a node of the cluster, or load its SLURM module") from error
         except OSError as error:

@@ -10,7 +10,7 @@ from workers.trainer.batch.group import TrainGroup
 
 def full_batch(config: Config, vocab_size: int, num_microbatches: int) -> tuple[list[TrainGroup], list[list[int]]]:
     """Groups of responses as long as they may be, so many that each minibatch fills its micro-batches."""
-    size, response = config.workflow.group_size, config.workflow.max_new_tokens
+    size, response = config.group_size, config.workflow.max_new_tokens
     prompt = max(1, config.engine.context_length - response)
     shared = config.trainer.share_prompts and size > 1
     tokens = prompt + size * response if shared else size * (prompt + response)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from workers.config import (
     ModelSource,
     ParallelConfig,
     Recompute,
+    RunKind,
     Server,
 )
 from workers.model.architecture import Architecture
@@ -120,6 +123,18 @@ def test_the_first_pipeline_stage_keeps_all_micro_batches_in_flight() -> None:
     spread = layout(full, 32, gpu=True)
     first, last = (kept_bytes(full, QWEN_7B, spread, range(7), in_flight, in_flight == 1) for in_flight in (4, 1))
     assert first / last == pytest.approx(4, rel=0.15) and rank(full, QWEN_7B).activations == first
+
+
+def test_a_supervised_run_has_one_response_to_a_prompt() -> None:
+    """Whatever the workflow says, which it does not use."""
+    full = config(share_prompts=True)
+    full.engine.context_length, full.workflow.max_new_tokens = 4096, 16
+    full.run.kind = RunKind.supervised
+    alone = copy.deepcopy(full)
+    alone.workflow.group_size = 1
+    assert rank(full, QWEN_7B) == rank(alone, QWEN_7B)
+    full.run.kind = RunKind.rl
+    assert rank(full, QWEN_7B).activations > rank(alone, QWEN_7B).activations
 
 
 def test_a_micro_batch_is_no_larger_than_a_minibatch() -> None:
@@ -454,3 +469,5 @@ def test_micro_batches_that_nobody_asked_for_are_made_to_fit() -> None:
     assert not micro_batches.lower(full, QWEN_7B, enough) and full.trainer.microbatch_tokens == 16384
     assert micro_batches.lower(full, QWEN_7B, little) and full.trainer.microbatch_tokens == 8192 and rank(full, QWEN_7B).total <= 0.9 * size
     assert micro_batches.lower(full, QWEN_7B, none) and full.trainer.microbatch_tokens == 4096, "the longest sample must fit"
+    full.trainer.microbatch_tokens = 16384
+    assert micro_batches.lower(full, QWEN_7B, here(gpu=math.inf, machine=1.0)) and full.trainer.microbatch_tokens == 4096, "all that they decide"

@@ -146,11 +146,21 @@ def test_an_earlier_run_says_lengths_and_speeds_and_they_carry_over_to_another_s
     assumed = forecast.assume(before, QWEN_7B, steps, "runs/before")
     assert (assumed.lengths.mean, assumed.prompt_tokens, assumed.pause_s, assumed.publish_s, assumed.kept) == pytest.approx((1000, 300, 0.5, 0.1, 1))
     assert assumed.trainer_factor == pytest.approx(1.6, rel=0.02) and assumed.engine_factor == pytest.approx(1.6, rel=0.15)
-    speed = measured(before, steps, "").tokens_per_s
+    speed = steps[-1]["tokens_trained"] / steps[-1]["seconds"]
     assert forecast.of(before, QWEN_7B, assumed).prediction.tokens_per_s == pytest.approx(speed, rel=0.15)
     doubled = on_gpus(64)
     doubled.trainer.batch_groups = 256
     assert forecast.of(doubled, QWEN_7B, assumed).prediction.tokens_per_s == pytest.approx(2 * speed, rel=0.15)
+
+
+def test_totals_of_workers_begin_anew_with_another_training_job() -> None:
+    config, steps = on_gpus(32), metrics(on_gpus(32), 30, slower=1.6)
+    before = measured(config, steps, "")
+    for step in steps[20:]:
+        for key in ("rollout_idle_s", "weight_update_s", "weight_updates"):
+            step[key] -= steps[19][key] - 0.01
+    found = measured(config, steps, "")
+    assert found.engine_s == pytest.approx(before.engine_s, rel=0.01) and found.pause_s == pytest.approx(before.pause_s)
 
 
 def test_a_run_of_a_few_steps_says_nothing() -> None:
@@ -188,12 +198,21 @@ def test_the_command_speaks_to_programs(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--mfu", "-1", "experiment=tiny"], "--mfu -1: must be greater than 0"), (["--steps", "0", "experiment=tiny"], "--steps 0: must be at least 1"),
+    (["--mfu", "40", "experiment=tiny"], "--mfu 40: is a share, must be at most 1"),
+    (["--prompt-tokens", "9000", "experiment=tiny"], "--prompt-tokens=9000.0: must be at most"),
     (["--mean-tokens", "900", "experiment=tiny"], "--mean-tokens=900.0: must be at most workflow.max_new_tokens="),
     (["model.path=/there/is/none", "data=arithmetic"], "/there/is/none: no readable config.json"),
     (["experiment=tiny", "staleness.eta=-1"], "staleness.eta=-1: must")])
 def test_a_mistake_is_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(arguments, CONF) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_key_that_does_nothing_is_said_beside_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    without = ["evaluation.enabled=false", "evaluation.every_steps=0", "evaluation.temperature=0.5"]
+    assert command.main(["--json", "experiment=tiny", *without], CONF) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) and "evaluation.temperature" in told.err
 
 
 def test_where_everything_runs_on_gpus_the_speed_of_a_cpu_is_not_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

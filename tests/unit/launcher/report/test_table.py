@@ -49,6 +49,14 @@ def test_the_figures(tmp_path: Path) -> None:
     assert rows([read(run) for run in runs], 1e12)[1][0]["max_staleness"] == 3
 
 
+@pytest.mark.parametrize("broken", ['{"cluster": "slurm"', '{"cluster": "slurm", "arrays": [{}]}'])
+def test_a_run_with_broken_records_is_a_row_like_the_others(tmp_path: Path, broken: str) -> None:
+    runs = [make(tmp_path / "a", None, (), 3), make(tmp_path / "b", None, (), 4)]
+    runs[0].submitted.write_text(broken)
+    first, second = rows([read(run) for run in runs], 1e12)[1]
+    assert (first["step"], first["hours"], second["step"]) == (3, None, 4)
+
+
 def test_a_run_that_is_gone_has_lasted_to_its_last_sign(tmp_path: Path) -> None:
     run = make(tmp_path / "a", None, (), 3)
     began = read(run).lives[0].claim.time

@@ -348,6 +348,16 @@ def test_limits_that_cannot_work_are_refused(changes: dict[str, Any], words: str
         AlarmsConfig(**changes).check()
 
 
+def test_an_alarm_that_is_not_judged_may_not_be_asked_to_end_a_run() -> None:
+    config = FullConfig()
+    config.model.path = "/model"
+    with pytest.raises(ConfigError, match=r"alarms.stop=\['rising_loss'\]: must be among entropy_collapse, .* of reinforcement learning, and would"):
+        changed(config, ["alarms.stop=[rising_loss,gradient_spikes]"])
+    with pytest.raises(ConfigError, match=r"alarms.stop=\['entropy_collapse'\]: must be among rising_loss, .* of supervised runs, and would end"):
+        AlarmsConfig(stop=["entropy_collapse"]).check_judged(supervised=True)
+    AlarmsConfig(stop=["gradient_spikes", "rising_loss"]).check_judged(supervised=True)
+
+
 def test_a_run_that_an_alarm_has_ended_can_go_on_without_it() -> None:
     config = FullConfig()
     config.model.path, config.alarms.stop = "/model", ["stale_data"]
