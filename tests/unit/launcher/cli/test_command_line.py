@@ -21,8 +21,9 @@ from rich.console import Console
 
 import launcher.__main__
 from launcher.__main__ import CONF, command_of, dispatch
-from launcher.cli import composing, config_reference, effect, runs, schema_keys, starting
+from launcher.cli import composing, config_reference, runs, schema_keys, starting
 from launcher.cli.composing import Composer
+from launcher.cli.effect_rules import RULES
 from launcher.cli.help_page import COMMANDS, page
 from launcher.monitoring.stop import told
 from launcher.monitoring.watch import follow
@@ -152,7 +153,10 @@ def test_what_a_later_argument_overrules_is_said(composer: Composer) -> None:
     ("launch.keep=true", "only `headway selftest`"), ("launch.max_concurrent_runs=2", "one after the other"),
     ("launch.selftest=true trainer.lr=1e-3", "a self-test sets it itself"), ("launch.selftest=true tracking=wandb", "a self-test sets it itself"),
     ("experiment=sft_tiny staleness.eta=3", "nothing is generated"), ("experiment=sft_tiny allocation.min_replicas=2", "nothing is generated"),
-    ("cluster=slurm cluster.reward.partition=cpu", "jobs of their own with reward=array only")])
+    ("cluster=slurm cluster.reward.partition=cpu", "jobs of their own with reward=array only"),
+    ("data=mixture data.parts.sums.split=train", "has splits"), ("data=mixture data.verifier=exact", "every part of the mixture names its own"),
+    ("trainer.num_minibatches=1 algorithm.proximal=recompute", "is the proximal one"),
+    ("launch.selftest=true staleness.warmup_steps=5", "a self-test sets it itself")])
 def test_a_key_that_does_nothing_is_said(arguments: str, words: str, composer: Composer) -> None:
     given = arguments.split()
     base = [] if given[0].startswith("experiment=") else ["experiment=tiny"]
@@ -172,6 +176,15 @@ def test_an_evaluation_says_what_does_nothing_too(argument: str, words: str, com
 def test_an_evaluation_refuses_what_would_make_it_another_one(argument: str, words: str, composer: Composer) -> None:
     with pytest.raises(ConfigError, match=f"{argument.split('=')[0]}=.*would be without effect.*{words}"):
         composer.check(["eval=greedy", "model.path=/m", "data=gsm8k", "data.path=/d", argument])
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("data.parts.sums.path=/mine.jsonl", "data.parts.sums.path=/mine.jsonl: would be without effect: these prompts are made up"),
+    ("data.parts={new: {kind: arithmetic, path: /mine.jsonl}}", "data.parts.new.path=.*Choose data.parts.new.kind=jsonl"),
+    ("data.path=/mine.jsonl", "data.path=/mine.jsonl: would be without effect: the parts .* have files of their own. Give data.parts.NAME.path")])
+def test_a_mixture_refuses_files_that_nobody_would_read(arguments: str, words: str, composer: Composer) -> None:
+    with pytest.raises(ConfigError, match=words):
+        composer.check(composer.combinations(["experiment=tiny", "data=mixture", arguments], False)[0])
 
 
 @pytest.mark.parametrize("arguments", [
@@ -204,7 +217,7 @@ def test_a_run_folder_that_is_away_for_as_long_as_its_run_waits(
 
 
 def test_every_rule_names_keys_that_there_are() -> None:
-    assert not [one for rule in effect.RULES for one in rule.keys.split() if schema_keys.find(one) is None and not schema_keys.is_section(one)]
+    assert not [one for rule in RULES for one in rule.keys.split() if schema_keys.find(one) is None and not schema_keys.is_section(one)]
 
 
 def test_what_users_name_below_a_key_needs_no_plus(composer: Composer) -> None:
