@@ -12,6 +12,7 @@ tests/unit/launcher/memory/test_estimate.py holds the estimate of a training ran
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -131,7 +132,14 @@ class Held:
 def teacher_of(config: Config) -> Architecture | None:
     """That of `algorithm.teacher`, where it lies on this machine."""
     folder = Path(config.algorithm.teacher).expanduser()
-    return read_architecture(folder) if config.algorithm.teacher and (folder / "config.json").is_file() else None
+    return _teacher(folder)[0] if config.algorithm.teacher and (folder / "config.json").is_file() else None
+
+
+@functools.lru_cache(maxsize=4)
+def _teacher(folder: Path) -> tuple[Architecture, Weights]:
+    """Read and counted once for all the layouts that are tried."""
+    architecture = read_architecture(folder)
+    return architecture, count_weights(architecture)
 
 
 def _reference(config: Config, policy: Held, spread: Layout, stage: int) -> float:
@@ -140,7 +148,7 @@ def _reference(config: Config, policy: Held, spread: Layout, stage: int) -> floa
         return 0.0
     if (teacher := teacher_of(config)) is None:
         return policy.here
-    return _held(count_weights(teacher), layers_of(teacher, spread.pp, stage, spread.vpp), spread, stage).here
+    return _held(_teacher(Path(config.algorithm.teacher).expanduser())[1], layers_of(teacher, spread.pp, stage, spread.vpp), spread, stage).here
 
 
 def _held(weights: Weights, layers: list[int], spread: Layout, stage: int, head: bool = True) -> Held:
