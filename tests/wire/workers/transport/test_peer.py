@@ -78,7 +78,7 @@ async def taken_over(play: Play, who: Standing) -> None:
     assert (register.role, register.pid, register.job, register.leases) == (Role.rollout, os.getpid(), "12_3", [HELD])
     assert play.received[0] == register and play.all(Heartbeat)[0].capacity == 7
     async with asyncio.timeout(WAIT_S):
-        while who.peer.epoch != play.epoch:
+        while not (who.peer._welcomed.is_set() and who.peer._address and who.peer._address.epoch == play.epoch):
             await asyncio.sleep(0.01)
     assert who.peer.in_touch
 

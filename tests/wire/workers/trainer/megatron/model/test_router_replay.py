@@ -85,7 +85,7 @@ def group_of(prompt: list[int], found: list[Sample], shape: RoutingShape) -> Tra
     return TrainGroup(
         "g", np.array(prompt, np.int32), [np.array(sample.tokens, np.int32) for sample in found],
         [np.array(sample.logprobs, np.float32) for sample in found], [np.ones(len(sample.tokens), np.bool_) for sample in found],
-        np.array([1, -1, 0.5], np.float32), [np.zeros(len(sample.tokens), np.int32) for sample in found], 0, routing=routing)
+        np.array([1, -1, 0.5], np.float32), [np.zeros(len(sample.tokens), np.int32) for sample in found], routing=routing)
 
 
 async def sampled(engines: Engines, shape: RoutingShape, prompt: list[int]) -> list[Sample]:
