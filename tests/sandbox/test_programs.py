@@ -274,6 +274,24 @@ def test_more_memory_than_this_process_may_have() -> None:
     assert "sandbox.memory_mb=2048: this process itself may take only 1024 MiB" in done.stderr
 
 
+def test_without_a_process_it_is_tried_again_and_then_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, errors = sandbox_module.ServerProcess, [BlockingIOError(11, "Resource temporarily unavailable")]
+
+    def start(*given: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return real(*given)
+
+    with Sandbox(SandboxConfig(wall_s=FAR_S)) as sandbox:
+        sandbox._end_server()
+        monkeypatch.setattr(sandbox_module, "ServerProcess", start)
+        assert sandbox.run("print(1)").stdout == b"1\n" and not errors
+        sandbox._end_server()
+        errors += [OSError(12, "Cannot allocate memory")] * sandbox_module.NUM_ATTEMPTS
+        with pytest.raises(SandboxError, match="failed 2 times .*Cannot allocate memory.*out of memory or processes"):
+            sandbox.run("print(1)")
+
+
 def test_bubblewrap_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As on a kernel without Landlock."""
     machine = probe.probe(SandboxBackend.bubblewrap)

@@ -137,7 +137,7 @@ def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
 
 def can_go_on(run: RunFolder) -> bool:
     """Whether there is something to go on from: a checkpoint, or what an evaluation has judged."""
-    return run.evaluation.is_dir() or bool(all_checkpoints(run))
+    return run.evaluation.is_dir() or any((saved.folder / MANIFEST).is_file() for saved in all_checkpoints(run))
 
 
 def describe(run: RunFolder, known: Mapping[int, float], now: float) -> dict[str, float] | None:

@@ -118,7 +118,7 @@ class Sandbox:
                     LOG.warning("the sandbox's server is replaced: %s", error)
                     causes.append(str(error))
                     self._end_server()
-            raise SandboxError(f"the sandbox's server ended {NUM_ATTEMPTS} times ({'; '.join(causes)}). "
+            raise SandboxError(f"the sandbox failed {NUM_ATTEMPTS} times ({'; '.join(causes)}). "
                                "The machine may be out of memory or processes")
 
     def _attempt(self, task: Task, limits: Limits) -> Outcome:

@@ -18,8 +18,9 @@ _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;]|\\[()\[\]]|\\[,;:! ]|\\q?quad|and|or|\\text\{\s*(?:and|or)\s*\}){0,20}")
 _PHRASE = re.compile(r"(?:answers?(?:\s+(?:is|are)\s*:?|\s*[:=])|(?<!#)(?P<mark>####)(?!#))(?:\s*+\*\*(?=\s))?\s*", re.IGNORECASE)
 """With the end of its emphasis: "**Answer:** 18", and the answer on a line of its own."""
-_MINUS_BEFORE = re.compile(r"(?:[=$:]|\\[(\[]|\b(?:is|are))\s*-\s*$")
-_LONE = re.compile(r"[\d.,]+|[A-Za-z]|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}")
+_MINUS_BEFORE = re.compile(r"(?:=[ \t]*-[ \t]*|(?:[$:]|\\[(\[]|\b(?:is|are))[ \t]*-)$")
+"""Behind which nothing but "=" lets a space follow: a list's "- " is none."""
+_LONE = re.compile(r"(?:[\d.,]|\{,\}|\\[,!;: ])+|[A-Za-z]|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}")
 _WORDS = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
 _ANSWER = re.compile(r"[ \t]*(?:[$\\]|[-+−]?[$€£¥]?\.?\d[\d,./]{0,50}(?!\d|[.):]?[ \t]+[A-Z]|[):]))")
 """Behind ####: a formula, or a number that does not number a heading ("3. Add", "2 Solution")."""
@@ -52,7 +53,7 @@ def boxed(completion: str) -> str | None:
 
 
 def _with_sign(before: str, content: str) -> str:
-    if not _MINUS_BEFORE.search(signed(before)):
+    if not content or not _MINUS_BEFORE.search(signed(before)):
         return content
     return f"-{content}" if _LONE.fullmatch(content) else f"-({content})"
 

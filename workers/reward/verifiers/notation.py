@@ -49,7 +49,7 @@ _SCALE = re.compile(r"(?<![\d./}])(\d{1,50}(?:\.\d{1,50})?)(?:\s|\\[ ,;:]|~)*(\\
 _NAME = re.compile(r"(?<![\\A-Za-z])(?=(?:arc)?(?:sin|cos|tan)|cot|csc|log|ln)([A-Za-z]+)")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
-_NUMBER_AS_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{\s*([-+]?[\d.,/]*\d)([^{}\d]*)\}")
+_NUMBER_AS_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{\s*([-+]?[\d.,/]*\d)([^{}\d]*)\}")
 _LABEL = re.compile(r"\\text\s*\{[^{}\d]*\}\s*[:=]\s*|\\text\s*\{[^{}\d]*[:=]\s*\}\s*")
 _SPACES = (r"\,", r"\;", r"\:", r"\!")
 _REPEATING = re.compile(r"(?<![\d.])(\d{0,50})\.(\d{0,50})\\(?:overline|bar)\s*\{(\d{1,50})\}")
@@ -77,15 +77,15 @@ def written(text: str) -> str:
         return text
     text = _MIXED.sub(_improper, _bare(signed(text).translate(_CHARACTERS)))
     text = _NUMBER_AS_TEXT.sub(lambda found: found[1] + (f"\\text{{{found[2]}}}" if found[2].strip() else ""), text)
-    text = _REPEATING.sub(_fraction, text[found.end():] if (found := _LABEL.match(text)) else text)
+    text = text[found.end():] if (found := _LABEL.match(text)) else text
     text = _ROOT.sub(r"\\sqrt{\1}", text)
-    text = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
+    text = _REPEATING.sub(_fraction, _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text))
     text = _EXPONENT.sub(lambda found: format(Decimal(found[0]), "f"), text)
     text = _SCALE.sub(lambda found: format(Decimal(found[1]).scaleb(_SCALES[found[3]]), "f") + (found[2] or ""), text)
     text = re.sub(r"(?<!\\)%", r"\\%", text)
     text = re.sub(r"(?<=\d)i(?![A-Za-z])", " i", text.replace(r"\mathrm{i}", "i"))
     if _RATIO.fullmatch(text):  # two parts are a quotient
-        text = f"({text.replace(':', ',')})"
+        text = f"({text.replace(':', ', ')})"
     text = re.sub(r"\binfinity\b", r"\\infty", text.replace(r"\varnothing", r"\emptyset"))
     if (found := _UNIT.fullmatch(text)) and not FUNCTIONS.intersection(found[2].split()) and not _PRODUCT.fullmatch(found[2]):
         text = f"{found[1]}\\text{{ {found[2]}}}"

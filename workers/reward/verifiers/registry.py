@@ -146,7 +146,8 @@ def _import_path(name: str, key: str = "reward.verifier") -> str:
 
 
 def _load(name: str) -> Verifier:
-    return import_function(_import_path(name), "reward.verifier")
+    path = _import_path(name)
+    return import_function(path, "reward.verifier" if path == name else f"reward.verifier={name!r}, which is")
 
 
 def asked_elsewhere(prompt: str, completion: str, reference: str) -> float:

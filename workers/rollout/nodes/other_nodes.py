@@ -2,7 +2,7 @@
 
     each other task of the element --where it is asked--> run folder (rendezvous/) --> a connection for as long as both live
         WorkerLives --every transport.heartbeat_s--> NodeLives                     silent for heartbeat_timeout_s: it is lost, and the worker goes
-        StartRank --> its part of the server runs --> RankEnded                    the server is started again, on all nodes (engines/servers/span.py)
+        StartRank --> its part of the server runs --> RankEnded                    the server is started again, on all nodes (spread_server.py)
         FetchVersion --> weights on its node, from this one --> VersionFetched     with this node's own fetch (weights/fetch.py)
 
 A connection that breaks is made again; what was under way over it has failed. A node that is lost is not replaced within the element: the worker

@@ -21,7 +21,8 @@ JOIN_S = 35.0
 class ThreadedPeer:
     """Serves `peer` from `start` on. `welcomed`: the coordinator has taken us in; `left`: we go, and what breaks from then on is told to nobody.
 
-    Both are called in its thread, `on_over` before Goodbye is said, `on_lost` after the connection is closed, or where something cannot be sent.
+    Both are called in its thread, `on_over` before Goodbye is said, `on_lost` after the connection is closed, or, perhaps in the sender's, where
+    something cannot be sent.
     """
 
     def __init__(self, peer: Peer, name: str, on_over: Callable[[str], None], on_lost: Callable[[BaseException], None]) -> None:
@@ -37,8 +38,9 @@ class ThreadedPeer:
     def send(self, message: Message) -> None:
         """Send `message` once the coordinator has taken us in; when the thread has ended, nothing. From any thread."""
         with self._ending:
-            if not self._loop.is_closed():
-                asyncio.run_coroutine_threadsafe(self._send(message), self._loop).add_done_callback(self._sent)
+            sending = None if self._loop.is_closed() else asyncio.run_coroutine_threadsafe(self._send(message), self._loop)
+        if sending is not None:
+            sending.add_done_callback(self._sent)
 
     def finish(self, cause: str) -> None:
         """Talk with the coordinator no longer, because of `cause`. From any thread."""
@@ -93,7 +95,9 @@ class ThreadedPeer:
         await self._peer.send(message)
 
     def _sent(self, sending: Future[None]) -> None:
-        if not sending.cancelled() and (error := sending.exception()) is not None and not (self._is_over or self.left.is_set()):
+        if sending.cancelled() or self._is_over or self.left.is_set() or not self.welcomed.is_set():  # nobody has answered: `_converse` says so
+            return
+        if (error := sending.exception()) is not None:
             self._on_lost(error)
 
     async def _cancel_what_is_left(self) -> None:

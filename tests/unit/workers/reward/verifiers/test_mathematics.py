@@ -97,6 +97,8 @@ def test_forms_that_models_write(reference: str, completion: str, expected: floa
     (r"(5,\infty)", r"\boxed{x > 5}"), ("[-2,7]", r"\boxed{-2 \le x \le 7}"), (r"0.\overline{3}", r"\boxed{\frac{1}{3}}"),
     (r"\frac16", r"\boxed{0.1\overline{6}}"), ("1:2:3", r"\boxed{1 : 2 : 3}"), ("-5", r"so $x = -\boxed{5}$"),
     (r"-\frac12", r"$-\boxed{\frac{1}{2}}$"),
+    ("5", "Final answer:\n- \\boxed{5}"), ("5", "so $x=5$\n- \\boxed{5}"), ("5", r"$x=5$ - \boxed{5}"), ("-1234", r"$x=-\boxed{1{,}234}$"),
+    ("(2, 100, 300)", r"\boxed{2:100:300}"), (r"\frac{11111}{9}", r"\boxed{1,234.\overline{5}}"),
     ("5", r"10 - 5 = \boxed{5}"), ("5", r"$10-\boxed{5}$ is"), (r"\frac{1}{2^{100}}", r"\boxed{2^{-100}}"),
     ("5", "x = 5.\n\nSo the answer is correct."), (r"\text{correct}", "The answer is correct."), ("-5", r"\boxed{–5}"), ("-5", "The answer is –5."),
 ])
@@ -120,6 +122,7 @@ def test_equal(reference: str, completion: str) -> None:
     ("5", "The answer is –5."), ("18", r"\boxed{\text{18 or 19}}"), ("18", r"\boxed{\text{Total: } 19}"), ("18", "**Answer:**\n\n19"),
     (r"(5,\infty)", r"\boxed{x \ge 5}"), ("[-2,7]", r"\boxed{-2 < x \le 7}"), ("1:2:3", r"\boxed{1:3:2}"), ("5", r"so $x = -\boxed{5}$"),
     (r"\frac{1}{2^{100}}", r"\boxed{\frac{1}{2^{101}}}"), (r"\frac{1}{100!}", r"\boxed{\frac{1}{99!}}"), (r"\frac13", r"\boxed{0.\overline{4}}"),
+    ("2", r"\boxed{\mathbf{2x}}"), ("2100300", r"\boxed{2:100:300}"), ("5", r"$-\boxed{}$"),
     ("5", r"\boxed{yes}"), ("yes", r"\boxed{no}"), (r"\text{Tom}", r"\boxed{Tim}"), ("3", "#### Step 3: Calculate\nThus 9 + 9 = 18."),
 ])
 def test_not_equal(reference: str, completion: str) -> None:
