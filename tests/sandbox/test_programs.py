@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -275,7 +276,7 @@ def test_more_memory_than_this_process_may_have() -> None:
 
 
 def test_without_a_process_it_is_tried_again_and_then_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, errors = sandbox_module.ServerProcess, [BlockingIOError(11, "Resource temporarily unavailable")]
+    real, errors = api.ServerProcess, [BlockingIOError(11, "Resource temporarily unavailable")]
 
     def start(*given: Any) -> Any:
         if errors:
@@ -284,10 +285,10 @@ def test_without_a_process_it_is_tried_again_and_then_said(monkeypatch: pytest.M
 
     with Sandbox(SandboxConfig(wall_s=FAR_S)) as sandbox:
         sandbox._end_server()
-        monkeypatch.setattr(sandbox_module, "ServerProcess", start)
+        monkeypatch.setattr(api, "ServerProcess", start)
         assert sandbox.run("print(1)").stdout == b"1\n" and not errors
         sandbox._end_server()
-        errors += [OSError(12, "Cannot allocate memory")] * sandbox_module.NUM_ATTEMPTS
+        errors += [OSError(12, "Cannot allocate memory")] * api.NUM_ATTEMPTS
         with pytest.raises(SandboxError, match="failed 2 times .*Cannot allocate memory.*out of memory or processes"):
             sandbox.run("print(1)")
 
