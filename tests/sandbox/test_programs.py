@@ -180,7 +180,7 @@ def test_a_server_killed_at_work_takes_the_program_with_it() -> None:
             server.kill()
             return True
 
-        with pytest.raises(SandboxError, match="ended 2 times.*SIGKILL"):
+        with pytest.raises(SandboxError, match="failed 2 times.*SIGKILL"):
             sandbox.session("__receive__(); __reply__(b'here'); import time; time.sleep(3600)", [b"1", b"2"], accept)
         assert len(programs) == api.NUM_ATTEMPTS
         assert psutil.wait_procs(programs, timeout=60)[1] == []
