@@ -21,7 +21,7 @@ from pathlib import Path
 from launcher.memory.activations import BYTES, GIB, MIB, Layout, kept_bytes, transient_bytes
 from launcher.memory.parameters import Weights, count_weights, layers_of
 from workers.config import Config, Dtype, LoraConfig, Server, Transport
-from workers.model.adapter_shapes import INPUT_SPLIT, adapter_shapes, pair_shapes
+from workers.model.adapter_shapes import INPUT_SPLIT, layer_shapes, pair_shapes
 from workers.model.architecture import Architecture, read_architecture
 from workers.trainer.batch.pipeline_schedule import most_ahead
 
@@ -164,10 +164,9 @@ def _held(weights: Weights, layers: list[int], spread: Layout, stage: int, head:
 def adapters_of_a_layer(architecture: Architecture, lora: LoraConfig, tp: int) -> float:
     """Parameters of `trainer.lora` in one layer, on a rank: of each pair one is divided as the weight, the other is whole."""
     number = 0.0
-    for module, (outputs, inputs) in adapter_shapes(architecture, lora.targets).items():
-        if ".layers.0." in module:
-            by_inputs = module.rpartition(".")[2] in [target.value for target in INPUT_SPLIT]
-            number += lora.rank * (inputs / tp + outputs if by_inputs else inputs + outputs / tp)
+    for module, (outputs, inputs) in layer_shapes(architecture, lora.targets).items():
+        by_inputs = module.rpartition(".")[2] in [target.value for target in INPUT_SPLIT]
+        number += lora.rank * (inputs / tp + outputs if by_inputs else inputs + outputs / tp)
     return number
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from workers.config import LoraConfig, LoraTarget, require
@@ -25,6 +26,11 @@ def adapter_shapes(architecture: Architecture, targets: Sequence[LoraTarget]) ->
     return found
 
 
+def layer_shapes(architecture: Architecture, targets: Sequence[LoraTarget]) -> dict[str, tuple[int, int]]:
+    """Those of the first layer, which are those of every other: where layers differ, in their experts, there are no adapters."""
+    return adapter_shapes(dataclasses.replace(architecture, num_layers=1), targets)
+
+
 def pair_shapes(architecture: Architecture, lora: LoraConfig) -> dict[str, tuple[int, int]]:
     """Shapes of A [rank, in] and B [out, rank] of each matrix that has adapters, by the names that PEFT gives them below the model."""
     return {f"{module}.{end}": shape for module, (outputs, inputs) in adapter_shapes(architecture, lora.targets).items()
@@ -41,6 +47,6 @@ def check_adapters(architecture: Architecture, lora: LoraConfig) -> None:
     left = [target.value for target in lora.targets if target not in OF_MLP] or [target.value for target in LoraTarget if target not in OF_MLP]
     require(architecture.mixture is None or not of_experts, "trainer.lora.targets", [target.value for target in lora.targets],
             f"must not name {', '.join(of_experts)} in a mixture of experts, whose experts take no adapters", f"Use [{','.join(left)}]")
-    smallest = min(min(shape) for shape in adapter_shapes(architecture, lora.targets).values())
+    smallest = min(min(shape) for shape in layer_shapes(architecture, lora.targets).values())
     require(lora.rank <= smallest, "trainer.lora.rank", lora.rank, f"must be at most {smallest}, the rank of the smallest matrix that has an adapter",
             "16 is usual; 0 trains the whole model")

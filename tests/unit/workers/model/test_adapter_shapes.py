@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.workers.model.test_architecture import MIXTURE, write_config
 from workers.config import ConfigError, LoraConfig, LoraTarget, TrainerConfig
-from workers.model.adapter_shapes import adapter_shapes, check_adapters
+from workers.model.adapter_shapes import OF_MLP, adapter_shapes, check_adapters, layer_shapes
 from workers.model.architecture import read_architecture
 
 DENSE = {"num_attention_heads": 12, "num_key_value_heads": 6, "intermediate_size": 30, "num_hidden_layers": 3, "hidden_size": 24, "head_dim": 4}
@@ -20,6 +21,14 @@ def test_shapes_are_those_of_the_targets_in_every_layer(tmp_path: Path) -> None:
     assert len(shapes) == 3 * 3 and len(adapter_shapes(architecture, list(LoraTarget))) == 3 * 7
     assert shapes["model.layers.2.self_attn.k_proj"] == (24, 24) and shapes["model.layers.0.self_attn.o_proj"] == (24, 48)
     assert shapes["model.layers.1.mlp.down_proj"] == (24, 30)
+
+
+@pytest.mark.parametrize("changes", [DENSE, MIXTURE])
+def test_one_layer_stands_for_all(tmp_path: Path, changes: dict[str, Any]) -> None:
+    architecture = read_architecture(write_config(tmp_path, **changes))
+    targets = [target for target in LoraTarget if architecture.mixture is None or target not in OF_MLP]
+    one, whole = layer_shapes(architecture, targets), adapter_shapes(architecture, targets)
+    assert whole == {name.replace("layers.0.", f"layers.{index}."): shape for index in range(architecture.num_layers) for name, shape in one.items()}
 
 
 def test_experts_have_none_and_routers_neither(tmp_path: Path) -> None:
